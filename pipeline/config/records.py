@@ -14,9 +14,10 @@ from ...stages.partition.base import Partitioner
 from ...stages.partition.given import Given
 from ...stages.partition.registry import partitioner
 from ...stages.sample import SAMPLERS
-from ...stages.sample.base import Sampler
+from ...stages.sample.base import Sampler, reads_times
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError, nearest
+from ...storage.links.pairs import given_negatives
 from ...storage.registry import Registry, found_by_name
 from ...storage.store.paths import expanded
 from .aliases import advice
@@ -150,9 +151,24 @@ def with_links(job: Job, system: System, dataset: Dataset) -> System:
     if dataset.has_edge_labels:
         return entry.with_links(system, None, dataset.hides_pairs)
     negatives = negatives_of(job)
+    if job.link.ranked == "both":
+        _check_ranks_sources(job, system, dataset)
     found = entry.with_links(system, negatives)
     negatives.check(dataset.graph, dataset.labels, dataset.split.train)
     return found
+
+
+def _check_ranks_sources(job: Job, system: System, dataset: Dataset) -> None:
+    """Refuse to rank sources where only destinations can be."""
+    why = ""
+    if reads_times(getattr(system.sample, "sampler", None)):
+        why = "samples by time are drawn around destinations"
+    elif job.ranks > 1 and SYSTEMS.find(system.name).cuts(job.options):
+        why = "ranks that hold parts tell each other the known destinations of sources only"
+    elif any(len(given_negatives(dataset.labels, name)) for name in ("val", "test")):
+        why = "given negatives are ranked against, whose destinations stand for both ends"
+    if why:
+        raise InputError(f'link.ranked is "both", but {why}; leave it out')
 
 
 def for_task(job: Job, dataset: Dataset, sampler: object) -> Job:

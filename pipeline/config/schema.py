@@ -227,6 +227,9 @@ class Links(Section):
     in proportion to its out-degree (``degree``), of the nodes that are sources of pairs (``destinations``)."""
     num_negatives: int = Field(default=1, ge=1, le=65536)
     """Negatives of each positive pair."""
+    ranked: Literal["destination", "both"] = "destination"
+    """Ends of a pair that are ranked: ``destination`` among all destinations; ``both`` its source among sources too,
+    as figures on knowledge graphs are published: MRR and Hits@k are then means over twice as many ranks."""
 
 
 BULK_ON_GPU = 64

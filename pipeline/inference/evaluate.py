@@ -105,4 +105,5 @@ def _measures(trained: TrainedRun, data: Dataset) -> Measures:
     own_loss = "loss" in trained.result.fingerprint
     wanted = {*train.metrics, *ALWAYS.get(task, ())} - {"accuracy", *(["loss"] if own_loss else [])}
     loss = None if own_loss else loss_of(train.loss, outline, OwnCode())
-    return Measures(task, [name for name in METRICS[task] if name in wanted], loss=loss)
+    both = trained.config.link.ranked == "both"
+    return Measures(task, [name for name in METRICS[task] if name in wanted], loss=loss, ranks_sources=both)

@@ -261,7 +261,8 @@ def measures_of(prepared: Prepared) -> Measures:
     monitored = (train.monitor or main_metric(task)).removeprefix("-")
     wanted = {*train.metrics, monitored, *ALWAYS.get(task, ())} - {"accuracy", *code.metrics}
     names = [name for name in METRICS[task] if name in wanted]
-    return Measures(task, names, code.metrics, prepared.loss, train.monitor)
+    both = prepared.job.link.ranked == "both"
+    return Measures(task, names, code.metrics, prepared.loss, train.monitor, ranks_sources=both)
 
 
 def _train(

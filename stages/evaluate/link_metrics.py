@@ -1,7 +1,7 @@
 """Metrics of pairs from their ranks and scores, of all and of each relation."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from ...storage.graph import Graph
 from ...storage.links.pairs import PairArray, by_relation, given_negatives
 from ...storage.typed.graph_types import GraphTypes
 from ..links.decoders import of_relation
-from .links import HITS, KnownPairs, filtered_ranks, ranks_among, score_pairs
+from .links import HITS, KnownPairs, Turned, filtered_ranks, ranks_among, score_pairs
 from .measures import Scored
 
 
@@ -105,6 +105,7 @@ def link_metrics(
     names: Sequence[str],
     known: Knows,
     types: GraphTypes | None = None,
+    ranks_sources: bool = False,
 ) -> Scored:
     """Metrics of the positive pairs of a set. AUC and average precision are against the given negatives of the set, or
     as many uniform pairs that are not linked; MRR and Hits@k are of ranks, see the module. Pairs of several relations
@@ -119,17 +120,23 @@ def link_metrics(
         names: of `LINK_METRICS`.
         known: gives pairs that rankings leave out.
         types: of the graph, or None.
+        ranks_sources: rank the source of each pair too, among all sources; there are no given negatives then.
     """
     found = {}
     for one in OneRelation.each(labels, numbers, types):
-        found[one.name] = _ranked(of_relation(decoder, one.place), rows, one, labels[one.rows, :2], name, known(one))
+        own, pairs = of_relation(decoder, one.place), labels[one.rows, :2]
+        found[one.name] = _ranked(own, rows, one, pairs, name, known(one))
+        if ranks_sources:
+            with torch.no_grad():
+                turned = filtered_ranks(Turned(own), rows, pairs[:, ::-1].copy(), known(one).turned)
+            found[one.name] = replace(found[one.name], ranks=torch.cat([found[one.name].ranks, turned]))
     return of_relations(found, names)
 
 
 def of_relations(found: Mapping[str, Ranked], names: Sequence[str]) -> Scored:
     """Metrics of all pairs, from those of each relation by its name; and where pairs are of several, those of each,
     with the number of its ``pairs``."""
-    of_each = {r: {"pairs": len(ranked.ranks), **ranked.metrics(names)} for r, ranked in found.items() if r}
+    of_each = {r: {"pairs": len(ranked.positive), **ranked.metrics(names)} for r, ranked in found.items() if r}
     return Scored(None, Ranked.joined(list(found.values())).metrics(names), by_relation=of_each)
 
 

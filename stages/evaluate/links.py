@@ -83,6 +83,13 @@ class KnownPairs:
         return cls(graph.num_nodes, np.unique(np.concatenate(keys)), ends=node_ranges(types, graph.num_nodes))
 
     @property
+    def turned(self) -> "KnownPairs":
+        """The same with each pair reversed, to rank sources as destinations are."""
+        source, destination = self.keys // self.num_nodes, self.keys % self.num_nodes
+        ends = None if self.ends is None else self.ends[::-1]
+        return KnownPairs(self.num_nodes, np.sort(keys_of(destination, source, self.num_nodes)), ends=ends)
+
+    @property
     def candidates(self) -> range:
         """Nodes that a destination is ranked among."""
         return range(self.num_nodes) if self.ends is None else self.ends[1]
@@ -103,6 +110,22 @@ class KnownPairs:
         """int64 [n, 2], at most `count` uniform pairs of different nodes that are not known to be linked; fewer, if
         hardly any are there. The same in every call and run."""
         return unknown_pairs(self.num_nodes, count, name, partial(contains, self.keys), self.ends)
+
+
+@dataclass(frozen=True, eq=False)
+class Turned:
+    """A decoder of pairs whose ends have changed places."""
+
+    decoder: Any
+    """See `links.decoders.Decoder`."""
+
+    def __call__(self, sources: Tensor, destinations: Tensor) -> Tensor:
+        """[n], scores of the pairs (destination, source)."""
+        return self.decoder(destinations, sources)
+
+    def against(self, sources: Tensor, destinations: Tensor) -> Tensor:
+        """[n, m], scores of all pairs (destination, source), which the caller may overwrite."""
+        return scores_against(self.decoder, destinations, sources).T.contiguous()
 
 
 def unknown_pairs(

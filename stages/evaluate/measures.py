@@ -100,6 +100,8 @@ class Measures:
     monitor: str | None = None
     """Metric that chooses the best epoch, with a minus in front if it is to be small; None: the system's own choice,
     the task's main metric as a rule."""
+    ranks_sources: bool = False
+    """True if the sources of pairs are ranked as well as their destinations."""
 
     @property
     def all_names(self) -> tuple[str, ...]:

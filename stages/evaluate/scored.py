@@ -112,7 +112,7 @@ def scored(
         return _of_edges(measures, model, dataset, rows.rows, positions, numbers, by_class)
     decoder, names = decoder_beside(model, rows), measures.all_names
     of_pairs = (dataset.labels, numbers, split, names, known, dataset.graph.types)
-    return link_metrics(decoder, rows, *of_pairs)
+    return link_metrics(decoder, rows, *of_pairs, ranks_sources=measures.ranks_sources)
 
 
 def _of_edges(

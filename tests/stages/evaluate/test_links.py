@@ -150,3 +150,45 @@ def test_scores_of_many_pairs_come_in_pieces(monkeypatch):
     monkeypatch.setattr(links, "CHUNK_BYTES", 64)
     torch.testing.assert_close(score_pairs(DOT, rows, pairs), whole)
     assert score_pairs(DOT, rows, pairs[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize("typed", [False, True])
+@given(st.data())
+@settings(max_examples=15)
+def test_sources_are_ranked_one_by_one(typed, data):
+    """Scores depend on the direction, so that a source that is ranked as a destination shows."""
+    graph = data.draw(typed_graphs(linked=True) if typed else graphs())
+    n = graph.num_nodes
+    edges = np.stack([graph.indices, np.repeat(np.arange(n), graph.in_degree)], 1).astype(np.int64)
+    edges = edges[graph.edge_type == 0] if typed else edges
+    if not len(edges):
+        return
+    pairs, rows = (
+        np.unique(edges[:4], axis=0),
+        torch.tensor(
+            data.draw(st.lists(st.tuples(st.integers(-1, 2), st.integers(-1, 2)), min_size=n, max_size=n)),
+            dtype=torch.float64,
+        ),
+    )
+
+    def skew(a, b):
+        return a[:, 0] * b[:, 1]
+
+    labels = np.insert(pairs, 2, 0, axis=1)
+    known = KnownPairs.of(graph, labels)
+    linked = {tuple(e) for e in edges.tolist()} | (
+        {tuple(e[::-1]) for e in edges.tolist()} if is_symmetric(graph) else set()
+    )
+    expected = []
+    for u, v in pairs.tolist():
+        among = range(n) if known.ends is None else known.ends[0]
+        others = [w for w in among if w != v and (w, v) not in linked]
+        own, scores = float(rows[u, 0] * rows[v, 1]), [float(rows[w, 0] * rows[v, 1]) for w in others]
+        expected.append(1 + sum(s > own for s in scores) + sum(s == own for s in scores) / 2)
+    ranks = filtered_ranks(links.Turned(skew), rows, pairs[:, ::-1].copy(), known.turned)
+    assert ranks.tolist() == expected
+    both = link_metrics(
+        skew, rows, labels, np.arange(len(pairs)), "test", ["mrr"], lambda one: known, ranks_sources=True
+    )
+    tails = filtered_ranks(skew, rows, pairs, known)
+    assert both.values["mrr"] == pytest.approx(float((1 / torch.cat([tails, ranks])).mean()))
