@@ -114,7 +114,7 @@ class MappedFeatures(ArrayFeatures):
 
     @property
     def reads(self) -> Reads:
-        """What has been read from the disk."""
+        """What this thread has read from the disk."""
         return self._file.reads
 
     def is_cached(self, ids: npt.NDArray[np.integer]) -> bool:

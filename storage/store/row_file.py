@@ -31,7 +31,7 @@ PAUSE = "the file system there may have gone, or another process has cut the fil
 
 @dataclass
 class Reads:
-    """What a file's readers have read."""
+    """What a thread has read of a file."""
 
     bytes: int = 0
     count: int = 0
@@ -53,8 +53,7 @@ class RowFile:
             OSError: it cannot be opened.
         """
         self.path, self.first, self.row_bytes, self.num_rows = path, first, row_bytes, num_rows
-        self.reads = Reads()
-        self._counting = threading.Lock()
+        self._own = threading.local()
         self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         # Otherwise each read in this order reads ahead of itself.
         os.posix_fadvise(self._handle, 0, 0, os.POSIX_FADV_RANDOM)
@@ -62,6 +61,13 @@ class RowFile:
     def __del__(self) -> None:
         if hasattr(self, "_handle"):
             os.close(self._handle)
+
+    @property
+    def reads(self) -> Reads:
+        """What this thread has read."""
+        if not hasattr(self._own, "reads"):
+            self._own.reads = Reads()
+        return self._own.reads
 
     def is_cached(self, ids: npt.NDArray[np.integer]) -> bool:
         """True if the system has all rows of a sample of `ids` in its cache of pages, so that reading takes no disk.
@@ -132,10 +138,10 @@ class RowFile:
                 np.take(rows, window.places, axis=0, out=out[own], mode="clip")
             else:
                 out[places[own]] = rows[window.places]
-        with self._counting:
-            self.reads.bytes += sum(int(w.lengths.sum()) for w in windows)
-            self.reads.count += sum(len(w.lengths) for w in windows)
-            self.reads.seconds += time.perf_counter() - start
+        reads = self.reads
+        reads.bytes += sum(int(w.lengths.sum()) for w in windows)
+        reads.count += sum(len(w.lengths) for w in windows)
+        reads.seconds += time.perf_counter() - start
 
     def _windows(self, ids: npt.NDArray[np.int64]) -> Iterator["_Window"]:
         """The reads of ascending ids, some after the other."""

@@ -127,14 +127,14 @@ def typed_in_place(
     return rows, features.offsets
 
 
-def is_on_disk(features: FeatureStore) -> bool:
-    """True if rows may have to be read from a disk."""
+def stores_on_disk(features: FeatureStore) -> list[MappedFeatures | ZarrFeatures]:
+    """The stores of rows that may have to be read from a disk."""
     if isinstance(features, TypedFeatures):
-        return any(map(is_on_disk, features.parts))
+        return [store for part in features.parts for store in stores_on_disk(part)]
     if isinstance(features, CountedFeatures | ConvertedFeatures):
-        return is_on_disk(features.inner)
+        return stores_on_disk(features.inner)
     kept = features.kept if isinstance(features, WidenedFeatures) else features
-    return isinstance(kept, MappedFeatures | ZarrFeatures)
+    return [kept] if isinstance(kept, MappedFeatures | ZarrFeatures) else []
 
 
 def reads_together(features: FeatureStore, ids: npt.NDArray[np.integer]) -> bool:

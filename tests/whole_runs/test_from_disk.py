@@ -147,8 +147,12 @@ def test_a_budget_below_a_minibatch_is_told(tmp_path, cold):
     notes: list[Any] = []
     job = {**JOB, **SAGE, "features": "mapped", "bulk": {"prefetch_bytes": 2000}}
     mr.run(tmp_path / "store", out=tmp_path / "run", emit=notes.append, **job)
-    said = [n.text for n in notes if hasattr(n, "text") and "prefetch_bytes" in n.text]
-    assert len(said) == 1 and "reading and training take turns" in said[0]
+    said = [n.text for n in notes if hasattr(n, "text")]
+    (turns,) = (text for text in said if "prefetch_bytes" in text)
+    assert "reading and training take turns" in turns
+    # 400 seeds in minibatches of 48, each read by itself.
+    (read,) = (text for text in said if text.startswith("features from disk: "))
+    assert "of up to 1 minibatches together; training waited" in read
 
 
 def test_stopping_while_validating_goes_on_to_the_same_bits(tmp_path, monkeypatch):

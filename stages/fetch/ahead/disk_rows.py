@@ -1,6 +1,7 @@
 """Rows on disk that are read ahead of the training that needs them, by the unit: ascending, each once, neighbours
 together."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -8,10 +9,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from ....storage.features import FeatureStore
+from ....storage.features import FeatureStore, MappedFeatures
 from ....storage.minibatch import MiniBatch
-from ....storage.store.row_file import WINDOW_BYTES
-from ....storage.typed.features import is_on_disk, reads_together
+from ....storage.store.row_file import WINDOW_BYTES, Reads
+from ....storage.typed.features import reads_together, stores_on_disk
 from ...comm.base import Group
 from ...comm.solo import Solo
 from ...feed.queue_feed import QueueFeed
@@ -33,6 +34,9 @@ class DiskRows:
     def __init__(self, features: FeatureStore) -> None:
         self.features = features
         self.row_bytes = features.num_features * features.dtype.itemsize
+        self._files = [store for store in stores_on_disk(features) if isinstance(store, MappedFeatures)]
+        self.needed, self.read = Reads(), Reads()
+        """Rows that were asked for, and the reads that brought them, of files."""
         self.is_wanted: Callable[[], bool] = lambda: True
         """False: `collect` may stop, and its rows have any values."""
 
@@ -54,6 +58,9 @@ class DiskRows:
             if not self.is_wanted():
                 break
             self.features.gather(known[at : at + step], out=rows[at : at + step])
+        self.needed.bytes, self.needed.count = self.needed.bytes + rows.nbytes, self.needed.count + len(rows)
+        for name in ("bytes", "count", "seconds"):
+            setattr(self.read, name, sum(getattr(file.reads, name) for file in self._files))
         return Collected(rows, place, None)
 
 
@@ -100,11 +107,31 @@ class RowsFromDisk(RowsAhead):
         self._seen = np.zeros(rows.features.num_rows, np.bool_)
         self._waiting: dict[tuple[int, int], MiniBatch] = {}
         """Minibatches that came for a unit that had no room for them, by epoch and index."""
-        self.most_steps = 0
-        """Steps of the largest unit."""
+        self._most = 0
+        """Minibatches of the largest unit."""
+        self._waited_s = 0.0
         super().__init__(feed, rows, plan, unit_bytes, of_edges, lists_of)
         for each in (rows, *([] if of_edges is None else [of_edges])):
             each.is_wanted = lambda: not self._thread.is_closing
+
+    def rows(self, work: MiniBatch) -> Collected | None:
+        """See `RowsAhead.rows`."""
+        start = time.perf_counter()
+        try:
+            return super().rows(work)
+        finally:
+            self._waited_s += time.perf_counter() - start
+
+    def close(self) -> None:
+        """See `Feed.close`. Says what was read."""
+        super().close()
+        read = self._rows.read
+        if read.count:
+            self._tell(
+                f"features from disk: {self._rows.needed.bytes / 1e9:,.2f} GB of rows in {read.count:,} reads of "
+                f"{read.bytes / 1e9:,.2f} GB in {read.seconds:,.1f} s, of up to {self._most} minibatches together; "
+                f"training waited {self._waited_s:,.1f} s"
+            )
 
     def _has_room(self, unit: Unit) -> bool:
         steps = len(self._plan.steps)
@@ -135,7 +162,7 @@ class RowsFromDisk(RowsAhead):
             self._seen[m.nodes] = False
         with self._changed:
             unit.last_step = step
-        self.most_steps = max(self.most_steps, step - unit.first_step)
+        self._most = max(self._most, len(got))
         return got
 
     def _minibatches(self, epoch: int, step: int, wait: bool) -> list[MiniBatch] | None:
@@ -177,7 +204,8 @@ class RowsFromDisk(RowsAhead):
         if self._ahead_bytes < got.rows.nbytes and not self._step_bytes:
             self._tell(
                 f"the rows of a minibatch take {got.rows.nbytes / 2**20:,.1f} MiB, but bulk.prefetch_bytes or the "
-                f"memory that is left allows {self._ahead_bytes / 2**20:,.1f} MiB: reading and training take turns"
+                f"memory that is left allows {self._ahead_bytes / 2**20:,.1f} MiB: reading and training take turns; "
+                f"set bulk.prefetch_bytes={4 * got.rows.nbytes + 2 * WINDOW_BYTES} or more if there is room"
             )
         places = np.split(got.place, np.cumsum([len(m.nodes) for m in work])[:-1])
         edges = None if self._rows_of_edges is None else self._rows_of_edges.collect(self._edges_of(work))
@@ -207,7 +235,7 @@ class FromDisk:
             None if all rows are in memory.
         """
         edges = placement.edge_features
-        if not (is_on_disk(placement.features) or (edges is not None and is_on_disk(edges))):
+        if not any(stores_on_disk(each) for each in (placement.features, edges) if each is not None):
             return None
         room = bytes_left() // 4 // job.group.size if prefetch_bytes == "auto" else prefetch_bytes
         unit_bytes = max(0, room - min(2 * WINDOW_BYTES, room // 2)) // 2

@@ -1,0 +1,264 @@
+"""Training from disk beside the disk's own limit: units of minibatches, and runs in memory cgroups.
+
+    python benchmarks/disk.py --folder disk/                  4.4 GB of disk; as root for the cgroups
+    python benchmarks/disk.py --folder disk/ --base ../older  runs of another checkout beside
+
+It makes a store of random edges and rows of 1 KiB. **Units**: the rows of 1, 8 and 25 minibatches as training collects
+them, the same ranges through a bare reader, and `torch.index_select` over a map with ``MADV_RANDOM`` for one
+minibatch. **Runs**: GraphSAGE of width 128 on minibatches of 1,024 seeds, fanout 10, 5, in a cgroup of each size, with
+features in memory (without a limit) and mapped. Pages of the features are dropped before each measurement, in this
+machine; sides take turns; each line has the load, for machines that others use too.
+"""
+
+import argparse
+import json
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import millrace as mr
+from millrace.stages.assignment import SeedPlan
+from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.sample.neighbor import NeighborSampler
+from millrace.storage.dataset import Dataset, Split
+from millrace.storage.dataset_store import open_dataset_store, write_dataset
+from millrace.storage.features import ArrayFeatures, MappedFeatures
+from millrace.storage.graph import Graph
+
+WIDTH, BATCH, FANOUT, STEPS = 256, 1024, (10, 5), 25
+V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+SKIPPED_STEPS = 1
+"""The first minibatch waits for the store, the compiler and the first unit."""
+
+
+class Computed(ArrayFeatures):
+    """Rows that are computed from their ids."""
+
+    def __init__(self, nodes: int) -> None:
+        super().__init__(np.broadcast_to(np.float32(0), (nodes, WIDTH)))
+
+    def gather(self, ids: Any, out: Any = None) -> Any:
+        """See `FeatureStore.gather`."""
+        mixed = np.asarray(ids, np.uint32)[:, None] * np.uint32(2654435761) + np.arange(WIDTH, dtype=np.uint32)
+        rows = (mixed >> np.uint32(8)).astype(np.float32) / np.float32(1 << 24) - np.float32(0.5)
+        if out is None:
+            return rows
+        out[...] = rows
+        return out
+
+
+def make(store: Path, nodes: int, edges: int) -> None:
+    """A store of a random graph."""
+    rng = np.random.default_rng(0)
+    degree = rng.multinomial(edges, np.full(nodes, 1 / nodes))
+    indptr = np.concatenate([[0], np.cumsum(degree)]).astype(np.int64)
+    keys = np.repeat(np.arange(nodes, dtype=np.int64) * nodes, degree) + rng.integers(0, nodes, edges)
+    keys.sort()
+    order = rng.permutation(nodes)
+    train, rest = np.sort(order[: STEPS * BATCH]), order[STEPS * BATCH :]
+    split = Split(train, np.sort(rest[:1000]), np.sort(rest[1000:2000]))
+    graph = Graph(indptr, (keys % nodes).astype(np.int32))
+    dataset = Dataset("disk", graph, Computed(nodes), rng.integers(0, 16, nodes), split, 16)
+    write_dataset(store, dataset, features_format="npy")
+
+
+def drop(store: Path) -> None:
+    """Take the pages of the features from this machine's cache."""
+    handle = os.open(store / "features.npy", os.O_RDONLY)
+    os.fsync(handle)
+    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(handle)
+
+
+def bytes_read() -> int:
+    """Bytes that this process has had read from disks."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+
+
+def bare(store: Path, ids: np.ndarray[Any, Any], row: int) -> None:
+    """The limit: reads the ranges of ascending ids and leaves them where they come."""
+    # Here, since an older checkout has none of them.
+    from millrace.storage.store.npy import data_offset
+    from millrace.storage.store.row_file import GAP_BYTES, READ_BYTES
+
+    path = store / "features.npy"
+    first, handle = data_offset(path), os.open(path, os.O_RDONLY)
+    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
+    cuts = np.flatnonzero((np.diff(ids) - 1) * row > GAP_BYTES) + 1
+    ranges = [
+        (first + at * row, min(READ_BYTES, first + (last + 1) * row - (first + at * row)))
+        for low, last in zip(ids[[0, *cuts]].tolist(), ids[[*(cuts - 1), len(ids) - 1]].tolist())
+        for at in range(low, last + 1, READ_BYTES // row)
+    ]
+    buffer = memoryview(bytearray(READ_BYTES))
+    ahead = 4096
+    for at, size in ranges[:ahead]:
+        os.posix_fadvise(handle, at, size, os.POSIX_FADV_WILLNEED)
+    for k, (at, size) in enumerate(ranges):
+        if k + ahead < len(ranges):
+            os.posix_fadvise(handle, *ranges[k + ahead], os.POSIX_FADV_WILLNEED)
+        os.preadv(handle, [buffer[:size]], at)
+    os.close(handle)
+
+
+def units(store: Path, rounds: int) -> None:
+    """Seconds of units of several sizes."""
+    data = open_dataset_store(store, features="mapped")
+    plan = SeedPlan(data.split.train, BATCH, STEPS, 0)
+    bulk = NeighborSampler(FANOUT).sample(data.graph, plan.request(0, 0), cpu)
+    features = data.features
+    assert isinstance(features, MappedFeatures)
+    row = WIDTH * 4
+    for together in (1, 8, STEPS):
+        asked = np.concatenate([m.nodes for m in bulk.minibatches[:together]])
+        ids = np.unique(asked)
+        sides = {"limit": partial(bare, store, ids, row), "unit": partial(collected, features, asked)}
+        if together == 1:
+            sides["index_select"] = partial(selected, store, asked)
+        found: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
+        for _ in range(rounds):
+            for side, read in sides.items():
+                drop(store)
+                start, used = time.perf_counter(), time.process_time()
+                read()
+                found[side].append((time.perf_counter() - start, time.process_time() - used))
+        best = {side: [round(x / together, 3) for x in min(s)] for side, s in found.items()}
+        print(json.dumps({"together": together, "rows": len(ids), "s, cpu s each": best, **load()}), flush=True)
+
+
+def collected(features: MappedFeatures, asked: np.ndarray[Any, Any]) -> None:
+    """A unit's rows, as training reads them."""
+    from millrace.stages.fetch.ahead.disk_rows import DiskRows
+
+    DiskRows(features).collect(asked)
+
+
+def selected(store: Path, asked: np.ndarray[Any, Any]) -> None:
+    """Rows by torch, of a map that is gone afterwards: mapped pages cannot be dropped."""
+    rows = np.load(store / "features.npy", mmap_mode="c")
+    rows._mmap.madvise(mmap.MADV_RANDOM)
+    torch.from_numpy(np.asarray(rows)).index_select(0, torch.from_numpy(asked).long())
+
+
+def load() -> dict[str, float]:
+    """The machine's load."""
+    return {"load": round(os.getloadavg()[0], 1)}
+
+
+@contextmanager
+def cgroup(gib: float) -> Iterator[Path]:
+    """A memory cgroup of this size, of version 1 or 2. Raises OSError where none may be made."""
+    first = (V1 / "memory.limit_in_bytes").exists()
+    folder = (V1 if first else V2) / f"millrace-disk-{os.getpid()}"
+    folder.mkdir()
+    try:
+        name = "memory.limit_in_bytes" if first else "memory.max"
+        (folder / name).write_text(str(int(gib * 2**30)))
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+def child(store: Path, features: str, out: Path, steps: int) -> None:
+    """A run that ends after some steps and prints their seconds."""
+    drop(store)
+    at: list[float] = []
+    before = bytes_read()
+
+    def emit(event: object) -> None:
+        if type(event).__name__ != "StepDone":
+            return
+        at.append(time.perf_counter())
+        if len(at) == steps:
+            each = (at[-1] - at[SKIPPED_STEPS - 1]) / (steps - SKIPPED_STEPS)
+            found = {"s each": round(each, 3), "GB read": round((bytes_read() - before) / 1e9, 2)}
+            print(json.dumps({**found, **load()}), flush=True)
+            os._exit(0)
+
+    job = {"epochs": 1, "batch_size": BATCH, "fanout": list(FANOUT), "hidden": 128, "layers": 2, "features": features}
+    mr.run(store, out=out, emit=emit, verbose=False, seed=1, **job)
+
+
+def runs(args: argparse.Namespace, store: Path) -> None:
+    """Seconds of minibatches of whole runs, side by side."""
+    out = args.folder / "run"
+    sides: list[tuple[str, float, str, Path | None, int]] = [("memory", 0, "memory", None, STEPS)]
+    for gib in args.gib:
+        sides.append((f"disk, {gib:g} GiB", gib, "mapped", None, STEPS))
+        if args.base is not None:
+            sides.append((f"disk, {gib:g} GiB, base", gib, "mapped", args.base, args.base_steps))
+    for number in range(args.rounds):
+        for name, gib, features, base, steps in sides:
+            shutil.rmtree(out, ignore_errors=True)
+            words = [sys.executable, __file__, "--child", str(store), features, str(out), str(steps)]
+            env = dict(os.environ)
+            if base is not None:
+                link = args.folder / "base" / "millrace"
+                link.parent.mkdir(exist_ok=True)
+                link.unlink(missing_ok=True)
+                link.symlink_to(base.resolve())
+                env["PYTHONPATH"] = str(link.parent.resolve())
+            try:
+                print(json.dumps({"run": name, "round": number, **limited(words, gib, env)}), flush=True)
+            except OSError as e:
+                print(f"{name}: skipped, no memory cgroup may be made here ({e.strerror}): {e.filename}", flush=True)
+
+
+def limited(words: list[str], gib: float, env: dict[str, str]) -> dict[str, Any]:
+    """What a child prints that runs in a cgroup; without one for a size of 0."""
+    if not gib:
+        return outcome(subprocess.run(words, env=env, capture_output=True, text=True, check=False))
+    with cgroup(gib) as folder:
+
+        def enter() -> None:
+            (folder / "cgroup.procs").write_text(str(os.getpid()))
+
+        done = subprocess.run(words, env=env, capture_output=True, text=True, check=False, preexec_fn=enter)
+    return outcome(done)
+
+
+def outcome(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The last line that a child has printed, or how it ended."""
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return json.loads(lines[-1]) if lines else {"ended": done.returncode, "error": done.stderr[-300:]}
+
+
+def main() -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--nodes", type=int, default=4_000_000)
+    parser.add_argument("--edges", type=int, default=64_000_000)
+    parser.add_argument("--gib", type=float, nargs="*", default=[1, 2, 4], help="sizes of cgroups")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--base", type=Path, help="another checkout")
+    parser.add_argument("--base-steps", type=int, default=4, help="minibatches of a run of the other checkout")
+    parser.add_argument("--only", choices=("units", "runs"))
+    parser.add_argument("--child", nargs=4, metavar=("STORE", "FEATURES", "OUT", "STEPS"), help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        child(Path(args.child[0]), args.child[1], Path(args.child[2]), int(args.child[3]))
+        return
+    store = args.folder / "store"
+    if not store.exists():
+        make(store, args.nodes, args.edges)
+    if args.only != "runs":
+        units(store, args.rounds)
+    if args.only != "units":
+        runs(args, store)
+
+
+if __name__ == "__main__":
+    main()
