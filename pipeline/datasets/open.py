@@ -18,7 +18,7 @@ from .edge_labels import labelled_edges
 from .edges import with_labelled_edges
 from .links import link_dataset, links_of_sets
 from .pair_relation import with_pair_relation
-from .readers.foreign.refused import check_read
+from .readers.foreign.refused import check_read, looks_like_npz
 from .readers.npz import read_npz
 from .readers.public import how_to_get
 from .readers.reader import Request, path_of
@@ -180,6 +180,11 @@ def _read_unrecognised(spec: str | Path | object, request: Request) -> Raw:
     path = path_of(spec)
     if path is not None and path.is_file():
         check_read(path)
+        if not looks_like_npz(path):
+            raise InputError(
+                f"the name of {path} says not what it is: call a list of edges .txt, tables .csv or .parquet; expected "
+                f"{forms()}"
+            )
         check_no_table_options(path, request)
         return read_npz(path, request.name, labelled=request.options.task != "link")
     if path is not None:

@@ -3,7 +3,9 @@
 Attributes of nodes and edges become columns under their own names.
 """
 
+import io
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,7 +45,8 @@ def read_network(path: Path, name: str) -> GraphTables:
     # Edges of a list may repeat, and their direction is not known.
     kind = {"create_using": nx.MultiDiGraph} if reader == "read_edgelist" else {}
     try:
-        graph: Any = _read_gml(nx, path) if reader == "read_gml" else getattr(nx, reader)(path, **kind)
+        own = {"read_gml": _read_gml, "read_gexf": _read_gexf}.get(reader)
+        graph: Any = getattr(nx, reader)(path, **kind) if own is None else own(nx, path)
         if not hasattr(graph, "nodes"):
             raise InputError(f"it holds {len(graph)} graphs, not one")
         nodes = {node: dict(attributes) for node, attributes in graph.nodes(data=True)}
@@ -68,6 +71,16 @@ def _read_gml(nx: Any, path: Path) -> Any:
         if "label" not in str(e):
             raise
     return nx.read_gml(path, label="id")  # labels are missing, or are not distinct
+
+
+def _read_gexf(nx: Any, path: Path) -> Any:
+    """A GEXF file of any version, with the namespaces of the last one that NetworkX knows."""
+    with pa.input_stream(str(path), compression="detect") as file:
+        data = file.read()
+    for key, name in ((b"xmlns", b"1.2draft"), (b"xmlns:viz", b"1.2draft/viz")):
+        pattern = rb"(<gexf\b[^>]*?\s" + key + rb'=)"[^"]*"'
+        data = re.sub(pattern, rb'\1"http://www.gexf.net/' + name + b'"', data, count=1)
+    return nx.read_gexf(io.BytesIO(re.sub(rb"<attvalue id=", b"<attvalue for=", data)))
 
 
 def graph_tables(

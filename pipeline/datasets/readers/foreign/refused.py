@@ -63,6 +63,13 @@ def check_read(path: Path) -> None:
         raise InputError(f"{path} {sentence.format(name=path.name)}")
 
 
+def looks_like_npz(path: Path) -> bool:
+    """True for a file that begins as an archive or an array of NumPy, or is empty."""
+    with path.open("rb") as file:
+        begin = file.read(6)
+    return not begin or begin.startswith((b"PK", b"\x93NUMPY"))
+
+
 def _check_folder(folder: Path) -> None:
     names = {path.name for path in folder.iterdir()}
     torch = next(iter(sorted((folder / "processed").glob("*.pt")) or sorted(folder.glob("*.pt"))), None)

@@ -44,6 +44,15 @@ def test_attributes(tmp_path, kind, numbers, suffix):
     assert set(np.asarray(dataset.graph.edge_weight)) == {w for *_, w in graph.edges(data="weight")}
 
 
+@pytest.mark.parametrize("space", ["http://www.gephi.org/gexf", "http://gexf.net/1.3", "http://www.gexf.net/1.1draft"])
+def test_versions_of_gexf(tmp_path, space):
+    nx.write_gexf(_graph(), tmp_path / "g.gexf")
+    text = (tmp_path / "g.gexf").read_text().replace("http://www.gexf.net/1.2draft", space)
+    (tmp_path / "g.gexf").write_text(text.replace("attvalue for=", "attvalue id="))
+    dataset = mr.open_dataset(tmp_path / "g.gexf", options=OPTIONS)
+    assert edges_of(dataset) == _expected(_graph()) and len(rows_of(dataset)) == 9
+
+
 @pytest.mark.parametrize("suffix", ["net", "adjlist", "g6"])
 def test_structure(tmp_path, suffix):
     graph = nx.convert_node_labels_to_integers(_graph(nx.Graph, numbers=True))

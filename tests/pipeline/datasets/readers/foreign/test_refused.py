@@ -40,6 +40,12 @@ def test_unknown_suffix(tmp_path, data, words):
         mr.open_dataset(tmp_path / "graph.something")
 
 
+def test_text_of_no_kind(tmp_path):
+    (tmp_path / "graph.cites").write_text("1\t2\n")
+    with pytest.raises(mr.InputError, match=r"says not what it is: call a list of edges \.txt"):
+        mr.open_dataset(tmp_path / "graph.cites")
+
+
 def test_database(tmp_path):
     with sqlite3.connect(tmp_path / "graph") as db:
         db.execute("create table edges (a, b)")
