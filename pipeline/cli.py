@@ -8,6 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -97,6 +98,11 @@ def main() -> None:
 
 def _run_app() -> int:
     """Run the command that the arguments name. An error becomes a few lines on standard error and an exit code."""
+    try:
+        Path.cwd()
+    except OSError:
+        # Libraries would end the process without a word of ours.
+        return _failed("the current folder is gone; go to one that is there, such as by `cd ~`", 2)
     try:
         code = _interruptible(partial(app, standalone_mode=False))
     except UnnamedCodeError as e:

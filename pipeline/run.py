@@ -23,6 +23,7 @@ from .custom.own_code import OwnCode, own_code, split_loss, split_options
 from .machine.deadline import checkpoints_in
 from .ready import ready_to_run
 from .report.model_card import CARD, model_card
+from .report.reading import EventHistory, read_events
 from .setup.open_queue import is_being_written, lock_queue_folder, own_queue
 from .setup.prepare import Prepared
 from .setup.python_inputs import (
@@ -229,6 +230,12 @@ def _card(result: Result, prepared: Prepared, folder: Path) -> str:
     return model_card(result.to_record(), job, prepared.outline.splits, numbers, prepared.code.names)
 
 
+def peaks_of(reports: Sequence[RankReport], history: EventHistory) -> list[int]:
+    """Largest resident size of each rank's processes: of the last one, and by its pulses of those before a restart."""
+    before = {rank: max(log.rss_bytes, default=0) for rank, log in history.ranks.items()}
+    return [max(r.peak_rss_bytes, before.get(r.rank, 0)) for r in reports]
+
+
 def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, out: Path, status: str) -> Result:
     job, dataset, first = prepared.job, prepared.dataset, reports[0]
     seconds: dict[str, Any] = {name: max(r.seconds.get(name, 0.0) for r in reports) for name in SECONDS}
@@ -266,7 +273,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         seconds=seconds,
         bytes={**moved.as_record(), "per_rank": [r.bytes for r in reports]},
         waits=first.waits,
-        peak_rss_bytes=[r.peak_rss_bytes for r in reports],
+        peak_rss_bytes=peaks_of(reports, read_events(out / METRICS)),
         memory_bytes=[r.memory_bytes for r in reports],
         hot_rows=[r.fetched for r in reports] if first.fetched else None,
         peak_device_bytes=[r.peak_device_bytes for r in reports],

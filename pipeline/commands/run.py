@@ -199,7 +199,8 @@ def _job_to_resume(job: Path | None, out: Path | None) -> Path:
 def summary(result: "Result") -> str:
     """The text printed at the end of a run."""
     seconds = result.seconds
-    best = f" (best: {result.best_epoch + 1})" if result.best_epoch >= 0 else ""
+    number = result.best_epoch
+    best = f" (best: epoch {number + 1}; best_epoch is {number}, from 0)" if number >= 0 else ""
     loss = "not finite: the run diverged" if result.train_loss is None else f"{result.train_loss:.4f}"
     size = f"{result.num_nodes:,} nodes, {result.num_edges:,} edges"
     lines = [

@@ -132,7 +132,7 @@ def _compute(layout: Layout, model: str, k: int, first: int, stop: int, threads:
 @contextmanager
 def _folder(parent: Path | None) -> Iterator[Path]:
     """Context with an empty folder, which is removed at the end. Those that killed processes left are removed too."""
-    where = Path(tempfile.gettempdir()) if parent is None else parent
+    where = Path(tempfile.gettempdir()) if parent is None or not os.access(parent, os.W_OK) else parent
     sweep_leftovers(where, "layers")
     with folder_aside(where / "layers") as folder:
         yield folder.resolve()

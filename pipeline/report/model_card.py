@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ...storage.printable import in_table
+
 CARD = "model_card.md"
+FILES = ("model.pt", "learned.npy")
 SHOWN_CLASSES = 50
 """Most classes that are listed."""
 
@@ -40,7 +43,8 @@ def model_card(
         place = "beside the features" if learned["beside"] else "in place of features"
         rows["learnt features"] = f"{learned['width']} of each node, {place}, in `learned.npy`"
     if result["best_epoch"] >= 0:
-        rows["training"] += f", of which epoch {result['best_epoch'] + 1} was the best in validation"
+        number = result["best_epoch"]
+        rows["training"] += f", of which epoch {number + 1} was the best in validation (best_epoch {number}, from 0)"
     if "optimizer" in code:
         rows.pop("optimiser")
     if code:
@@ -50,11 +54,21 @@ def model_card(
         found |= {f"{split} {name}": value for name, value in result[f"{split}_metrics"].items()}
     rows |= {name: f"{value:.4f}" for name, value in found.items() if value is not None}
     rows["versions"] = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    lines = [f"# {result['model']} on {result['dataset']}", "", "`mr.load(FOLDER)` opens the model.", ""]
-    lines += ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items()), ""]
+    lines = [
+        f"# {in_table(result['model'])} on {in_table(result['dataset'])}",
+        "",
+        "`mr.load(FOLDER)` opens the model.",
+        "",
+    ]
+    lines += ["| | |", "|---|---|", *(f"| {name} | {_cell(text)} |" for name, text in rows.items()), ""]
     if result["per_class"] is not None and result["num_classes"] <= SHOWN_CLASSES:
         lines += _classes(result["per_class"], result["class_names"], "edges" if of_edges else "nodes")
     return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    """A cell's text, in which names of files keep their backquotes."""
+    return "`".join(part if i % 2 and part in FILES else in_table(part) for i, part in enumerate(text.split("`")))
 
 
 def _options(record: Mapping[str, Any]) -> str:
@@ -67,6 +81,6 @@ def _classes(per_class: Mapping[str, Any], names: Any, what: str) -> list[str]:
     """The test split, of `what`, by class."""
     lines = [f"| class | test {what} | precision | recall | F1 |", "|---|---|---|---|---|"]
     for i, (support, *rates) in enumerate(zip(*(per_class[c] for c in ("support", "precision", "recall", "f1")))):
-        label = i if names is None else names[i]
+        label = i if names is None else in_table(names[i])
         lines.append(f"| {label} | {support:g} | {' | '.join(f'{rate:.3f}' for rate in rates)} |")
     return [*lines, ""]

@@ -234,9 +234,13 @@ def _held_up(run: RunRecord, line: Timeline) -> list[str]:
     whole = sum(seconds.values())
     if not whole:
         return []
+    stored = not run.history.levels and not any(any(log.seconds["sample"]) for log in run.history.ranks.values())
     advice = {
         "queue_wait": (
-            "Sampling is a bottleneck: {share} of the time after the first epoch went to waiting for minibatches. "
+            "Reading stored samples is a bottleneck: {share} of the time after the first epoch went to waiting for "
+            "minibatches. Put the store on a faster disk, or use larger minibatches."
+            if stored
+            else "Sampling is a bottleneck: {share} of the time after the first epoch went to waiting for minibatches. "
             "Sample once with `millrace sample`, or give sampling more threads or cluster.producers."
         ),
         "fetch": (

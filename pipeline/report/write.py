@@ -46,7 +46,8 @@ def report(runs: str | Path | Iterable[str | Path], out: str | Path | None = Non
     """
     if not isinstance(runs, str | Path | Iterable):
         raise InputError(f"runs is of type {type(runs).__name__}; expected the folder of a run, or a list of them")
-    folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    given = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    folders = [f if f.name not in ("", "..") else f.resolve() for f in given]
     if not folders:
         raise InputError("no run is given; expected the folder of at least one")
     stores = [folder for folder in folders if is_recorded(folder) and not (folder / JOB).is_file()]

@@ -19,6 +19,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from ...storage.printable import printable
 from .events import Emit, EpochDone, Event, Note, StageAdvanced, StageEnded, StageStarted, StepDone, silent
 from .main_metric import main_metric_of_epoch
 
@@ -74,7 +75,7 @@ class Terminal:
             self._late = None
 
     def _print(self, text: str) -> None:
-        self.console.print(text, markup=False, emoji=False)
+        self.console.print(printable(text), markup=False, emoji=False)
         self._said = time.monotonic()
 
     def __call__(self, event: Event) -> None:
@@ -85,7 +86,7 @@ class Terminal:
                 if self._bar is not None:
                     if self._task is not None:
                         self._bar.remove_task(self._task)
-                    self._task = self._bar.add_task(text, total=total)
+                    self._task = self._bar.add_task(printable(text), total=total)
                 elif stage == "train":
                     self._print(text)
                 else:
@@ -113,7 +114,7 @@ class Terminal:
     def _advance(self, line: str, done: float, total: float | None, *, last: bool = False) -> None:
         if self._bar is not None and self._task is not None:
             self._bar.update(
-                self._task, completed=int(done), description=line, total=total or self._bar.tasks[-1].total
+                self._task, completed=int(done), description=printable(line), total=total or self._bar.tasks[-1].total
             )
         elif last or time.monotonic() - self._said >= QUIET_S:
             self._print(line)

@@ -85,6 +85,10 @@ class PartitionQuality:
         lines.append(f"halo rows      {self.halo_share:.1%} of owned rows")
         evenness = ", ".join(f"{what} {self.balance(what):.2f}" for what in ("nodes", "edges", "train"))
         lines.append(f"largest/mean   {evenness}")
+        lines.append(f"smallest part  {min((p.nodes for p in self.parts), default=0):,} nodes")
+        if empty := [number for number, p in enumerate(self.parts) if not p.nodes]:
+            shown = ", ".join(map(str, empty[:SHOWN])) + (", ..." if len(empty) > SHOWN else "")
+            lines.append(f"empty parts    {len(empty)}: {shown}")
         return "\n".join(lines)
 
 

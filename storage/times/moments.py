@@ -186,8 +186,9 @@ def check_times(name: str, a: npt.NDArray[Any], count: int) -> None:
     """Raise InputError unless `a` is sound as an array of times."""
     if a.dtype not in (np.int64, np.float64) or a.shape != (count,):
         raise InputError(f"{name} is {a.dtype}{list(a.shape)}; expected int64 or float64 [{count}]")
-    if np.isnan(a).any():
-        raise InputError(f"{name} holds NaN; expected a time for each")
+    if not np.isfinite(a).all():
+        seen = "NaN" if np.isnan(a).any() else "infinite times"
+        raise InputError(f"{name} holds {seen}; expected a finite time for each")
 
 
 def shown(time: Any, unit: str | None) -> str:

@@ -5,6 +5,8 @@ import os
 import sys
 from typing import Any
 
+from ....storage.printable import printable
+
 
 def say(text: str, err: bool = False) -> None:
     """Print a text and flush it.
@@ -13,7 +15,7 @@ def say(text: str, err: bool = False) -> None:
     """
     stream = sys.stderr if err else sys.stdout
     try:
-        print(text, file=stream, flush=True)
+        print(printable(text), file=stream, flush=True)
     except BrokenPipeError:
         _to_nowhere(stream)
 

@@ -118,6 +118,8 @@ def clean_labels(
         raise InputError(f"labels have shape {list(labels.shape)}; expected [V] class numbers or [V, C] of 0 and 1")
     if labels.dtype == np.bool_:
         labels = labels.astype(np.int64)
+    if labels.dtype.kind == "u" and labels.size and labels.max() > np.iinfo(np.int64).max:
+        raise InputError(f"labels hold {labels.max()}; expected class numbers 0, 1, ...: number the classes")
     if labels.dtype.kind not in "biuf":
         raise InputError(f"labels are {labels.dtype}; expected class numbers 0, 1, ...: number the classes")
     if labels.ndim == 2 and labels.shape[1] == 0:

@@ -1,0 +1,104 @@
+"""Small faults of users' machines and folders: each is a sentence, or none at all."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import millrace as mr
+from millrace.pipeline.report.reading import EventHistory, RankLog
+from millrace.pipeline.run import peaks_of
+from millrace.stages.partition.quality import PartCounts, PartitionQuality
+from millrace.storage.errors import InputError, StoreError
+from millrace.tests.contracts.command import command
+
+DATA = "sbm:nodes=60,classes=3,degree=4,features=4,train=0.5"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("faults") / "run"
+    mr.run(DATA, epochs=2, fanout=[3, 2], hidden=4, out=out, verbose=False)
+    return out
+
+
+def test_a_report_of_the_current_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run)
+    code, _, said = command("report", ".")
+    assert code == 0, said
+    assert (run / "report" / "report.html").is_file()
+
+
+def test_a_current_folder_that_is_gone_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    code, _, said = command("doctor")
+    assert (code, said) == (2, "millrace: the current folder is gone; go to one that is there, such as by `cd ~`\n")
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"jobs": 3}', "[]"])
+def test_a_damaged_record_of_a_sweep_is_said_to_be_damaged(tmp_path: Path, text: str) -> None:
+    (tmp_path / "sweep.json").write_text(text)
+    (tmp_path / "else").touch()
+    with pytest.raises((StoreError, InputError), match=r"sweep\.json is damaged|holds another sweep"):
+        mr.sweep(DATA, grid={"lr": [0.1, 0.2]}, out=tmp_path, fanout=[3, 2], epochs=1, verbose=False)
+
+
+@pytest.mark.parametrize("words", ["run {}", "plan {}", "sample {} --out s", "sweep {} --out w"])
+def test_a_deep_job_file_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("deep.toml").write_text("x = " + "[" * 20_000 + "]" * 20_000)
+    code, _, said = command(*words.format("deep.toml").split())
+    assert code == 2
+    assert "nested too deeply" in said
+    assert len(said.splitlines()) <= 3
+
+
+@pytest.mark.parametrize("name", ["job.toml", "result.json", "metrics.jsonl", "model.pt"])
+@pytest.mark.parametrize("words", ["report", "predict", "inspect", "run"])
+def test_a_pipe_in_a_folder_does_not_hang(run: Path, name: str, words: str) -> None:
+    (run / name).rename(run.parent / "kept")
+    os.mkfifo(run / name)
+    more = {"predict": ("--out", run.parent / "p.csv"), "run": ("--resume", "--out")}.get(words, ())
+    try:
+        given = (words, *more, run) if words == "run" else (words, run, *more)
+        code, _, said = command(*given)
+        # What does not read the file does without it.
+        assert code in (0, 2), said
+        assert len(said.splitlines()) <= 4 or code == 0
+    finally:
+        (run / name).unlink()
+        (run.parent / "kept").rename(run / name)
+        (run.parent / "p.csv").unlink(missing_ok=True)
+
+
+def test_labels_beyond_int64_are_not_taken_for_unlabelled(tmp_path: Path) -> None:
+    y = np.array([0, 1, 2**64 - 1, 0], np.uint64)
+    np.savez(tmp_path / "d.npz", edge_index=np.array([[0, 1, 2], [1, 2, 3]]), y=y, x=np.ones((4, 2), np.float32))
+    with pytest.raises(InputError, match="labels hold 18446744073709551615; expected class numbers"):
+        mr.open_dataset(tmp_path / "d.npz")
+
+
+def test_names_with_escapes_reach_no_terminal(tmp_path: Path) -> None:
+    folder = tmp_path / "a\x1b[31mred"
+    code, _, said = command("evaluate", folder)
+    assert code == 2
+    assert "\x1b" not in said
+    assert "\\x1b[31mred" in said
+
+
+def test_memory_before_a_restart_counts() -> None:
+    log, history = RankLog(), EventHistory()
+    log.rss_bytes.extend([5, 900, 7])
+    history.ranks[0] = log
+    reports = [SimpleNamespace(rank=rank, peak_rss_bytes=600) for rank in (0, 1)]
+    assert peaks_of(reports, history) == [900, 600]
+
+
+def test_empty_and_smallest_parts_are_said() -> None:
+    counts = {"train": 0, "edges": 1, "cut_edges": 0, "halo": 0}
+    quality = PartitionQuality(tuple(PartCounts(nodes=n, **counts) for n in (4, 0, 3)))
+    assert quality.table().splitlines()[-2:] == ["smallest part  0 nodes", "empty parts    1: 1"]
