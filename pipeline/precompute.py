@@ -22,6 +22,7 @@ from ..storage.queue.object_store import queue_at
 from ..storage.queue.zarr import ZarrQueue
 from ..storage.store.committed_folder import remove_tree
 from ..storage.store.manifest import MANIFEST, require_fingerprint
+from ..storage.store.own_files import own_folder
 from ..storage.urls import is_url
 from .assembly.data_part import graph_and_seeds
 from .cluster.sample_multi_gpu import sample_across
@@ -191,7 +192,7 @@ def _by_owners(sampling: Sampling, out: str | Path, emit: Emit, stop: Callable[[
         return 0
     name = f"{digest_record({'out': place})[:12]}" if is_url(out) else Path(place).name
     folder = (Path.cwd() if is_url(out) else Path(place).parent) / f".sampling-{name}"
-    folder.mkdir(parents=True, exist_ok=True)
+    own_folder(folder)
     with ExitStack() as exits:
         exits.enter_context(locked(folder))
         queues = list[ZarrQueue]()

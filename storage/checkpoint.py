@@ -1,6 +1,5 @@
 """Checkpoints: committed folders of one training state each, for resuming a run."""
 
-import os
 import re
 import warnings
 import zipfile
@@ -16,7 +15,7 @@ from .errors import InputError, RunError, StoreError, first_line
 from .plural import counted
 from .store.committed_folder import committed_folder, remove_tree, sweep_leftovers
 from .store.digested_file import file_sha256
-from .store.full_disk import system_error
+from .store.full_disk import system_error, whole_file
 from .store.manifest import MANIFEST, manifest_text, read_manifest, require_fingerprint, write_manifest
 
 KIND = "checkpoint"
@@ -153,9 +152,8 @@ class CheckpointStore:
         """Give checkpoints of an earlier version, once they are checked, this version's manifests."""
         for c, body in self.of_earlier_version():
             text = manifest_text(KIND, self.fingerprint, body["meta"], {})
-            aside = self._folder(c) / f".{MANIFEST}"
-            aside.write_text(text)
-            os.replace(aside, self._folder(c) / MANIFEST)
+            with whole_file(self._folder(c) / MANIFEST) as aside:
+                aside.write_text(text)
 
     def _check_same_job(self) -> None:
         for c in self.cursors():

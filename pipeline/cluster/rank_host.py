@@ -15,6 +15,7 @@ from typing import Any
 
 from distributed import Event, get_client, get_worker, secede
 
+from ...storage.store.own_files import own_file
 from ..telemetry.heartbeat import METRIC
 from .rank_main import ABORTED, ORPHANED
 from .rank_server import RANK_MAIN, ForkedRank, forked, own_environment
@@ -61,7 +62,7 @@ class _RankProcess:
         """The rank's last message: its report, or its error."""
         self.log = Path(spec["out"]) / "logs" / f"rank-{spec['rank']}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("a") as errors:
+        with own_file(self.log) as errors:
             errors.write(f"--- generation {spec['generation']}, {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
             errors.flush()
             environment = {**own_environment(), **spec["environment"]}

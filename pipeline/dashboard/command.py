@@ -12,7 +12,9 @@ from typing import Any, TextIO
 from ...storage.errors import InputError, Interrupted
 from ...storage.store.committed_folder import require_name
 from ...storage.store.full_disk import needing_space
+from ...storage.store.own_files import own_file
 from ...storage.store.paths import expanded
+from ...storage.store.regular import file_bytes
 from ...storage.urls import is_url, without_secrets
 from ..telemetry.events import Emit, Event, Note, OnCluster, StageAdvanced, StageEnded, StageStarted
 from ..telemetry.usage import Usage
@@ -99,9 +101,11 @@ class _CommandLog(OnCluster):
         with suppress(OSError):
             self._made = [folder for folder in self._path.parents if not folder.exists()]
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            if self._path.exists():
-                self._earlier = self._path.read_bytes()
-            self._file = self._path.open("a" if self._goes_on else "w", buffering=1)
+            self._file = own_file(self._path)
+            if self._path.stat().st_size:
+                self._earlier = file_bytes(self._path)
+            if not self._goes_on:
+                self._file.truncate(0)
             self._write("Command", at=self._begin, **self._about)
             self._thread.start()
 
@@ -131,7 +135,8 @@ class _CommandLog(OnCluster):
                 for folder in self._made:
                     folder.rmdir()
             else:
-                self._path.write_bytes(self._earlier)
+                with own_file(self._path, append=False) as file:
+                    file.buffer.write(self._earlier)
 
     def close(self, ended: str) -> None:
         """Write how the command ended."""

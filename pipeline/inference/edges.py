@@ -163,10 +163,10 @@ def predict_edges_to_file(request: FileRequest, pairs: str | None, all_probabili
         InputError: the file cannot be written; see also `predict_edges`.
     """
 
-    def write(trained: TrainedRun) -> dict[str, Any]:
+    def write(trained: TrainedRun, out: Path) -> dict[str, Any]:
         request.check_probabilities(trained, all_probabilities)
         found = predict_edges(trained, pairs, **request.arguments)
-        found.write(request.out, all_probabilities=all_probabilities)
+        found.write(out, all_probabilities=all_probabilities)
         return {"edges": len(found)}
 
     return request.write(write)

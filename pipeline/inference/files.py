@@ -112,6 +112,26 @@ def write_zarr(
     written(Path(path), write)
 
 
+def put_new(aside: Path, path: Path) -> None:
+    """Put a file or a folder in its place, unless something was made there meanwhile.
+
+    Raises:
+        InputError: something was.
+    """
+    try:
+        if aside.is_dir():
+            os.rename(aside, path)
+        else:
+            os.link(aside, path)  # unlike a rename, never in place of a file
+    except OSError as e:
+        if e.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS) and not os.path.lexists(path):
+            os.rename(aside, path)  # a file system without hard links
+            return
+        made = os.path.lexists(path)
+        why = "was made by somebody else meanwhile" if made else f"cannot be written ({e.strerror})"
+        raise InputError(f"{path} {why}; choose another --out") from None
+
+
 def written(path: Path, write: Callable[[Path], None]) -> None:
     """Write a file or a folder as a whole or not at all. It is made in a folder beside it; one that a killed process
     left is removed first.

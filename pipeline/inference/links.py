@@ -200,9 +200,9 @@ def predict_links_to_file(request: FileRequest, pairs: Path, relation: str | Non
         InputError: the file cannot be written; see also `predict_links`.
     """
 
-    def write(trained: TrainedRun) -> dict[str, Any]:
+    def write(trained: TrainedRun, out: Path) -> dict[str, Any]:
         found = predict_links(trained, pairs, relation=relation, **request.arguments)
-        found.write(request.out)
+        found.write(out)
         return {"pairs": len(found)}
 
     return request.write(write)

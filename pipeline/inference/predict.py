@@ -104,7 +104,7 @@ def predict_to_file(
     if embeddings and all_probabilities:
         raise InputError("--all-probabilities and --embeddings are given; expected one of them")
 
-    def write(trained: TrainedRun) -> dict[str, Any]:
+    def write(trained: TrainedRun, out: Path) -> dict[str, Any]:
         result, run = trained.result, request.run
         of_edges = result.labels_of == "edges"
         if result.task == "link" and not embeddings:
@@ -118,10 +118,10 @@ def predict_to_file(
         wanted = nodes_of_text(nodes, data, of_edges or result.task == "link")
         if embeddings:
             found = embed(trained, data, wanted, **request.computing)
-            found.write(request.out)
+            found.write(out)
         else:
             found = predict(trained, data, wanted, **request.computing)
-            found.write(request.out, all_probabilities=all_probabilities)
+            found.write(out, all_probabilities=all_probabilities)
         return {"dataset": data.name, "nodes": len(found)}
 
     return request.write(write, embeddings)

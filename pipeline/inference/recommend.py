@@ -251,13 +251,13 @@ def recommend_to_file(request: FileRequest, wanted: Wanted) -> dict[str, Any]:
         InputError: the file exists or cannot be written; see also `recommend`.
     """
 
-    def write(trained: TrainedRun) -> dict[str, Any]:
+    def write(trained: TrainedRun, out: Path) -> dict[str, Any]:
         found = _open(
             trained, wanted, Call(request.dataset, request.options, request.computed_by, request.emit), of_text=True
         )
         counts: list[int] = []
         pieces = found.pieces(sources_at_once(found.k), request.emit)
-        write_pieces(request.out, len(found.sources), counted_in(pieces, counts))
+        write_pieces(out, len(found.sources), counted_in(pieces, counts))
         return {"top": found.k, "sources": len(found.sources), "pairs": sum(counts)}
 
     return request.write(write)

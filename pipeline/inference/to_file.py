@@ -11,10 +11,11 @@ from torch import nn
 
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
+from ...storage.store.committed_folder import folder_aside, sweep_leftovers
 from ..datasets import ReadOptions
 from ..telemetry.events import Emit, silent
 from .by_tasks import Workers
-from .files import SUFFIXES, check_suffix
+from .files import SUFFIXES, check_suffix, put_new
 from .finished_run import TrainedRun, load
 
 
@@ -64,8 +65,8 @@ class FileRequest:
         """Load the run, write the file by `predict`, and record it.
 
         Args:
-            predict: writes the file, and returns what the record says of it: numbers of rows; the dataset's name, if it
-                is not what the request calls it.
+            predict: writes the file that it is given, and returns what the record says of it: numbers of rows; the
+                dataset's name, if it is not what the request calls it.
             embeddings: the file will hold embeddings.
 
         Returns:
@@ -77,11 +78,15 @@ class FileRequest:
         check_new_file(self.out, embeddings)
         start = time.perf_counter()
         trained = load(self.run, model=self.model, device=self.device, emit=self.emit)
+        sweep_leftovers(self.out.parent, self.out.name)
+        with folder_aside(self.out) as folder:
+            record = predict(trained, folder / self.out.name)
+            put_new(folder / self.out.name, self.out)
         return {
             "run": str(self.run),
             "model": trained.result.model,
             "dataset": trained.result.dataset if self.dataset is None else self.dataset,
-            **predict(trained),
+            **record,
             "out": str(self.out),
             "seconds": time.perf_counter() - start,
         }

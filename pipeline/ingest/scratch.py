@@ -11,6 +11,7 @@ from typing import Any
 
 from ...storage.errors import InputError
 from ...storage.store.committed_folder import fsync_tree, require_name
+from ...storage.store.own_files import own_folder
 
 PREFIX = ".ingest-"
 STORE = "store"
@@ -34,8 +35,7 @@ def scratch(out: Path, plan: Mapping[str, Any]) -> Iterator[tuple[Path, bool]]:
     """
     folder = scratch_of(out)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(own_folder(folder), os.O_RDONLY | os.O_NOFOLLOW)
     except OSError as e:
         raise InputError(f"cannot write {out}: {e.strerror or e}; choose another --out") from e
     try:
@@ -71,7 +71,7 @@ def commit(folder: Path, out: Path) -> None:
 def sweep_committed(out: Path) -> None:
     """Remove the folder of an ingest that was killed when `out` was in its place."""
     folder = scratch_of(out)
-    if folder.is_dir() and not (folder / STORE).exists():
+    if folder.is_dir() and not folder.is_symlink() and not (folder / STORE).exists():
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -83,7 +83,7 @@ def _plan_in(folder: Path) -> Any:
 
 def _empty(folder: Path) -> None:
     for path in folder.iterdir():
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         else:
             path.unlink()

@@ -11,6 +11,7 @@ from ...storage.dataset_store import KIND
 from ...storage.errors import InputError
 from ...storage.queue.object_store import ObjectLocation, ObjectReader
 from ...storage.store.committed_folder import committed_folder, remove_tree
+from ...storage.store.own_files import own_folder
 from ...storage.store.store import Store, open_store
 
 UPLOAD = ".upload-"
@@ -96,8 +97,8 @@ def uploaded(url: str, make: Callable[[Path], Store]) -> Store:
     place = ObjectLocation(url)
     if place.has(""):
         raise InputError(f"{url} already exists; choose another --out")
-    local = Path(f"{UPLOAD}{PurePosixPath(url).name}").resolve()
-    shutil.rmtree(local, ignore_errors=True)
+    local = own_folder(Path.cwd() / f"{UPLOAD}{PurePosixPath(url).name}")
+    shutil.rmtree(local)
     store = make(local)
     try:
         place.upload(local)

@@ -68,7 +68,12 @@ def model_card(
 
 def _cell(text: str) -> str:
     """A cell's text, in which names of files keep their backquotes."""
-    return "`".join(part if i % 2 and part in FILES else in_table(part) for i, part in enumerate(text.split("`")))
+    for name in FILES:
+        text = text.replace(f"`{name}`", f"\0{FILES.index(name)}")
+    shown = in_table(text.replace("\0", "\ue000"))
+    for i, name in enumerate(FILES):
+        shown = shown.replace(f"\ue000{i}", f"`{name}`")
+    return shown
 
 
 def _options(record: Mapping[str, Any]) -> str:

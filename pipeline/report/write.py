@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ...storage.errors import InputError
+from ...storage.store.full_disk import whole_file
+from ...storage.store.own_files import own_folder, refuse_links
 from ..setup.run_folder import JOB, write_atomically
 from . import comparison, figures
 from .canvas import Picture, draw
@@ -69,7 +71,8 @@ def report(runs: str | Path | Iterable[str | Path], out: str | Path | None = Non
         **{f"{r.name}/{n}" if len(read) > 1 else n: p for r, found in zip(records, drawn) for n, p in found.items()},
     }
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        refuse_links(folder)
+        (folder if out is not None else own_folder(folder)).mkdir(parents=True, exist_ok=True)
         write_atomically(folder / PAGE, page)
         files = _write_pictures(folder, named)
     except OSError as e:
@@ -83,7 +86,8 @@ def _on_stores(stores: list[Path], out: Path | None) -> Report:
     folder = out or stores[0].with_name(f"{stores[0].name}.{FOLDER}")
     page = render_stores(records)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        refuse_links(folder)
+        (folder if out is not None else own_folder(folder)).mkdir(parents=True, exist_ok=True)
         write_atomically(folder / PAGE, page)
     except OSError as e:
         raise InputError(f"cannot write the report into {folder}: {e.strerror}; choose another --out") from None
@@ -98,7 +102,8 @@ def _drawn(pictures: dict[str, tuple[str, figures.Draw]], prefix: str) -> dict[s
 def _write_pictures(folder: Path, pictures: dict[str, Picture]) -> dict[str, Path]:
     files = {name: folder / f"{_plain(name)}.png" for name in pictures}
     for name, path in files.items():
-        path.write_bytes(pictures[name].png)
+        with whole_file(path) as aside:
+            aside.write_bytes(pictures[name].png)
     return files
 
 

@@ -15,6 +15,8 @@ from ...storage.checkpoint import CheckpointStore
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures
+from ...storage.store.full_disk import whole_file
+from ...storage.store.own_files import own_file, refuse_links
 from ...storage.store.regular import opened_file
 from ..config.load import Job, read_run_table, resolve
 from ..config.named_code import allowing, sampler_named
@@ -30,7 +32,7 @@ JOB, RESULT, METRICS, MODEL, LEARNED, CHECKPOINTS, PARTS = (
     "checkpoints",
     "parts",
 )
-LOCK = ".lock"
+LOCK, LOGS = ".lock", "logs"
 TRIES = 5
 SHOWN_DIFFERENCES = 4
 FREE = (
@@ -82,12 +84,8 @@ def learned_rows(folder: Path, width: int) -> MappedFeatures:
 
 def write_atomically(path: Path, text: str) -> None:
     """Write a file as a whole or not at all."""
-    aside = path.with_name(f".writing-{path.name}-{os.getpid()}")
-    try:
+    with whole_file(path) as aside:
         aside.write_text(text, encoding="utf-8")
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def check_holds_run(folder: Path, expected: str = "a run") -> None:
@@ -144,7 +142,8 @@ def locked(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK).open("w")
+        refuse_links(folder, (LOGS, CHECKPOINTS, PARTS))
+        lock = own_file(folder / LOCK)
     except OSError as e:
         raise InputError(f"cannot write the folder {folder}: {e.strerror}; choose another --out") from None
     with lock:

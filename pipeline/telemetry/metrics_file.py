@@ -10,6 +10,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+from ...storage.store.own_files import own_file
 from ...storage.urls import without_secrets
 from .events import Emit, Event, Pulse, QueueLevel, StepDone
 
@@ -33,7 +34,7 @@ def recorded(path: Path, emit: Emit, resume: bool) -> Iterator[Emit]:
     lock = threading.Lock()
     seen: Counter[type] = Counter()
 
-    with path.open("a" if resume else "w", buffering=1) as f:
+    with own_file(path, append=resume) as f:
 
         def tell(event: Event) -> None:
             try:

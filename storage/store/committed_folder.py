@@ -96,7 +96,7 @@ def sweep_own(folder: Path, prefix: str) -> None:
 
 def _is_held(folder: Path) -> bool:
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return False
     try:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import RunError
+from .own_files import new_file
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of a disk without space, of a quota, and of a file that may not grow."""
@@ -55,7 +56,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     """
     aside = path.with_name(f".writing-{path.name}")
     try:
-        yield aside
+        yield new_file(aside)
         os.replace(aside, path)
     except RuntimeError as e:
         if isinstance(found := system_error(e), OSError):
@@ -71,7 +72,7 @@ def new_npy(path: Path, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> np.memm
     Raises:
         OSError: the disk has no space for it. Without its blocks, writing to the map would end the process by a signal.
     """
-    mapped = np.lib.format.open_memmap(path, "w+", np.dtype(dtype), shape)
+    mapped = np.lib.format.open_memmap(new_file(path), "w+", np.dtype(dtype), shape)
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
     return mapped

@@ -92,11 +92,11 @@ def test_after_a_kill_the_same_command_writes_the_same_file(what, suffix, world,
 def test_with_workers_too(world, tmp_path):
     out, more = tmp_path / "p.npy", ("--workers", "2")
     assert run_forked(*words(world, "classes", out, *more), program=PROGRAM)[0] == -signal.SIGKILL
-    assert len(list((world / "classes").glob(".writing-layers-*"))) == 1 and not list(tmp_path.iterdir())
+    assert len(list((world / "classes").glob(".writing-layers-*"))) == 1 and not out.exists()
     code, _, err = command(*words(world, "classes", out, *more))
     assert code == 0, err
     mr.predict(world / "classes").to_npy(tmp_path / "whole.npy")
-    assert content(out) == content(tmp_path / "whole.npy")
+    assert content(out) == content(tmp_path / "whole.npy") and not list(tmp_path.glob(".*"))
     assert not list((world / "classes").glob(".writing-*"))
 
 
