@@ -68,11 +68,9 @@ def model_card(
 
 def _cell(text: str) -> str:
     """A cell's text, in which names of files keep their backquotes."""
+    shown = in_table(text)
     for name in FILES:
-        text = text.replace(f"`{name}`", f"\0{FILES.index(name)}")
-    shown = in_table(text.replace("\0", "\ue000"))
-    for i, name in enumerate(FILES):
-        shown = shown.replace(f"\ue000{i}", f"`{name}`")
+        shown = shown.replace(f"\\`{name}\\`", f"`{name}`")
     return shown
 
 

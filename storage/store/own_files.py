@@ -1,6 +1,7 @@
 """Files and folders of predictable names, which somebody else could have put there first: links are not followed, and
 what another user owns is left alone."""
 
+import errno
 import io
 import os
 import stat
@@ -24,7 +25,12 @@ def own_file(path: Path, append: bool = True) -> io.TextIOWrapper:
     if path.is_symlink():
         raise InputError(f"{path} is a symbolic link, which is not followed; remove it, or choose another place")
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    number = os.open(path, flags | (os.O_APPEND if append else 0), 0o666)
+    try:
+        number = os.open(path, flags | (os.O_APPEND if append else 0), 0o666)
+    except OSError as e:
+        if e.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket
+            raise InputError(f"{path} is no file; remove it, or choose another place") from None
+        raise
     seen = os.fstat(number)
     if not stat.S_ISREG(seen.st_mode) or seen.st_nlink > 1 or _others(path, seen):
         os.close(number)
