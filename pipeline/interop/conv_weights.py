@@ -81,8 +81,9 @@ def conv_weights(model: nn.Module, library: Library) -> list[State]:
     ==================  ==============================================  ================================================
 
     ``mlp`` is ``Sequential(Linear(a, hidden), ReLU(), Linear(hidden, b))``. Norms, activations and dropout between the
-    convolutions are not among these weights. PyG's ``GCNConv``, ``GATConv`` and ``GATv2Conv`` replace self loops that a
-    graph has; Millrace keeps them beside its own. A ``GATv2`` of features of edges has ``edge_dim``.
+    convolutions are not among these weights. A GCN keeps a self loop of the graph in place of its own, as PyG's does;
+    PyG's ``GATConv`` and ``GATv2Conv`` replace it, and Millrace keeps it beside its own. A ``GATv2`` of features of
+    edges has ``edge_dim``.
 
     Args:
         model: one of Millrace's, such as ``mr.load(folder).model``.

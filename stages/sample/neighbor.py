@@ -52,7 +52,8 @@ class NeighborSampler:
     replace: bool = False
     """Draw independently; an edge may come twice."""
     weighted: bool = False
-    """Draw in proportion to the graph's edge weights; an edge of weight 0 is never drawn."""
+    """Draw in proportion to the graph's edge weights; an edge of weight 0 is never drawn, and
+    there as all others where a fanout of -1 takes whole rows, as in pyg-lib."""
     expand: Literal["new", "all"] = "new"
     """At each hop: only newly found nodes, or all found so far again."""
     edge_ids: bool = False
