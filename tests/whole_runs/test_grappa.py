@@ -750,7 +750,8 @@ def test_evaluate_and_inspect(clustered):
         (["--ranks", 3], "resume with --ranks 2"),
     ],
 )
-def test_a_run_goes_on_as_it_began(clustered, words, phrase):
+def test_a_run_goes_on_as_it_began(clustered, scheduler, words, phrase):
+    words = [*words, "--scheduler", scheduler]
     code, _, err = command("run", "--resume", "--out", clustered.out, "--epochs", EPOCHS + 1, *words)
     assert (code, phrase in err, "Traceback" in err) == (2, True, False), err
 
