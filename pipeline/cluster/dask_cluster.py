@@ -19,7 +19,7 @@ from distributed import Client, LocalCluster, Security
 
 from ...stages.partition.clustered import Clustered
 from ...stages.rapids import named_cluster
-from ...storage.errors import InputError, MissingExtraError, RunError
+from ...storage.errors import InputError, MissingExtraError, RunError, first_line
 from ..config.held_cluster import held_at
 from ..config.load import Job
 from ..config.schema import ClusterOptions
@@ -257,7 +257,7 @@ def _local(job: Job, workers: int, security: Security | None, scratch: str) -> L
         # Dask wraps errors of the system.
         cause = cause_in_system(e)
         if cause is None:
-            raise
+            raise RunError(f"a worker of the cluster did not start ({first_line(e)}); give the command again") from e
         raise cannot_start_cluster(cause, c.host) from None
 
 

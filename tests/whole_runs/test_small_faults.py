@@ -102,3 +102,16 @@ def test_empty_and_smallest_parts_are_said() -> None:
     counts = {"train": 0, "edges": 1, "cut_edges": 0, "halo": 0}
     quality = PartitionQuality(tuple(PartCounts(nodes=n, **counts) for n in (4, 0, 3)))
     assert quality.table().splitlines()[-2:] == ["smallest part  0 nodes", "empty parts    1: 1"]
+
+
+def test_a_worker_that_ends_while_the_cluster_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failed(**options: object) -> None:
+        raise RuntimeError("Nanny failed to start worker process")
+
+    monkeypatch.setattr("millrace.pipeline.cluster.dask_cluster.LocalCluster", failed)
+    words = ("--dataset", DATA, "--executor", "dask", "--fanout", "3,2", "--epochs", 1, "--out", tmp_path / "run")
+    code, _, said = command("run", *words)
+    assert code == 3
+    assert said.splitlines()[-1] == (
+        "millrace: a worker of the cluster did not start (Nanny failed to start worker process); give the command again"
+    )
