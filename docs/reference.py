@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
-from support import link_support, support, typed_support
+from support import link_support, rows, support, typed_support
 
 from millrace.pipeline import cli
 from millrace.pipeline.config.load import Job
@@ -249,6 +249,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "support": support,
     "typed-support": typed_support,
     "link-support": link_support,
+    "support-rows": rows,
 }
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import millrace as mr
+from millrace.pipeline.commands.doctor import supported
 from millrace.pipeline.config.systems import SYSTEMS
 from millrace.stages.neighbourhood.base import destinations
 
@@ -246,3 +247,9 @@ def support() -> str:
         lines.append("| " + " | ".join(row) + " |")
     listed = [f"{number}. {sentence}" for sentence, number in numbers.items()]
     return "\n".join(lines) + "\n\n" + "\n".join(listed)
+
+
+def rows() -> str:
+    """The table in Markdown of what systems, their forms and conversions cannot do, with a reason for each."""
+    lines = [f"| {part} | {need} | {why} |" for part, found in supported().items() for need, why in found.items()]
+    return "\n".join(["| part | asked for | why not |", "| --- | --- | --- |", *lines])

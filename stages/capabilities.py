@@ -20,6 +20,7 @@ class Need(Enum):
     DEVICE = "a GPU"
     DEVICE_DRAWS = "samples drawn on a GPU"
     COMPILE = "a compiled model"
+    COMPONENT = "the largest component"
 
 
 class Cannot(NamedTuple):

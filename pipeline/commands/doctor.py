@@ -63,9 +63,10 @@ def examine() -> dict[str, Any]:
 def supported() -> dict[str, Any]:
     """What systems and their forms cannot do, by part."""
     from ..config.refusals import table
+    from ..ingest.convert import IN_PIECES
 
     found: dict[str, Any] = {}
-    for part, row in table():
+    for part, row in (*table(), *(("convert, in pieces", row) for row in IN_PIECES)):
         word = "no" if row.applies else "-"
         found.setdefault(part, {})[row.need.value] = f"{word}: {row.part} {row.because}"
     return found

@@ -85,6 +85,8 @@ def needs_of(
         needs[Need.QUEUE] = QUEUE_GIVEN
     if job.device != "cpu":
         needs[Need.DEVICE] = Asked(f"device is '{job.device}'", "device")
+    if job.kernel in ("cuda", "cugraph") and "kernel" in job.model_fields_set:
+        needs[Need.DEVICE_DRAWS] = Asked(f"kernel is '{job.kernel}'", "kernel")
     if job.train.compile:
         needs[Need.COMPILE] = Asked("train.compile is true", "train.compile")
     return needs

@@ -276,6 +276,7 @@ def _without_sampler(job: Job, table: Mapping[str, Any]) -> Job:
     """A resolved job of a system without sampling. Raises InputError if the table has sampling keys or names an unknown
     partitioner."""
     needs = needs_of(job, sampler=_named_sampler(table))
+    refuse(Need.DEVICE_DRAWS, needs, job)
     refuse(Need.TIMES, needs, job)
     if table.get("sampler"):
         raise InputError(

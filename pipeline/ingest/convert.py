@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...stages.capabilities import Cannot, Need
 from ...storage.dataset import counted_outputs
 from ...storage.dataset_store import KIND, FeaturesFormat, features_access, graph_access, write_dataset
 from ...storage.errors import InputError, RunError, StoreError, nearest, whole_number
@@ -42,6 +43,13 @@ FORMATS = ("zarr", "npy")
 LAYOUT = 6
 """Changes with the files of an ingest under way: one of another version is not gone on with."""
 DEFAULT_MEMORY = "2GiB"
+IN_PIECES = (
+    Cannot("components=largest", Need.COMPONENT, "needs the whole graph"),
+    Cannot("times", Need.TIMES, "are read with the whole graph"),
+    Cannot("links", Need.LINKS, "are taken out of the whole graph"),
+    Cannot("labels of edges", Need.EDGE_LABELS, "are read beside the whole graph"),
+)
+"""What is not read in pieces; such tables are read into memory first."""
 
 
 @dataclass(frozen=True)
@@ -132,14 +140,15 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
         return ""
     if not at_url and not is_in_pieces(find_source(expanded(spec), options)):
         return "files other than Parquet and CSV are read as a whole"
-    if options.components == "largest":
-        return "components=largest needs the whole graph"
-    if options.edge_time is not None or options.node_time is not None:
-        return "times are read with the whole graph"
-    if options.task == "link":
-        return "links are taken out of the whole graph"
-    if options.labels_of == "edges":
-        return "labels of edges are read beside the whole graph"
+    asked = {
+        Need.COMPONENT: options.components == "largest",
+        Need.TIMES: options.edge_time is not None or options.node_time is not None,
+        Need.LINKS: options.task == "link",
+        Need.EDGE_LABELS: options.labels_of == "edges",
+    }
+    for row in IN_PIECES:
+        if asked[row.need]:
+            return f"{row.part} {row.because}"
     if options.dangling_edges == "add" or options.relation_column is not None:
         return "nodes and relations are those of all edges"
     if options.one_hot is not None:

@@ -26,9 +26,10 @@ from ...stages.sample.base import Sampler, check_kernel, reads_times
 from ...stages.sample.neighbor import NeighborSampler
 from ...stages.schedule.policies import Epochs
 from ...storage.errors import InputError
-from ..config.capabilities import Form
+from ..config.capabilities import Form, needs_of
 from ..config.job import Job
 from ..config.records import needs_topology_there, record_type
+from ..config.refusals import refuse
 from ..config.schema import Section
 from ..config.systems import Inputs, Registered, System
 
@@ -156,11 +157,7 @@ def _check_queue(job: Job, sample: SampledByOwners) -> None:
             "bulk.local_seeds is true, so that minibatches depend on the ranks that train, but they come from a store "
             "(queue.kind, --samples); leave one of them out"
         )
-    if job.kernel == "cuda" and job.queue.kind == "zarr":
-        raise InputError(
-            'kernel is "cuda" and queue.kind is "zarr", but bulk.topology is "partitioned", where owners of rows draw '
-            "into a queue on disk by their processors; leave kernel out"
-        )
+    refuse(Need.DEVICE_DRAWS, needs_of(job), job)
 
 
 def _by_products(algorithm: Algorithm) -> Form:
@@ -187,6 +184,18 @@ class _Bulk(Registered):
             (Cannot('bulk.topology is "partitioned", where', Need.TIMES, "no rank has all edges of a seed"),),
         ),
         *(_by_products(algorithm) for algorithm in ("1.5d", "auto")),
+        Form(
+            "a partitioned topology, a queue on disk",
+            lambda job: job.options.topology == "partitioned" and job.queue.kind == "zarr",
+            "leave kernel out",
+            (
+                Cannot(
+                    'bulk.topology is "partitioned", where owners of rows',
+                    Need.DEVICE_DRAWS,
+                    "draw into a queue on disk by their processors",
+                ),
+            ),
+        ),
         Form(
             "owned features",
             lambda job: job.features == "owned",

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from millrace.pipeline.commands import doctor
+from millrace.tests.contracts.command import command
 
 TWO = """580.65.06, NVIDIA H100 80GB HBM3, 81559, 512
 580.65.06, NVIDIA GB10, [N/A], [N/A]
@@ -104,3 +105,13 @@ def test_what_is_there_has_its_version(smi, monkeypatch):
     gpu = doctor.examine()["gpu"]
     assert (gpu["triton"], gpu["dask-cuda"], gpu["rmm"], gpu["nccl"]) == ("3.7.1", "26.10.0", "26.10.0", "2.29.7")
     assert gpu["torch"] == "CUDA 13.0, sees 2 GPUs"
+
+
+def test_what_does_not_run_is_listed_with_its_reason():
+    found = doctor.supported()
+    assert found["retexo"]["features of edges"] == "no: system 'retexo' gives its layers rows of nodes only"
+    assert found["sar"]["a queue on disk"].startswith("-: ")
+    assert found["convert, in pieces"]["samples by time"] == "no: times are read with the whole graph"
+    code, out, _ = command("doctor", "--support")
+    assert code == 0
+    assert all(f"\n{part}\n" in f"\n{out}" for part in found)

@@ -70,6 +70,21 @@ def test_forms_that_are_chosen_have_rows_of_their_own(config: dict[str, Any], be
         refuse(Need.MAPPED, needs_of(job), job)
 
 
+@pytest.mark.parametrize("kernel", ["cuda", "cugraph"])
+def test_a_kernel_is_refused_where_nothing_is_sampled(kernel: str) -> None:
+    with pytest.raises(
+        RefusedError, match=f"^kernel is '{kernel}', but system 'sar' samples nothing; leave kernel out$"
+    ):
+        resolve({"system": "sar", "kernel": kernel})
+
+
+def test_owners_do_not_draw_on_gpus_into_a_queue_on_disk() -> None:
+    bulk = {"topology": "partitioned"}
+    job = resolve({"bulk": bulk, "queue": {"kind": "zarr"}, "kernel": "cuda", "device": "cuda", "ranks": 2})
+    with pytest.raises(RefusedError, match="where owners of rows draw into a queue on disk by their processors; leave"):
+        refuse(Need.DEVICE_DRAWS, needs_of(job), job)
+
+
 def test_forms_that_are_not_chosen_have_none() -> None:
     for config in ({"system": "sar", "ranks": 2}, {"system": "grappa"}, {"system": "retexo", "ranks": 2}):
         job = resolve({**config, "graph": "mapped"})
