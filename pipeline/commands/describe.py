@@ -28,6 +28,9 @@ from ...storage.typed.features import TypedFeatures
 from ...storage.typed.graph_types import GraphTypes, edges_of_types
 from ...storage.urls import is_url
 from ..config.load import Job
+from ..datasets.readers.reader import Request
+from ..datasets.readers.registry import reader_of
+from ..datasets.schema.source import GraphTables
 from ..setup.open_data import open_data
 from ..setup.open_queue import open_queue
 from ..setup.result import read_result
@@ -69,12 +72,25 @@ def describe(path: str, minibatch: str | None, job: Job | None = None) -> dict[s
         if "in_degree" in store.meta:
             return _dataset_store(store)
     if format_ in (None, "dataset"):
-        return _dataset(open_data(job or Job(), path, silent))
+        return _dataset(open_data(job or Job(), path, silent)) | _roles(path, job or Job())
     store = open_store(folder, format_)
     made = {f"made from {k}": v for k, v in store.fingerprint.items()}
     if format_ == PARTITIONING:
         return {**_partitions(store), **made}
     return {"holds": f"a store of kind {format_}", **store.meta, **made}
+
+
+def _roles(path: str, job: Job) -> dict[str, Any]:
+    """Files and columns of tables, each with its role and the reason; empty for other sources."""
+    reader = reader_of(path)
+    if reader is None or reader.is_clean:
+        return {}
+    found = reader.read(path, Request(options=job.read, pairs=job.read.pairs))
+    if not isinstance(found, GraphTables):
+        return {}
+    from ..datasets.readers.graph import schema_at
+
+    return dict(schema_at(found, job.read).show())
 
 
 def _run(folder: Path) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from .edge_labels import labelled_edges
 from .edges import with_labelled_edges
 from .links import link_dataset, links_of_sets
 from .pair_relation import with_pair_relation
+from .readers.foreign.public import how_to_get
 from .readers.foreign.refused import check_read, looks_like_npz
 from .readers.npz import read_npz
-from .readers.public import how_to_get
 from .readers.reader import Request, path_of
 from .readers.registry import READERS, check_no_table_options, forms, reader_of
 from .readers.triples import Triples
@@ -85,7 +85,8 @@ def open_dataset(
         plain = replace(options, pairs=None, relation=None)
         if options.pairs is not None:  # the sets are those of the pairs
             plain = replace(plain, overlapping_splits="error")
-        plain = _opened(spec, Request(name, plain, None, seed, features, graph))
+        divided = options.pairs is not None or split is not None
+        plain = _opened(spec, Request(name, plain, None, seed, features, graph, options.pairs, divided))
         found = link_dataset(
             plain,
             pairs=options.pairs,
@@ -106,7 +107,7 @@ def _with_edge_labels(spec: str | Path | object, request: Request) -> Dataset:
     options = request.options
     if options.task == "link":
         raise InputError("task is 'link', which has no labels, but labels_of is 'edges'; leave one of them out")
-    plain = _opened(spec, replace(request, options=_of_graph(spec, options), split=None))
+    plain = _opened(spec, replace(request, options=_of_graph(spec, options), split=None, pairs=options.pairs))
     if plain.of_pairs:
         for key in ("pairs", "relation"):
             if (given := getattr(options, key)) is not None:

@@ -14,7 +14,7 @@ from ..cleaning.node_ids import as_one_kind
 from ..cleaning.options import ReadOptions
 from ..schema.roles import schema_of
 from ..schema.source import GraphTables, SourceTable
-from .tables import ReadTable, reading
+from .tables import ReadTable, joined, plain, reading
 
 pc: Any = pyarrow.compute
 """Functions that pyarrow generates when it is imported, which type checkers cannot see."""
@@ -73,6 +73,9 @@ def by_relation(
 
 def schema_only(table: SourceTable) -> ReadTable:
     """A table of Parquet files whose rows are not read."""
-    with reading(table.files[0]):
-        head = pq.read_schema(table.files[0])
-    return ReadTable(table, head.empty_table(), (head,))
+    heads = []
+    for path in table.files:
+        with reading(path):
+            heads.append(pq.read_schema(path))
+    empty = plain(joined([head.empty_table() for head in heads], table.files, from_csv=False))
+    return ReadTable(table, empty, tuple(heads))

@@ -21,7 +21,7 @@ from ..cleaning.node_ids import as_one_kind, is_text, numbered_by_name, renumber
 from ..cleaning.options import ReadOptions
 from ..cleaning.raw import AnyArray, Ordered, Raw
 from ..cleaning.typed import OF_NODES, TypedRaw, check_followed, clean_typed, noted
-from ..schema.columns import Columns
+from ..schema.columns import NONE, Columns
 from ..schema.roles import Schema, schema_of
 from ..schema.source import GraphTables, SourceTable
 from ..schema.unread import check_unread
@@ -69,6 +69,8 @@ def read_graph(source: GraphTables, request: Request) -> Raw | Dataset:
         InputError: a file, a column or an id is not as expected; says what to change.
     """
     options = request.options
+    if request.is_divided and options.split is None:
+        options = replace(options, split=NONE)
     if is_typed(source, options):
         with about(source.name):
             check_options(source.path, options)
@@ -101,6 +103,8 @@ def check_edge_rows(source: object, rows: Sequence[tuple[SourceTable, int]]) -> 
     """Notes on tables of edges without rows. Raises InputError if there is no edge at all."""
     if any(count for _, count in rows):
         return [f"Relation {t.title.removeprefix('edges-')} has no edges." for t, count in rows if not count]
+    if not rows:
+        raise InputError(f"{source}: there is no table of edges; expected one with the columns src and dst")
     table = rows[0][0]
     file = table.files[0].name if table.files else table.title
     if table.rows is not None:
@@ -124,6 +128,17 @@ def check_ends(key: RelationType, node_types: Sequence[str]) -> None:
                 f"the relation {','.join(key)} has ends of type '{t}', but there is no nodes-{t}; expected one of "
                 f"{', '.join(node_types)}{nearest(t, list(node_types))}: rename the file of edges, or give the nodes"
             )
+
+
+def schema_at(source: GraphTables, options: ReadOptions) -> Schema:
+    """The schema of some tables; of Parquet without their rows. Raises InputError like `read_graph`."""
+    every = [
+        schema_only(t)
+        if t.files and all(f.name.lower().endswith(".parquet") for f in t.files)
+        else read_rows(t, options)
+        for t in source.tables
+    ]
+    return schema_of(source, [read.rows.schema for read in every], options)
 
 
 @dataclass(eq=False)

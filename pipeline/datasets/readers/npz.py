@@ -34,8 +34,8 @@ from ..cleaning.options import Direction
 from ..cleaning.raw import AnyArray, Hint, Raw
 from ..cleaning.splits import as_flags
 from .foreign.npz_layouts import CSR, OwnArrays, layout_of, matrix_of
+from .foreign.npz_words import own_names
 from .npz_members import load_members
-from .npz_words import own_names
 from .python import distinct_names
 
 KNOWN = ("edge_index", "y", "x", "x_indptr", "x_indices", "x_data", "x_shape", "edge_weight", "edge_attr", "meta")

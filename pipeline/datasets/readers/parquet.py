@@ -137,6 +137,10 @@ def sets_of(bits: npt.NDArray[np.uint8] | None) -> dict[str, npt.NDArray[np.bool
 
 
 def _bits_of_words(column: pa.ChunkedArray, what: str) -> npt.NDArray[np.uint8]:
+    if pa.types.is_nested(column.type):
+        raise InputError(
+            f"column {what} is {column.type}; expected train, val, test or null: set read.split=none if it is no split"
+        )
     found = column.combine_chunks().dictionary_encode()
     values = found.dictionary.to_pylist()
     sets = [part_of(v) if isinstance(v, str) else None for v in values]

@@ -24,6 +24,10 @@ class Request:
     """Place of a Millrace store's features."""
     graph: GraphAccess = "memory"
     """Place of its graph."""
+    pairs: str | None = None
+    """File of pairs, which is no table of the graph."""
+    is_divided: bool = False
+    """Links are divided by a file of pairs or a split that is named, so by no column of the edges."""
 
 
 @dataclass(frozen=True)

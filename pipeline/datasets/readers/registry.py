@@ -100,7 +100,9 @@ def _read_tables(source: Any, request: Request) -> GraphTables:
     from .tables import tables_of_edge_file, tables_of_folder
 
     path = expanded(source)
-    return (tables_of_folder if path.is_dir() else tables_of_edge_file)(path, request.options, request.name)
+    if path.is_dir():
+        return tables_of_folder(path, request.options, request.name, request.pairs)
+    return tables_of_edge_file(path, request.options, request.name)
 
 
 def _read_ogb_name(source: Any, request: Request) -> Raw:

@@ -46,8 +46,10 @@ def _is_text(kind: Kind, texts: set[str], numbers: set[str], name: str) -> bool:
     return name in texts or (name not in numbers and is_text_first(name, kind))
 
 
-def tables_of_folder(folder: Path, options: ReadOptions, name: str | None = None) -> GraphTables:
-    """The tables of a folder. See `schema.files`.
+def tables_of_folder(
+    folder: Path, options: ReadOptions, name: str | None = None, pairs: str | None = None
+) -> GraphTables:
+    """The tables of a folder. See `schema.files`. The file of `pairs` is none of several tables of edges.
 
     Raises:
         InputError: it is not clear what its files are, or a table is missing.
@@ -55,10 +57,14 @@ def tables_of_folder(folder: Path, options: ReadOptions, name: str | None = None
     if options.nodes_file is not None:
         raise InputError(f"nodes_file is given, but {folder} is a folder, whose nodes* are read; leave it out")
     entries, left = of_folder.entries_in(folder), list[tuple[str, str]]()
-    if options.pairs is not None:
-        pairs = expanded(options.pairs).resolve()
-        left = [(n, "it is the file of pairs") for n, files in entries.items() if pairs in {f.resolve() for f in files}]
-    entries = {n: files for n, files in entries.items() if n not in dict(left)}
+    if pairs is not None:
+        own = expanded(pairs).resolve()
+        left = [(n, "it is the file of pairs") for n, files in entries.items() if own in {f.resolve() for f in files}]
+    others = {n: files for n, files in entries.items() if n not in dict(left)}
+    if any(n.startswith("edges") and of_folder.are_tables([n]) for n in others):
+        entries = others
+    else:
+        left = []
     tables = tuple(
         _with_folder_columns(table, folder) for table in of_folder.tables_of(entries, folder, needs_nodes(options))
     )

@@ -373,6 +373,8 @@ class Assignment:
         split, masks = None, dict[str, str]()
         if labelled:
             labels, (split, masks) = self.of_labels(), self.of_split()
+        elif self.options.task == "link" and self.options.labels_of == "nodes" and self.options.split is None:
+            self._check_no_sets()
         by_word = words.first_of(self.free(), words.WEIGHTS)
         weight = self.one("weight", "weight", [] if by_word is None else [by_word])
         features = self.of_features("edge_feature_columns")
@@ -386,6 +388,14 @@ class Assignment:
             ends=ends, time=time, relation=relation, labels=labels, split=split, masks=masks, weight=weight,
             features=features,
         )  # fmt: skip
+
+    def _check_no_sets(self) -> None:
+        """A fault of a column of sets, which links are not divided by."""
+        if found := [*self._split_words(), *self._mask_words().values()]:
+            self.problems.add(
+                f"{self.source}: {self.table.title} has the column {found[0]}, and links are not divided by it: give "
+                "the file of edges as pairs=FILE too, which reads it, or set read.split=none to draw a split"
+            )
 
     def _ends(self) -> tuple[str, str]:
         """Columns of the two ends of edges; a fault if they are not clear."""

@@ -59,6 +59,8 @@ def _sample(ends: Sequence[tuple[Rows, str]]) -> list["pa.ChunkedArray"]:
     for rows, column in ends:
         pieces, count = [], 0
         for piece in rows((column,)):
+            if not _may_be_ids(piece[column].type):
+                return []
             pieces.append(piece[column].slice(0, SAMPLE_ROWS - count))
             count += len(pieces[-1])
             if count >= SAMPLE_ROWS:

@@ -1,5 +1,7 @@
 """People's own tables are read rightly, or refused: the same in memory and out of core, unless said."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -152,3 +154,52 @@ def test_labels_of_edges_are_not_their_weights(tmp_path):
     options = mr.ReadOptions(direction="directed", labels_of="edges", label_columns="weight", task="regression")
     data = same(folder, tmp_path, options, split="fraction:0.5,0.2")
     assert not data.graph.is_weighted and data.labels.ravel().tolist() == [1.0] * V
+
+
+def test_links_are_not_split_at_random_beside_a_column_of_sets(tmp_path):
+    rows = "".join(f"{v},{(v * 5 + 1) % V},{SPLIT[v % 3]}\n" for v in range(V))
+    folder = write(tmp_path / "g", nodes=nodes_csv("id,age", lambda v: (v, v)), edges="src,dst,set\n" + rows)
+    links = {"direction": "directed", "task": "link"}
+    with pytest.raises(InputError, match=r"edges has the column set, and links are not divided by it: .* pairs=FILE"):
+        mr.open_dataset(folder, options=mr.ReadOptions(**links))
+    drawn = mr.open_dataset(folder, options=mr.ReadOptions(**links, split="none"), split="fraction:0.5,0.2")
+    assert drawn.task == "link"
+
+
+def test_a_split_of_lists_is_none(tmp_path):
+    (folder := tmp_path / "g").mkdir()
+    pq.write_table(pa.table({"label": [0, 1] * 6, "split": [[1.0]] * 12}), folder / "nodes.parquet")
+    (folder / "edges.csv").write_text("src,dst\n0,1\n1,2\n")
+    with pytest.raises(InputError, match=r"column nodes\.split is list.*set read\.split=none"):
+        mr.open_dataset(folder, options=mr.ReadOptions(direction="directed"))
+
+
+def test_a_file_of_pairs_in_the_folder_is_no_table_of_its_edges(tmp_path):
+    rows = "".join(f"{v},{(v * 5 + 1) % V},{SPLIT[v % 3]}\n" for v in range(V))
+    folder = write(tmp_path / "g", nodes=nodes_csv("id,age", lambda v: (v, v)), edges="src,dst,split\n" + rows)
+    links = {"direction": "directed", "task": "link"}
+    both = mr.open_dataset(folder, options=mr.ReadOptions(**links, pairs=str(folder / "edges.csv")))
+    assert len(both.split.val) == V // 3
+    (folder / "edges_sets.csv").write_text("src,dst,split\n" + rows)
+    (folder / "edges.csv").write_text(edges_csv())
+    beside = mr.open_dataset(folder, options=mr.ReadOptions(**links, pairs=str(folder / "edges_sets.csv")))
+    assert len(beside.split.val) == V // 3
+    assert "edges_sets.csv was left out: it is the file of pairs." in beside.notes
+    with pytest.raises(InputError, match="several tables of edges"):
+        mr.open_dataset(folder, options=mr.ReadOptions(**links))
+
+
+def test_inspect_shows_the_role_of_each_column(tmp_path):
+    from millrace.tests.contracts.command import command
+
+    nodes = nodes_csv("customerId,age,kind,city", lambda v: (v, 100 + v // 2, f"k{v % 3}", "x"))
+    folder = write(tmp_path / "g", nodes=nodes, edges=edges_csv("from", "to"))
+    sets = [f"read.{key}={value}" for key, value in OPTIONS.items()]
+    code, out, err = command("inspect", folder, *(part for text in sets for part in ("--set", text)), "--json")
+    assert code == 0, err
+    shown = json.loads(out)
+    assert shown["nodes.customerId"] == "id (by its name)" and shown["edges.to"] == "target (by its name)"
+    assert (
+        shown["nodes.age"] == "feature (read.feature_columns)" and shown["nodes.kind"] == "label (read.label_columns)"
+    )
+    assert shown["nodes.city"].startswith("not read") and shown["files of nodes"] == "nodes.csv"

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ....storage.dataset import SPLITS
-from ....storage.errors import InputError
-from ....storage.plural import listed
-from ..schema import words
+from .....storage.dataset import SPLITS
+from .....storage.errors import InputError
+from .....storage.plural import listed
+from ...schema import words
 
 OWN = (
     "edge_index", "y", "x", "x_indptr", "x_indices", "x_data", "x_shape", "edge_weight", "edge_attr", "edge_time",

@@ -1,6 +1,6 @@
 """Advice for names of public datasets that do not come with Millrace."""
 
-from ....storage.errors import closest
+from .....storage.errors import closest
 
 OGB = ("ogbn-arxiv", "ogbn-products", "ogbn-proteins", "ogbn-papers100M", "ogbn-mag")
 """The node-property datasets of the Open Graph Benchmark."""
