@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ...storage.printable import in_table
+from ..telemetry.printable import in_table
 
 CARD = "model_card.md"
 FILES = ("model.pt", "learned.npy")

@@ -19,9 +19,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from ...storage.printable import printable
 from .events import Emit, EpochDone, Event, Note, StageAdvanced, StageEnded, StageStarted, StepDone, silent
 from .main_metric import main_metric_of_epoch
+from .printable import printable
 
 QUIET_S = 2.0
 """Shortest interval between two lines of progress in plain output."""

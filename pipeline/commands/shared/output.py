@@ -5,7 +5,7 @@ import os
 import sys
 from typing import Any
 
-from ....storage.printable import printable
+from ...telemetry.printable import printable
 
 
 def say(text: str, err: bool = False) -> None:

@@ -1,6 +1,6 @@
 """Names that would move a terminal's cursor, or be read as markup."""
 
-from millrace.storage.printable import in_table, printable
+from millrace.pipeline.telemetry.printable import in_table, printable
 
 
 def test_control_characters_become_escapes_and_lines_stay() -> None:
