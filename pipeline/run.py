@@ -22,14 +22,14 @@ from .config.systems import System
 from .custom.own_code import OwnCode, own_code, split_loss, split_options
 from .machine.deadline import checkpoints_in
 from .ready import ready_to_run
-from .report.model_card import CARD, model_card
+from .report.model_card import CARD, data_section, model_card
 from .report.reading import EventHistory, read_events
 from .setup.open_queue import is_being_written, lock_queue_folder, own_queue
 from .setup.prepare import Prepared
 from .setup.python_inputs import (
     keep_inputs,
 )
-from .setup.result import SECONDS, STOPPED, Result, by_class, versions, write_json
+from .setup.result import DATA_CARD, SECONDS, STOPPED, Result, by_class, versions, write_json
 from .setup.run_folder import (
     CHECKPOINTS,
     JOB,
@@ -160,6 +160,9 @@ def _run(
         if resume:
             check_resumable(folder, job, prepared.fingerprint, prepared.dataset, renew=True)
         write_atomically(folder / JOB, job.to_toml())
+        if (card := prepared.dataset.card) is not None:
+            more = {"notes": list(prepared.dataset.notes), "options": dict(prepared.dataset.read_as)}
+            write_json(folder / DATA_CARD, {**card, **more})
         keep_inputs(folder, job, ready.in_memory, module, prepared.fingerprint, code)
         if prepared.system.clients != "ranks":
             prepared = with_clients(prepared, folder)
@@ -227,7 +230,8 @@ def _card(result: Result, prepared: Prepared, folder: Path) -> str:
     state = torch.load(folder / MODEL, weights_only=True)
     numbers = sum(value.numel() for value in state.values())
     job = prepared.job.model_dump(mode="json")
-    return model_card(result.to_record(), job, prepared.outline.splits, numbers, prepared.code.names)
+    text = model_card(result.to_record(), job, prepared.outline.splits, numbers, prepared.code.names)
+    return text + data_section(prepared.dataset.card, prepared.dataset.notes)
 
 
 def peaks_of(reports: Sequence[RankReport], history: EventHistory) -> list[int]:

@@ -96,6 +96,8 @@ class Dataset:
     those of a minibatch out of its samples."""
     read_as: Mapping[str, Any] = field(default_factory=dict)
     """Options that the input was read with, by name, other than the defaults; tomorrow's input is read likewise."""
+    card: Mapping[str, Any] | None = None
+    """What was read, filled and scaled, as plain values (see `storage.stored.data_card`); None: it was not read."""
 
     @property
     def num_nodes(self) -> int:

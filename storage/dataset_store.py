@@ -1,6 +1,6 @@
 """Datasets as committed stores: graph, labels, split and features. Features may stay on disk when a store is opened."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -14,9 +14,7 @@ from .errors import InputError, StoreError, nearest
 from .features import ArrayFeatures, FeatureStore, MappedFeatures, WidenedFeatures, ZarrFeatures
 from .fingerprint import (
     GRAPH_DIGESTS,
-    ArrayDigest,
     DatasetDigests,
-    describe_features,
     digest_record,
     feature_sample_digest,
     features_fingerprint,
@@ -30,11 +28,14 @@ from .store.arrays import Rows, write_arrays
 from .store.committed_folder import committed_folder, sweep_leftovers
 from .store.full_disk import needing_space
 from .store.manifest import write_manifest
-from .store.narrow import FEATURE_DTYPES, FeatureDtype, narrow, row_width, stored_dtype, stored_width, widen
-from .store.npy import npy_header, row_pieces
+from .store.narrow import FEATURE_DTYPES, FeatureDtype, row_width
+from .store.npy import npy_header
 from .store.store import Store, open_store
+from .stored.data_card import CARD, card_of
+from .stored.digested import NARROW, DigestedArray, DigestedRows
 from .stored.edge_features import OF_EDGES, edge_feature_width, open_edge_features
 from .stored.graph import StoredGraph, StoredRows, checked_unit
+from .stored.narrowed import lost_notes
 from .stored.read_as import reading_of
 from .stored.version1 import read_version_1, store_of_version_1
 from .typed.features import TypedFeatures
@@ -46,74 +47,9 @@ MANIFEST_DIGESTS = ("labels", "train", "val", "test", "feature_sample")
 """Digests in the manifest of a dataset beside its fingerprint. See `fingerprint.DatasetDigests`."""
 OF_SOME_GRAPHS = ("part_offsets", "edge_type", "edge_time", "node_time")
 """Arrays of a graph that are compressed, whatever the format of the others."""
-NARROW = tuple(kind for kind in FEATURE_DTYPES if kind != "float32")
 FeaturesFormat = Literal["zarr", "npy"]
 FeaturesAccess = Literal["memory", "mapped", "zarr"]
 GraphAccess = Literal["memory", "mapped"]
-
-
-class _DigestedRows:
-    """Rows of a feature store for a writer that reads them once, in order, as they are to be kept; computes their
-    digests on the way."""
-
-    def __init__(self, features: FeatureStore, kind: FeatureDtype | None) -> None:
-        """
-        Args:
-            features: the rows.
-            kind: rows are narrowed to it; None: they stay as they are.
-        """
-        self.read_shape = (features.num_rows, features.num_features)
-        self.read_dtype = np.dtype(features.dtype if kind is None else np.float32)
-        self.shape = (
-            self.read_shape[0],
-            self.read_shape[1] if kind is None else stored_width(kind, self.read_shape[1]),
-        )
-        self.dtype = self.read_dtype if kind is None else stored_dtype(kind)
-        self._features = features
-        self._kind: FeatureDtype | None = kind
-        self._digest = ArrayDigest(self.read_dtype, self.read_shape)
-        self._next = 0
-        self._sampled = sampled_rows(features.num_rows)
-        self._sample: list[npt.NDArray[Any]] = []
-
-    def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
-        assert rows.start == self._next, "rows must be read once each, in order"
-        self._next = rows.stop
-        out = read = self._features.gather(np.arange(rows.start, rows.stop))
-        if self._kind is not None:
-            out = narrow(read, self._kind)
-            read = widen(out, self._kind)
-        self._digest.update(read)
-        first, stop = np.searchsorted(self._sampled, (rows.start, rows.stop))
-        self._sample.append(read[self._sampled[first:stop] - rows.start])
-        return out
-
-    def pieces(self) -> Iterator[npt.NDArray[Any]]:
-        for rows in row_pieces(self.shape, self.dtype.itemsize):
-            yield self[rows]
-
-    def digests(self) -> dict[str, str]:
-        """Digests of the features by the names of `DatasetDigests`, once all rows were read."""
-        rows, width = self.read_shape
-        empty = np.empty((len(self._sampled), width), self.read_dtype)  # rows without columns need not be read
-        sample = np.concatenate(self._sample) if width and self._sample else empty
-        return {
-            "features": describe_features(rows, width, self.read_dtype, self._digest.hexdigest()),
-            "feature_sample": feature_sample_digest(rows, sample),
-        }
-
-
-class _DigestedArray:
-    """Array of a graph for a writer that reads it once, in order; computes its digest on the way."""
-
-    def __init__(self, array: Rows, dtype: str) -> None:
-        self.shape, self.dtype, self._array = array.shape, array.dtype, array
-        self.digest = ArrayDigest(dtype, array.shape)
-
-    def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
-        out = self._array[rows]
-        self.digest.update(out)
-        return out
 
 
 def write_dataset(
@@ -149,7 +85,7 @@ def write_dataset(
     before = features.kind if isinstance(features, WidenedFeatures | TypedFeatures) else None
     kind = before if feature_dtype is None else feature_dtype
     of_graph: dict[str, Any] = {
-        name: _DigestedArray(array, dtype)
+        name: DigestedArray(array, dtype)
         for name, dtype in GRAPH_DIGESTS.items()
         if (array := graph.written(name)) is not None
     }
@@ -159,12 +95,12 @@ def write_dataset(
     if names is not None:
         arrays |= {"node_name_text": names.text, "node_name_starts": names.starts}
     arrays |= {name: array for name in PAIR_ARRAYS if (array := getattr(dataset, name)) is not None}
-    of_edges = None if graph.edge_features is None else _DigestedRows(graph.edge_features, None)
+    of_edges = None if graph.edge_features is None else DigestedRows(graph.edge_features, None)
     if of_edges is not None:
         arrays[OF_EDGES] = of_edges
     flat = {*(of_graph if graph_format == "npy" else ()), *([OF_EDGES] if features_format == "npy" else [])}
     whole = {"": features} if typed is None else {f"_{t}": part for t, part in enumerate(typed)}
-    rows = {suffix: _DigestedRows(part, kind) for suffix, part in whole.items()}
+    rows = {suffix: DigestedRows(part, kind) for suffix, part in whole.items()}
     meta: dict[str, Any] = {
         "name": dataset.name,
         "num_classes": dataset.num_classes,
@@ -175,6 +111,7 @@ def write_dataset(
         **({"graph_format": graph_format} if graph_format == "npy" else {}),
         "in_degree": degree_summary(*np.unique(graph.in_degree, return_counts=True)),
         **({} if dataset.class_names is None else {"class_names": list(dataset.class_names)}),
+        **({} if dataset.card is None else {CARD: dict(dataset.card)}),
         **({"has_unknown": dataset.has_unknown} if dataset.task == "multilabel" else {}),
         **({} if names is None or names.integers is None else {INTEGER_NAMES: names.integers}),
         **({} if graph.time_unit is None else {"time_unit": graph.time_unit}),
@@ -195,6 +132,8 @@ def write_dataset(
         entries = write_arrays(folder, arrays, npy=flat)
         digested = {n: of_graph[n].digest.hexdigest() if n in of_graph else None for n in GRAPH_DIGESTS}
         made = [each.digests() for each in rows.values()]
+        if kind is not None and kind in NARROW:
+            meta["notes"] += lost_notes(dataset, kind, [each.loss for each in rows.values()])
         if isinstance(dataset.features, TypedFeatures):
             digest = typed_fingerprint([d["features"] for d in made])
             sample = dataset.features.gather_rounded(sampled_rows(graph.num_nodes), kind)
@@ -425,6 +364,7 @@ def open_dataset_store(
         edge_features=open_edge_features(store, features),
         time_unit=checked_unit(store),
     )
+    pairs: dict[str, Any] = {name: store.read(name) for name in PAIR_ARRAYS if name in store}
     with proving(store.path):
         dataset = Dataset(
             store.value("name", str),
@@ -437,9 +377,10 @@ def open_dataset_store(
             tuple(map(str, store.value("notes", list))),
             called,
             tuple(map(str, store.value("class_names", list))) if "class_names" in store.meta else None,
-            **{name: store.read(name) for name in PAIR_ARRAYS if name in store},
+            **pairs,
             hides_pairs=bool(store.meta.get("hides_pairs", False)),
             read_as=reading_of(store),
+            card=card_of(store),
         )
     check_loaded(store, dataset, graph)
     with proving(store.path):

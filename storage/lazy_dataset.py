@@ -35,6 +35,7 @@ from .fingerprint import GRAPH_DIGESTS, graph_fingerprint
 from .graph import Graph, IntArray, check_indptr, check_of_edges, check_offsets, check_times
 from .node_names import NodeNames, open_names
 from .store.store import Store, open_store
+from .stored.data_card import card_of
 from .stored.edge_features import edge_feature_width, open_edge_features
 from .stored.graph import StoredGraph, StoredRows, checked_unit
 from .stored.read_as import reading_of
@@ -228,6 +229,7 @@ class LazyDataset(Dataset):
                 class_names=tuple(map(str, store.value("class_names", list))) if "class_names" in store.meta else None,
                 hides_pairs=bool(store.meta.get("hides_pairs", False)),
                 read_as=reading_of(store),
+                card=card_of(store),
                 _split_sizes={name: entries[name]["shape"][0] for name in SPLITS},
                 _width=features_shape(store)[1],
             )
@@ -372,6 +374,7 @@ class LazyDataset(Dataset):
             self.pair_features,
             self.hides_pairs,
             self.read_as,
+            self.card,
         )
 
 

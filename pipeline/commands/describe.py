@@ -22,6 +22,7 @@ from ...storage.store.manifest import kind_in
 from ...storage.store.npy import npy_bytes
 from ...storage.store.paths import expanded
 from ...storage.store.store import Store, open_store
+from ...storage.stored.data_card import card_of, described
 from ...storage.stored.edge_features import open_edge_features
 from ...storage.stored.version1 import store_of_version_1
 from ...storage.typed.features import TypedFeatures
@@ -33,12 +34,14 @@ from ..datasets.readers.registry import reader_of
 from ..datasets.schema.source import GraphTables
 from ..setup.open_data import open_data
 from ..setup.open_queue import open_queue
-from ..setup.result import read_result
+from ..setup.result import read_card, read_result
 from ..setup.run_folder import CHECKPOINTS, JOB
 from ..telemetry.events import silent
 
 SHOWN_SEEDS = 3
 SHOWN_NAMES = 5
+SHOWN_COLUMNS = 20
+"""Most columns of features that are described."""
 
 
 def describe(path: str, minibatch: str | None, job: Job | None = None) -> dict[str, Any]:
@@ -115,7 +118,8 @@ def _run(folder: Path) -> dict[str, Any]:
         for name, value in (result.get(f"{split}_metrics") or {}).items()
     }
     found = {k: result.get(k) for k in keys if not (k.endswith("_accuracy") and result.get("task") in WITHOUT_ACCURACY)}
-    return {**record, **found, **metrics, "last checkpoint": at, **seconds}
+    card = dict(described(read_card(folder), SHOWN_COLUMNS))
+    return {**record, **found, **metrics, "last checkpoint": at, **seconds, **card}
 
 
 def _partitions(store: Store) -> dict[str, Any]:
@@ -213,7 +217,7 @@ def _dataset_store(store: Store) -> dict[str, Any]:
             _add_types(record, types, features, store.value("edges_of_types", list))
     _add_parts(record, store.read("part_offsets") if "part_offsets" in store else None)
     _add_names(record, first_names(store, SHOWN_NAMES + 1), store.meta.get("class_names"))
-    return _with_notes(record, store.value("notes", list))
+    return _with_notes(record | dict(described(card_of(store), SHOWN_COLUMNS)), store.value("notes", list))
 
 
 def _graph_on_disk(store: Store) -> str:
@@ -315,4 +319,4 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
         _add_types(record, types, dataset.features, edges_of_types(dataset.graph))
     _add_parts(record, dataset.graph.part_offsets)
     _add_names(record, dataset.node_names, dataset.class_names)
-    return _with_notes(record, dataset.notes)
+    return _with_notes(record | dict(described(dataset.card, SHOWN_COLUMNS)), dataset.notes)

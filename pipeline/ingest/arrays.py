@@ -21,6 +21,7 @@ from ...storage.fingerprint import (
 )
 from ...storage.store.arrays import chunk_rows, create_array
 from ...storage.store.narrow import FeatureDtype, narrow, stored_dtype, stored_width, widen
+from ...storage.store.narrow_loss import NarrowLoss
 from ...storage.store.npy import make_npy, put_npy
 
 SLICE_BYTES = 64 << 20
@@ -177,30 +178,41 @@ class Matrix(NamedTuple):
 
     def make(self) -> dict[str, Any]:
         """Make the file or the array, unless it is there; return the manifest's entries for it."""
-        with open(self._sample, "ab") as file:
-            file.truncate(len(self._sampled()) * self.row_bytes)
+        for path in (self._sample, self._given):
+            with open(path, "ab") as file:
+                file.truncate(len(self._sampled()) * self.row_bytes)
         if not self.npy:
             return make_arrays(self.store, {self.name: self.kept})
         make_npy(self.store, self.name, *self.kept)
         return {}
 
-    def put(self, first: int, rows: npt.NDArray[np.floating]) -> bytes:
-        """Write rows that begin and end like those of `put_rows`; return the digests of their leaves."""
+    def put(self, first: int, rows: npt.NDArray[np.floating], record: dict[str, Any]) -> str:
+        """Write rows that begin and end like those of `put_rows`; return the digests of their leaves. What is lost is
+        added in `record`."""
         rows = kept = np.ascontiguousarray(rows)
         if self.kind is not None:
-            kept = narrow(rows, self.kind)
+            self._put_sample(first, rows, self._given)
+            kept, given = narrow(rows, self.kind), rows
             rows = widen(kept, self.kind)
-        self._put_sample(first, rows)
+            if self.kind != "float32":
+                loss = NarrowLoss.of_record(record["loss"]) + NarrowLoss.of(given, rows, self.kind)
+                record["loss"] = loss.record()
+        self._put_sample(first, rows, self._sample)
         if self.npy:
             put_npy(self.store, self.name, self.kept[0], first, kept)
         elif kept.size:
             put_rows(self.store, self.name, first, kept)
-        return digest_leaves(rows, self.dtype)
+        return digest_leaves(rows, self.dtype).hex()
 
     @property
     def _sample(self) -> Path:
         """File of the rows that the manifest's digest of a sample is made of."""
         return self.store.with_name(f"sample{self.suffix}")
+
+    @property
+    def _given(self) -> Path:
+        """File of the same rows before they were narrowed."""
+        return self.store.with_name(f"given{self.suffix}")
 
     def _sampled(self) -> npt.NDArray[np.int64]:
         """Numbers of these rows."""
@@ -208,17 +220,24 @@ class Matrix(NamedTuple):
         sampled = sampled_rows(count if self.num_nodes is None else self.num_nodes) - self.nodes_before
         return sampled[(sampled >= 0) & (sampled < count)]
 
-    def _put_sample(self, first: int, rows: npt.NDArray[np.floating]) -> None:
+    def _put_sample(self, first: int, rows: npt.NDArray[np.floating], path: Path) -> None:
         sampled = self._sampled()
         low, high = np.searchsorted(sampled, (first, first + len(rows))).tolist()
         if low < high:
-            with open(self._sample, "r+b") as file:
+            with open(path, "r+b") as file:
                 file.seek(low * self.row_bytes)
                 file.write(rows[sampled[low:high] - first].tobytes())
 
-    def sample(self) -> npt.NDArray[np.floating]:
-        """The sampled rows, once all are put."""
-        return np.fromfile(self._sample, self.dtype).reshape(len(self._sampled()), self.shape[1])
+    def sample(self, given: bool = False) -> npt.NDArray[np.floating]:
+        """The sampled rows, once all are put; with `given` before they were narrowed."""
+        path = self._given if given else self._sample
+        return np.fromfile(path, self.dtype).reshape(len(self._sampled()), self.shape[1])
+
+    def lost(self, loss: NarrowLoss, names: Sequence[str]) -> list[str]:
+        """Notes on what narrowing lost. Raises InputError: see `NarrowLoss.check`."""
+        if self.kind in (None, "float32") or not self.shape[1]:
+            return []
+        return loss.check(self.kind, names, self.sample(given=True), self.sample())
 
     def sample_digest(self) -> str:
         """Digest of a sample of the rows, once all are put. See `feature_sample_digest`."""
@@ -234,7 +253,7 @@ class Matrix(NamedTuple):
         high = stop if stop == self.shape[0] else max(low, stop // chunk * chunk)
         step = chunk * max(1, SLICE_BYTES // (max(1, self.row_bytes) * chunk))
         marks = sorted({low, high, stop, *range(low, high, step)} - {first})
-        record: dict[str, Any] = {"leaves": [], "seams": []}
+        record: dict[str, Any] = {"leaves": [], "seams": [], "loss": NarrowLoss.none(self.shape[1]).record()}
         held: list[npt.NDArray[np.floating]] = []
         at, count = first, 0
         for rows in parts:
@@ -245,7 +264,7 @@ class Matrix(NamedTuple):
                 if at + count == marks[0]:
                     block = held[0] if len(held) == 1 else np.concatenate(held)
                     if low <= at < high:
-                        record["leaves"].append((at, self.put(at, block).hex()))
+                        record["leaves"].append((at, self.put(at, block, record)))
                     else:
                         path = seams.with_name(f"{seams.name}-{at}")
                         np.ascontiguousarray(block).tofile(path)
@@ -265,10 +284,10 @@ def seams_of(records: Sequence[dict[str, Any]], chunk: int) -> list[tuple[int, l
 
 def join_seams(matrix: Matrix, folder: Path, seams: Sequence[tuple[int, Sequence[str]]]) -> dict[str, Any]:
     """Write chunks whose rows lie in several files."""
-    record: dict[str, Any] = {"leaves": []}
+    record: dict[str, Any] = {"leaves": [], "loss": NarrowLoss.none(matrix.shape[1]).record()}
     for first, names in seams:
         rows = np.concatenate([np.fromfile(folder / name, matrix.dtype) for name in names])
-        record["leaves"].append((first, matrix.put(first, rows.reshape(-1, matrix.shape[1])).hex()))
+        record["leaves"].append((first, matrix.put(first, rows.reshape(-1, matrix.shape[1]), record)))
     return record
 
 

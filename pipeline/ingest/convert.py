@@ -32,15 +32,15 @@ from ..opening import open_with_cluster
 from ..setup.open_data import with_keys
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 from .budget import budget_of
-from .run import Ingest, Settings
+from .run import Ingest
 from .scratch import commit, scratch, scratch_of, sweep_committed
-from .source import find_source, stamp_of
+from .source import Settings, find_source, stamp_of
 from .tasks import Execute, Stages, inline, parse_memory
 from .typed import TypedIngest
 from .url_files import fetched_store, holds_store, uploaded
 
 FORMATS = ("zarr", "npy")
-LAYOUT = 6
+LAYOUT = 7
 """Changes with the files of an ingest under way: one of another version is not gone on with."""
 DEFAULT_MEMORY = "2GiB"
 IN_PIECES = (
@@ -113,7 +113,13 @@ def _convert(
         as_npy: list[FeaturesFormat] = ["npy" if f == "npy" else "zarr" for f in (formats.features, formats.graph)]
         of_features, of_graph = as_npy
         kind = formats.feature_dtype
-        return write_dataset(out, data, features_format=of_features, graph_format=of_graph, feature_dtype=kind)
+        try:
+            store = write_dataset(out, data, features_format=of_features, graph_format=of_graph, feature_dtype=kind)
+        except InputError as e:
+            raise type(e)(with_keys(str(e))) from e
+        for note in store.value("notes", list)[len(data.notes) :]:
+            emit(Note(with_keys(note)))
+        return store
     try:
         path = spec if isinstance(spec, str) and is_url(spec) else expanded(spec)
         return _ingest(job, path, out, formats, limit, workers, emit)

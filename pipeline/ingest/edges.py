@@ -28,7 +28,7 @@ from ..datasets.cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..datasets.cleaning.raw import AnyArray
 from ..datasets.readers.parquet import numbers_of
 from ..datasets.schema.columns import Columns
-from .feature_rows import FeatureRows
+from .features import FeatureRows
 from .names import NodeMap
 from .source import Span, Table, batches
 from .spill import Cells, Field, RunWriter, read_cells
@@ -203,9 +203,9 @@ def _cleaned(
     ends = [n.astype(np.int64) + work.offsets[kind] if kind else n for n, kind in zip(found, own.kinds)]
     w, rows = None, None
     if own.width:
-        rows = own.feature_rows.of_batch(batch)
+        rows, given = own.feature_rows.of_batch(batch)
         bad = taken_out(rows)
-        held.seen += Seen.of(rows, bad, begin)
+        held.seen += Seen.of(rows, bad, begin, given)
         rows = own.treatment.of(rows, bad)
     if own.width < work.width:
         rows = _widened(rows, batch.num_rows, work.width)

@@ -11,7 +11,9 @@ import pyarrow as pa
 
 from ...storage.dataset import SPLITS
 from ...storage.fingerprint import array_digest
+from ...storage.store.narrow_loss import NarrowLoss
 from ..datasets.cleaning import columns as columns_of
+from ..datasets.cleaning.columns import Card
 from ..datasets.cleaning.filling import Seen, Treatment
 from ..datasets.cleaning.labels import GivenLabels, settled_labels
 from ..datasets.cleaning.node_ids import check_id_column, check_one_kind, have_gaps
@@ -23,7 +25,7 @@ from . import features as feature_tasks
 from .arrays import Matrix, Piece, join_seams, seams_of
 from .budget import Budget
 from .edges import groups_of
-from .feature_rows import FeatureRows, explain_lists, feature_width, treatment_of
+from .features import FeatureRows, explain_lists, feature_width, treatment_of
 from .names import NodeMap, index_names, name_ids, sort_ids
 from .scan import ascend, gathered_labels, gathered_split, scan_nodes
 from .source import Table, spans_of
@@ -60,6 +62,14 @@ def are_text(columns: Mapping[str, IdColumn]) -> bool:
         return False
     check_one_kind({what: column.kind for what, column in columns.items()})
     return True
+
+
+class WrittenRows(NamedTuple):
+    """Features that are written."""
+
+    leaves: dict[int, str]
+    """Digests of leaves by first row."""
+    loss: NarrowLoss
 
 
 class NodeTable:
@@ -175,8 +185,10 @@ class NodeTable:
         """How features are scaled and filled. Raises UnequalListsError: see `explained`."""
         return treatment_of(self.feature_rows(options), self.spans, self._run)
 
-    def write_features(self, matrix: Matrix, treatment: Treatment, notes: list[str]) -> dict[int, str]:
-        """Write the features, cleaned. Returns the digests of their leaves by first row.
+    def write_features(
+        self, matrix: Matrix, treatment: Treatment, notes: list[str], card: Card, of: str = "nodes"
+    ) -> WrittenRows:
+        """Write the features, cleaned. Returns what was written.
 
         Raises:
             InputError: they are no numbers, or NaN where that is an error.
@@ -191,6 +203,7 @@ class NodeTable:
         seen = sum(map(Seen.of_record, written), Seen.none(self.width))
         seen.check(options, notes, self.columns.features)
         columns_of.tell_normalized(seen.magnitude, options, notes)
+        card += treatment.columns_of(seen, self.columns.features, of)
         if moved:
             cells = cells_of(self.map.num_nodes)
             row = 8 + 4 * matrix.shape[1]
@@ -201,12 +214,15 @@ class NodeTable:
             shutil.rmtree(self.folder / "features", ignore_errors=True)
         return self.joined(matrix, written)
 
-    def joined(self, matrix: Matrix, written: list[dict[str, Any]]) -> dict[int, str]:
+    def joined(self, matrix: Matrix, written: list[dict[str, Any]]) -> "WrittenRows":
         """Join the rows of Zarr chunks that several tasks have written. Returns digests as `write_features`."""
         chunks, folder = seams_of(written, matrix.chunk), self.folder / "seams"
         groups = [chunks[i : i + SEAMS_PER_TASK] for i in range(0, len(chunks), SEAMS_PER_TASK)]
         joined = self._run("seams", "joining features", join_seams, [(matrix, folder, group) for group in groups])
-        return {first: leaf for r in [*written, *joined] for first, leaf in r["leaves"]}
+        every = [*written, *joined]
+        losses = [NarrowLoss.of_record(r["loss"]) for r in every]
+        leaves = {first: leaf for r in every for first, leaf in r["leaves"]}
+        return WrittenRows(leaves, sum(losses, NarrowLoss.none(matrix.shape[1])))
 
 
 def settle_labels(
@@ -242,6 +258,7 @@ def settle_labels(
         "task": task,
         "class_names": class_names,
         "has_unknown": bool(np.isnan(y).any()),
+        "stored": bool(stored),
         "notes": notes,
         "split_notes": split_notes,
         "sizes": {name: len(ids) for name, ids in parts.items()},

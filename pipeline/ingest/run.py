@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,10 +24,11 @@ from ...storage.fingerprint import (
 from ...storage.graph import degree_summary, index_dtype
 from ...storage.node_names import INTEGER_NAMES, noted_kind
 from ...storage.store.manifest import write_manifest
-from ...storage.store.narrow import FeatureDtype
+from ...storage.stored.data_card import CARD, data_card, names_in, titled
 from ...storage.stored.edge_features import OF_EDGES
 from ...storage.typed.graph_types import GraphTypes, edge_dtype
 from ..datasets.cleaning import columns as columns_of
+from ..datasets.cleaning.clean import card_facts
 from ..datasets.cleaning.edges import (
     IGNORED,
     REVERSED,
@@ -41,7 +42,6 @@ from ..datasets.cleaning.edges import (
 )
 from ..datasets.cleaning.filling import Seen, Treatment
 from ..datasets.cleaning.node_ids import check_id_column, unknown
-from ..datasets.cleaning.options import ReadOptions
 from ..datasets.readers.csv_file import is_csv
 from ..datasets.readers.graph import check_edge_rows, dropped_note, no_nodes, text_without_ids
 from ..datasets.readers.parquet import UnequalListsError, feature_rows, labels_of, numbers_of
@@ -55,27 +55,12 @@ from . import features as feature_tasks
 from .arrays import Matrix, Output, Piece, Written, make_outputs, sample_of, write_slice
 from .budget import Budget, DiskNeed, check_disk, held_by
 from .edges import EdgeTable
-from .feature_rows import explain_lists, feature_width, treatment_of
-from .nodes import IdColumn, NodeTable, are_text, settle_labels
+from .features import explain_lists, feature_width, treatment_of
+from .nodes import IdColumn, NodeTable, WrittenRows, are_text, settle_labels
 from .scratch import STORE
-from .source import Table, describe, import_csv, spans_of
+from .source import Settings, Table, describe, import_csv, spans_of
 from .spill import cell_sizes
 from .tasks import Stages
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Options of a conversion that decide the contents of the store."""
-
-    options: ReadOptions
-    split: str | None
-    seed: int
-    features: str
-    """Form of the feature rows: zarr or npy."""
-    graph: str = "zarr"
-    """Form of the graph's arrays: zarr or npy."""
-    feature_dtype: FeatureDtype | None = None
-    """Dtype of stored feature rows; None: their own."""
 
 
 class Ingest:
@@ -87,6 +72,8 @@ class Ingest:
         self.notes = list(source.notes)
         self.outputs: list[Output] = []
         self.integer_names: bool | None = None
+        self.card: columns_of.Card = []
+        self.lost: list[str] = []
 
     def run(self) -> None:
         """Make the store, with its manifest.
@@ -143,6 +130,7 @@ class Ingest:
                 raise no_nodes(source.path, table.source)
         schema = schema_of(source, [t.empty.schema for t in tables], options)
         self.notes += schema.notes
+        self.read = schema.record()
         for table, columns in zip(tables, schema.of_tables):
             check_columns(table.heads, table.source, columns, options)
         self.node_tables = [t for t in tables if t.source.kind == "nodes"]
@@ -209,6 +197,13 @@ class Ingest:
             return replace(own, width=own.read_width + len(treatment.indicated), treatment=treatment)
         except UnequalListsError as e:
             raise self._explained(own) from e
+
+    def _tell_edge_features(self, own: EdgeTable, totals: dict[str, Any], notes: list[str]) -> None:
+        """Note what features of edges hold. Raises InputError: see `Seen.check`."""
+        seen, columns, key = Seen.of_record(totals["features"]), own.columns.features, own.table.source.type
+        seen.check(replace(self.settings.options, normalize_features="none"), notes, columns, "edge")
+        of = ",".join(key) if isinstance(key, tuple) else "edges"
+        self.card += own.treatment.columns_of(seen, columns, of) if columns else []
 
     def _in_pieces(self, own: EdgeTable, row_bytes: int = 0) -> EdgeTable:
         """A table of edges whose rows are in pieces, where the features of a row take `row_bytes` or more."""
@@ -303,7 +298,7 @@ class Ingest:
                 check_range(name, low, high, num_nodes)
         if self.ignored:
             notes.append(IGNORED)
-        Seen.of_record(totals["features"]).check(options, notes, self.tables[0].columns.features, "edge")
+        self._tell_edge_features(self.tables[0], totals, notes)
         check_weights(WeightFaults(totals["infinite"], totals["negative"], totals["least_weight"]))
         tell_loops(totals["loops"], totals["first_loop"], options, notes)
         if options.direction == "reverse":
@@ -362,21 +357,29 @@ class Ingest:
 
     # -- features and the rest
 
-    def _write_features(self, groups: Sequence[dict[str, Any]]) -> "Written":
+    def _write_features(self, groups: Sequence[dict[str, Any]]) -> Written:
         options, nodes = self.settings.options, self.nodes
         treatment = nodes.treatment(options) if nodes.width else Treatment(options)
         shape = nodes.map.num_nodes, nodes.width + len(treatment.indicated) or 2
         matrix = Matrix(self.store, shape, self.settings.features == "npy", kind=self.settings.feature_dtype)
         entries = matrix.make()
         if nodes.width:
-            return Written(matrix, entries, nodes.write_features(matrix, treatment, self.notes))
+            return self._written(matrix, entries, nodes.write_features(matrix, treatment, self.notes, self.card))
         columns_of.tell_missing(options, self.notes)
         begins = np.cumsum([0, *(r["rows"] for r in groups)]).tolist()
-        items = [(self.folder, matrix, k, begins[k], r["rows"]) for k, r in enumerate(groups)]
+        ends = [edge_tasks.sorted_file(self.folder, "indptr", k) for k in range(len(groups))]
+        items = [(self.folder, matrix, ends[k], k, begins[k], r["rows"]) for k, r in enumerate(groups)]
         made = self.stages.run("features", "features from degrees", feature_tasks.write_degrees, items)
-        return Written(matrix, entries, nodes.joined(matrix, made))
+        return self._written(matrix, entries, nodes.joined(matrix, made))
 
-    def _write_manifest(self, features: Sequence["Written"], types: GraphTypes | None = None, **meta: Any) -> None:
+    def _written(self, matrix: Matrix, entries: dict[str, Any], rows: WrittenRows, node_type: str = "") -> Written:
+        """Features of the nodes, or of a type; what narrowing lost is noted at the end. Raises InputError: see
+        `NarrowLoss.check`."""
+        names = names_in({"columns": self.card}, node_type or "nodes", matrix.shape[1])
+        self.lost += titled(node_type, matrix.lost(rows.loss, names))
+        return Written(matrix, entries, rows.leaves)
+
+    def _write_manifest(self, features: Sequence[Written], types: GraphTypes | None = None, **meta: Any) -> None:
         """Write the other arrays, and the manifest, which has `meta` too."""
         entries = make_outputs(self.store, self.outputs)
         items = [(self.store, output, *rows) for output in self.outputs for rows in output.slices()]
@@ -413,7 +416,12 @@ class Ingest:
             "name": self.source.name,
             "num_classes": self.labels["num_classes"],
             "task": self.labels["task"],
-            "notes": self.notes,
+            "notes": [*self.notes, *self.lost],
+            CARD: data_card(
+                self.card,
+                **card_facts(self.settings.split, self.settings.seed, self.labels["stored"]),
+                read=self.read,
+            ),
             "features_format": self.settings.features,
             **({"features_dtype": kind} if kind in NARROW else {}),
             **({"graph_format": "npy"} if self.settings.graph == "npy" else {}),

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...storage.errors import InputError, RunError
+from ...storage.store.narrow import FeatureDtype
 from ..datasets.cleaning.node_ids import as_numbers, is_text
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.readers.csv_file import is_csv, read_blocks
@@ -36,6 +37,21 @@ ROWS_PER_GROUP = 1 << 20
 IMPORT_BYTES = 32 << 20
 """Bytes in memory of rows that are imported at a time."""
 File = Path | UrlFile
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Options of a conversion that decide the contents of the store."""
+
+    options: ReadOptions
+    split: str | None
+    seed: int
+    features: str
+    """Form of the feature rows: zarr or npy."""
+    graph: str = "zarr"
+    """Form of the graph's arrays: zarr or npy."""
+    feature_dtype: FeatureDtype | None = None
+    """Dtype of stored feature rows; None: their own."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from ...storage.errors import InputError
 from ...storage.typed.graph_types import GraphTypes, RelationType
 from ..datasets.cleaning.edges import IGNORED, WeightFaults, check_weights
-from ..datasets.cleaning.filling import Seen, Treatment
+from ..datasets.cleaning.filling import Treatment
 from ..datasets.cleaning.node_ids import check_id_column, unknown
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.typed import note_of_types, noted, reversed_relations, tell_unweighted
@@ -164,10 +164,9 @@ class TypedIngest(Ingest):
         for key, found in seen.items():
             with about(f"relation {','.join(key)}"):
                 check_weights(WeightFaults(found["infinite"], found["negative"], found["least_weight"]))
-            own_notes: list[str] = []
+            own_notes, own = list[str](), next(own for own in self.tables if own.table.source.type == key)
             with about(f"relation {','.join(key)}"):
-                columns = next(own.columns.features for own in self.tables if own.table.source.type == key)
-                Seen.of_record(found["features"]).check(self.settings.options, own_notes, columns, "edge")
+                self._tell_edge_features(own, found, own_notes)
             self.notes += [f"Relation {','.join(key)}: {note}" for note in own_notes]
 
     # -- features
@@ -192,10 +191,10 @@ class TypedIngest(Ingest):
             return Written(matrix, entries, {})
         with self._lists(node_type):
             try:
-                leaves = own.write_features(matrix, treatment, own_notes)
+                rows = own.write_features(matrix, treatment, own_notes, self.card, node_type)
             except UnequalListsError:
                 raise
             except InputError as e:
                 raise InputError(f"features of node type '{node_type}': {e}") from e
         self.notes += noted(node_type, own_notes)
-        return Written(matrix, entries, leaves)
+        return self._written(matrix, entries, rows, node_type)

@@ -20,6 +20,7 @@ from ...storage.lazy_dataset import LazyDataset
 from ...storage.node_names import INTEGER_NAMES
 from ...storage.store.manifest import write_manifest
 from ...storage.store.store import Store, open_store
+from ...storage.stored.data_card import CARD
 from ..config.load import Job
 from ..ingest import edges as edge_tasks
 from ..ingest.arrays import Matrix, Output, Piece, join_seams, make_outputs, seams_of, write_slice
@@ -33,7 +34,7 @@ from . import tasks
 
 LAYOUT = 2
 """Changes with the files of a renumbering under way: one of another version is not gone on with."""
-PERHAPS = ("has_unknown", "hides_pairs", "time_unit", "class_names", INTEGER_NAMES)
+PERHAPS = ("has_unknown", "hides_pairs", "time_unit", "class_names", INTEGER_NAMES, CARD)
 """Entries of a manifest that some datasets have, and that stay as they are."""
 SEAMS_PER_TASK = 16
 NAME_ROWS = 1 << 20

@@ -1,12 +1,15 @@
 """A model card: the facts of a finished run, for whoever gets its model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...storage.stored.data_card import described
 from ..telemetry.printable import in_table
 
 CARD = "model_card.md"
 FILES = ("model.pt", "learned.npy")
+SHOWN_COLUMNS = 50
+"""Most columns of features that are listed."""
 SHOWN_CLASSES = 50
 """Most classes that are listed."""
 
@@ -72,6 +75,16 @@ def _cell(text: str) -> str:
     for name in FILES:
         shown = shown.replace(f"\\`{name}\\`", f"`{name}`")
     return shown
+
+
+def data_section(card: Mapping[str, Any] | None, notes: Sequence[str]) -> str:
+    """Markdown on the data: how they were read, mended and split, and what columns hold; empty without a card."""
+    if card is None:
+        return ""
+    rows = "\n".join(f"| {in_table(name)} | {in_table(text)} |" for name, text in described(card, SHOWN_COLUMNS))
+    return "\n".join(
+        ["", "## Data", "", "| | |", "|---|---|", rows, "", *(f"* {in_table(note)}" for note in notes), ""]
+    )
 
 
 def _options(record: Mapping[str, Any]) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
+from ...storage.stored.data_card import described
 from ..config.systems import SYSTEMS
-from ..setup.result import versions
+from ..setup.result import read_card, versions
 from ..telemetry.main_metric import main_metric_of
 from ..telemetry.palette import KIND_MEANINGS, LINES, STAGE_MEANINGS, STAGES
 from . import comparison
@@ -110,6 +111,7 @@ def section(run: RunRecord, line: Timeline | None, summary: Summary, pictures: d
         "lost": result.get("lost") or [],
         "quality": run.quality,
         "partitioner": run.partitioner,
+        "data": described(read_card(run.folder), MOST_NOTES),
         "notes": _notes(run, line),
         "more_notes": max(0, len(run.history.notes) - MOST_NOTES),
         "config": run.config,

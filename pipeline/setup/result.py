@@ -17,11 +17,14 @@ from ...storage.dataset import Task
 from ...storage.errors import NOT_READABLE, StoreError, first_line
 from ...storage.plural import counted
 from ...storage.store.regular import file_bytes
+from ...storage.stored.data_card import CARD
 from ..config.plain_values import quoted
 from ..telemetry.main_metric import main_metric_of
 from .run_folder import RESULT, write_atomically
 
 SCHEMA_VERSION = 1
+DATA_CARD = f"{CARD}.json"
+"""File of a run's folder with the data card of its dataset, its notes, and the options that it was read with."""
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 REPORTED = ("numpy", "torch", "numba", "scipy", "zarr", "dask", "distributed", "pyarrow", "pymetis")
 STOPPED = "stopped"
@@ -87,6 +90,15 @@ def peak_device_bytes() -> int:
     import torch
 
     return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
+
+
+def read_card(folder: Path) -> dict[str, Any] | None:
+    """The data card in a run's folder; None if there is none, or it is damaged."""
+    try:
+        card = json.loads((folder / DATA_CARD).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    return card if isinstance(card, dict) and isinstance(card.get("columns"), list) else None
 
 
 def write_json(path: Path, record: dict[str, Any]) -> None:

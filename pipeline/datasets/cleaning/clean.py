@@ -1,6 +1,7 @@
 """Cleaning of a reader's arrays into a checked `Dataset`."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph
 from ....storage.node_names import NodeNames
 from ....storage.plural import counted, were
+from ....storage.stored.data_card import data_card
 from ....storage.times.moments import as_times, in_one_unit
 from .columns import clean_features
 from .components import in_largest_component, restricted, restricted_split
@@ -39,7 +41,7 @@ def clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Datas
 
 
 def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Dataset:
-    notes = list(raw.notes)
+    notes, card = list(raw.notes), list[dict[str, Any]]()
     (edge_time, node_time), unit = in_one_unit((raw.edge_time, raw.node_time))
     check_no_target(options)
     labels, class_names = np.asarray(raw.labels), raw.class_names
@@ -61,11 +63,12 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
             raw.edge_features,
             edge_time,
             raw.edge_feature_columns,
+            card,
         )
     graph = replace(with_node_times(graph, node_time, notes), time_unit=unit)
     given = GivenLabels(labels, class_names, raw.label_names, raw.nulls, raw.stripped, raw.task)
     y, num_classes, task, class_names = settled_labels(given, options, notes)
-    x = clean_features(raw.features, graph, options, notes, raw.feature_columns)
+    x = clean_features(raw.features, graph, options, notes, raw.feature_columns, card)
     names = raw.node_names
     stored = (
         raw.split
@@ -87,8 +90,23 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
     of_split = [] if options.task == "link" else notes  # the set of all nodes is no stored split
     parts = make_split(y, stored, split, seed, options, of_split, graph.node_time, time_unit=unit)
     return Dataset(
-        raw.name, graph, ArrayFeatures(x), y, parts, num_classes, task, tuple(notes), names, class_names
+        raw.name,
+        graph,
+        ArrayFeatures(x),
+        y,
+        parts,
+        num_classes,
+        task,
+        tuple(notes),
+        names,
+        class_names,
+        card=data_card(card, **card_facts(split, seed, bool(raw.split)), read=dict(raw.read)),
     ).check()
+
+
+def card_facts(split: str | None, seed: int, stored: bool) -> dict[str, Any]:
+    """What a data card says of the split: how it came about."""
+    return {"split": split or ("of the input" if stored else "drawn, see the notes"), "seed": seed}
 
 
 def check_no_target(options: ReadOptions) -> None:

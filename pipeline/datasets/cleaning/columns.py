@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +14,20 @@ from .options import ReadOptions
 
 LARGE_BYTES, SPARSEST = 256 << 20, 100_000
 """Size in bytes above which sparse features with fewer than one value in so many are refused, since rows are dense."""
+Card = list[dict[str, Any]]
+"""Records of columns for a data card."""
 LARGE_VALUE = 100
 """Value beyond which features get a note: training diverges, or stands still."""
 
 
 def clean_features(
-    features: Any, graph: Graph, options: ReadOptions, notes: list[str], columns: Sequence[str] = ()
+    features: Any,
+    graph: Graph,
+    options: ReadOptions,
+    notes: list[str],
+    columns: Sequence[str] = (),
+    card: Card | None = None,
+    of: str = "nodes",
 ) -> npt.NDArray[np.float32]:
     """Features float32 [V, F], C-contiguous.
 
@@ -29,6 +37,8 @@ def clean_features(
         options: treatment of NaN and absence, and normalisation.
         notes: a sentence is appended for each repair.
         columns: see `column_names`.
+        card: gets a record of each column.
+        of: their node type, if there are several.
 
     Raises:
         InputError: names the defect and the option that resolves it.
@@ -59,31 +69,54 @@ def clean_features(
             x = np.ascontiguousarray(features.astype(np.float32).toarray())
         else:
             x = np.array(features, np.float32, order="C")
-    return filled(x, options, notes, columns)
+    given = None if hasattr(features, "todense") else features
+    return filled(x, given, options, notes, Of(columns, called=of), card)
 
 
 def clean_edge_features(
-    features: Any, num_edges: int, options: ReadOptions, notes: list[str], columns: Sequence[str] = ()
+    features: Any,
+    num_edges: int,
+    options: ReadOptions,
+    notes: list[str],
+    columns: Sequence[str] = (),
+    card: Card | None = None,
+    of: str = "edges",
 ) -> npt.NDArray[np.float32]:
-    """Features of edges, float32 [E, D], in the order given. Missing values are filled as those of nodes are.
+    """Features of edges, float32 [E, D], in the order given. Missing values are filled as those of nodes are. `of` is
+    the relation, if there are several.
 
     Raises:
         InputError: they are no rows of numbers, or values are missing where that is an error.
     """
-    x = np.array(edge_matrix(features, num_edges, np.float32))
-    return filled(x, replace(options, normalize_features="none"), notes, columns, "edge")
+    given = np.asarray(features)
+    x = np.array(edge_matrix(given, num_edges, np.float32))
+    options = replace(options, normalize_features="none")
+    return filled(x, given.reshape(x.shape), options, notes, Of(columns, "edge", of), card)
+
+
+class Of(NamedTuple):
+    """Whose features some rows are."""
+
+    columns: Sequence[str] = ()
+    """See `column_names`."""
+    unit: str = "node"
+    called: str = "nodes"
+    """Their place in a data card."""
 
 
 def filled(
-    x: npt.NDArray[np.float32], options: ReadOptions, notes: list[str], columns: Sequence[str], unit: str = "node"
+    x: npt.NDArray[np.float32], given: Any, options: ReadOptions, notes: list[str], of: Of, card: Card | None
 ) -> npt.NDArray[np.float32]:
-    """Rows [n, F] scaled and filled, which changes `x`; see `filling.Seen.check`."""
+    """Rows [n, F] scaled and filled, which changes `x`; see `filling.Seen.of` and `check`."""
     bad = taken_out(x)
-    seen = Seen.of(x, bad)
-    seen.check(options, notes, columns, unit)
-    if unit == "node":
+    seen = Seen.of(x, bad, given=given)
+    seen.check(options, notes, of.columns, of.unit)
+    if of.unit == "node":
         tell_normalized(seen.magnitude, options, notes)
-    return treatment_of(x, bad, options).of(x, bad)
+    treatment = treatment_of(x, bad, options)
+    if card is not None:
+        card += treatment.columns_of(seen, of.columns, of.called)
+    return treatment.of(x, bad)
 
 
 def _degree_features(graph: Graph, options: ReadOptions, notes: list[str]) -> npt.NDArray[np.float32]:

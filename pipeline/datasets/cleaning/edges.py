@@ -13,7 +13,7 @@ from ....storage.errors import InputError
 from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph, as_times, index_dtype
 from ....storage.plural import are, counted, were
-from .columns import clean_edge_features
+from .columns import Card, clean_edge_features
 from .options import Direction, ReadOptions
 from .raw import AnyArray, Hint, Ordered
 
@@ -61,6 +61,7 @@ def clean_edges(
     features: AnyArray | None = None,
     time: AnyArray | None = None,
     columns: Sequence[str] = (),
+    card: Card | None = None,
 ) -> Graph:
     """Build the graph with the repairs that `options` allow, each noted in `notes`.
 
@@ -75,6 +76,7 @@ def clean_edges(
         features: [E, D] or [E] numbers, or None.
         time: [E] times, or None.
         columns: of features, see `filling.column_names`.
+        card: gets a record of each of these columns.
 
     Raises:
         InputError: names the defect and the option that resolves it.
@@ -82,7 +84,7 @@ def clean_edges(
     src, dst = _checked_ids(src, dst, num_nodes)
     rows = None
     if features is not None and not (features.ndim == 2 and not features.shape[1]):
-        rows = clean_edge_features(features, len(src), options, notes, columns)
+        rows = clean_edge_features(features, len(src), options, notes, columns, card)
     w = OfEdges(
         _checked_weight(weight, len(src), options, notes),
         None if rows is None else np.arange(len(src)),

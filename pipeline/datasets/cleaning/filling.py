@@ -15,6 +15,8 @@ from .options import ReadOptions
 Mask = npt.NDArray[np.bool_] | None
 """[n, F], True where a value is missing: NaN, or infinite as float32. None: nowhere."""
 Rows = npt.NDArray[np.float32]
+EXACT = 1 << 24
+"""Whole numbers up to it are exact in float32."""
 SHOWN = 8
 """Most columns that a note names."""
 WAYS = {
@@ -55,33 +57,56 @@ class Seen:
     largest: Rows
     first: int
     """Row of the first missing value; -1 without any."""
+    rounded: npt.NDArray[np.int64]
+    """[F], whole numbers that float32 does not have."""
+    low: npt.NDArray[np.float64]
+    """[F], `least` before it was float32."""
+    high: npt.NDArray[np.float64]
 
     @classmethod
-    def of(cls, x: Rows, bad: Mask, numbers: int | npt.NDArray[np.integer] = 0) -> "Seen":
-        """What rows without missing values hold. `numbers` is that of the first row, or those of all."""
-        ends: Any = {"axis": 0, "initial": np.inf}
-        least, largest = x.min(**ends), -((-x).min(**ends))
-        if bad is None:
-            return cls(len(x), np.zeros(x.shape[1], np.int64), least, largest, -1)
-        missing = bad.sum(0)
+    def of(
+        cls, x: Rows, bad: Mask, numbers: int | npt.NDArray[np.integer] = 0, given: npt.NDArray[Any] | None = None
+    ) -> "Seen":
+        """What rows without missing values hold.
+
+        Args:
+            x: float32 [n, F].
+            bad: where values were missing.
+            numbers: that of the first row, or those of all.
+            given: the rows before they were float32; None: as they are.
+        """
+        least, largest = x.min(0, initial=np.inf), x.max(0, initial=-np.inf)
+        missing = np.zeros(x.shape[1], np.int64) if bad is None else bad.sum(0)
         for c in np.flatnonzero(missing):
-            known = x[~bad[:, c], c]
+            known = x[~bad[:, c], c]  # pyrefly: ignore[unsupported-operation]
             least[c], largest[c] = known.min(initial=np.inf), known.max(initial=-np.inf)
-        rows = np.flatnonzero(bad.any(1))
-        first = numbers + rows[0] if isinstance(numbers, int) else numbers[rows].min()
-        return cls(len(x), missing, least, largest, int(first))
+        low, high, rounded = least.astype(np.float64), largest.astype(np.float64), np.zeros(x.shape[1], np.int64)
+        if given is not None and given.dtype.itemsize > 4:
+            for c in np.flatnonzero(np.maximum(-least, largest) >= EXACT):
+                own = slice(None) if bad is None else ~bad[:, c]
+                before, after = given[own, c].astype(np.float64), x[own, c]
+                rounded[c] = ((before != after) & (before == np.floor(before))).sum()
+                low[c], high[c] = before.min(initial=np.inf), before.max(initial=-np.inf)
+        first = -1
+        if bad is not None:
+            rows = np.flatnonzero(bad.any(1))
+            first = int(numbers + rows[0] if isinstance(numbers, int) else numbers[rows].min())
+        return cls(len(x), missing, least, largest, first, rounded, low, high)
 
     @classmethod
     def none(cls, width: int) -> "Seen":
         """No rows."""
-        nothing = np.full(width, np.inf, np.float32)
-        return cls(0, np.zeros(width, np.int64), nothing, -nothing, -1)
+        nothing, inf, zeros = np.full(width, np.inf, np.float32), np.full(width, np.inf), np.zeros(width, np.int64)
+        return cls(0, zeros, nothing, -nothing, -1, zeros, inf, -inf)
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "Seen":
         """That of a `record`."""
-        ends = (np.array(record[key], np.float32) for key in ("least", "largest"))
-        return cls(record["rows"], np.array(record["missing"], np.int64), *ends, record["first"])
+        narrow = {"least": np.float32, "largest": np.float32, "missing": np.int64, "rounded": np.int64}
+        arrays: dict[str, Any] = {
+            key: np.array(record[key], narrow.get(key, np.float64)) for key in (*narrow, "low", "high")
+        }
+        return cls(rows=record["rows"], first=record["first"], **arrays)
 
     def record(self) -> dict[str, Any]:
         """Plain values."""
@@ -89,8 +114,32 @@ class Seen:
 
     def __add__(self, other: "Seen") -> "Seen":
         both = [first for first in (self.first, other.first) if first >= 0]
-        least, largest = np.minimum(self.least, other.least), np.maximum(self.largest, other.largest)
-        return Seen(self.rows + other.rows, self.missing + other.missing, least, largest, min(both, default=-1))
+        return Seen(
+            self.rows + other.rows,
+            self.missing + other.missing,
+            np.minimum(self.least, other.least),
+            np.maximum(self.largest, other.largest),
+            min(both, default=-1),
+            self.rounded + other.rounded,
+            np.minimum(self.low, other.low),
+            np.maximum(self.high, other.high),
+        )
+
+    def columns(self, columns: Sequence[str], of: str) -> list[dict[str, Any]]:
+        """A data card's record of each column, `of` nodes, edges, a node type or a relation."""
+        return [
+            {
+                "of": of,
+                "name": name,
+                "missing": int(missing),
+                "least": float(low) if low <= high else None,
+                "largest": float(high) if low <= high else None,
+                "constant": bool(low >= high),
+            }
+            for name, missing, low, high in zip(
+                column_names(columns, len(self.missing)), self.missing, self.low, self.high
+            )
+        ]
 
     @property
     def magnitude(self) -> float:
@@ -107,6 +156,7 @@ class Seen:
             columns: see `column_names`.
             unit: whose features they are, node or edge.
         """
+        self._check_exact(notes, columns)
         if not (count := int(self.missing.sum())):
             return
         names, kind = column_names(columns, len(self.missing)), options.nan_features
@@ -128,6 +178,23 @@ class Seen:
         )
         if unknown := [names[c] for c in bare if self.missing[c] == self.rows]:
             notes.append(f"No value of {', '.join(map(repr, unknown[:SHOWN]))} is known, so that it is constant.")
+
+    def _check_exact(self, notes: list[str], columns: Sequence[str]) -> None:
+        """Note whole numbers that float32 rounds. Raises InputError if it makes one value of all of a column."""
+        names = column_names(columns, len(self.missing))
+        instead = "subtract a start from them, or leave the column out (node_time and edge_time take times)"
+        if len(gone := np.flatnonzero((self.low < self.high) & (self.least == self.largest))):
+            c = gone[0]
+            raise InputError(
+                f"'{names[c]}' from {self.low[c]:,.0f} to {self.high[c]:,.0f} is one value as float32 (and as "
+                f"float16, bfloat16 and int8); {instead}"
+            )
+        for c in np.flatnonzero(self.rounded)[:SHOWN]:
+            step = float(np.spacing(np.float32(max(-self.low[c], self.high[c]))))
+            notes.append(
+                f"{counted(int(self.rounded[c]), 'whole number')} of '{names[c]}' (to {self.high[c]:,.0f}) "
+                f"{were(int(self.rounded[c]))} rounded to float32, in steps of {step:,.0f}: {instead}."
+            )
 
 
 def normalized_rows(x: Rows, options: ReadOptions) -> Rows:
@@ -176,10 +243,11 @@ class Treatment:
             flags[:] = bad[:, list(self.indicated)]
         return np.concatenate([rows, flags], axis=1)
 
-    def columns(self, columns: Sequence[str], width: int) -> list[str]:
-        """Names of all columns; see `column_names`."""
-        names = column_names(columns, width)
-        return [*names, *(f"{names[c]} is missing" for c in self.indicated)]
+    def columns_of(self, seen: Seen, columns: Sequence[str], of: str) -> list[dict[str, Any]]:
+        """A data card's records of all columns; see `Seen.columns`."""
+        found = seen.columns(columns, of)
+        flag = {"missing": 0, "least": 0.0, "largest": 1.0, "constant": False}
+        return found + [found[c] | flag | {"name": f"{found[c]['name']} is missing"} for c in self.indicated]
 
 
 def is_measured(options: ReadOptions) -> bool:

@@ -82,5 +82,7 @@ class Raw:
     """Columns of a table that `features` come from, see `filling.column_names`; empty: they have no names."""
     edge_feature_columns: tuple[str, ...] = ()
     """Likewise of `edge_features`."""
+    read: Mapping[str, Any] = field(default_factory=dict)
+    """What was read, for the data card: files, and roles of columns, as plain values."""
     task: Task | None = None
     """Task according to the source; None: it follows from `labels`."""

@@ -14,10 +14,12 @@ from ....storage.features import ArrayFeatures
 from ....storage.graph import ALWAYS, Graph
 from ....storage.node_names import NodeNames, noted_kind
 from ....storage.plural import counted
+from ....storage.stored.data_card import data_card
 from ....storage.times.moments import as_times, in_one_unit
 from ....storage.typed.features import TypedFeatures
 from ....storage.typed.graph_types import GraphTypes, RelationType
-from .columns import clean_edge_features, clean_features
+from .clean import card_facts
+from .columns import Card, clean_edge_features, clean_features
 from .edges import IGNORED, as_weights, check_weights
 from .labels import GivenLabels, settled_labels
 from .options import ReadOptions
@@ -68,6 +70,8 @@ class TypedRaw:
     feature_columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """See `Raw.feature_columns`, of each node type."""
     edge_feature_columns: Mapping[RelationType, tuple[str, ...]] = field(default_factory=dict)
+    read: Mapping[str, Any] = field(default_factory=dict)
+    """See `Raw.read`."""
 
 
 def check_followed(name: str, options: ReadOptions, followed: tuple[str, ...] = OF_NODES) -> None:
@@ -93,7 +97,7 @@ def clean_typed(
     Raises:
         InputError: names the relation or node type with the defect.
     """
-    notes = list(raw.notes)
+    notes, card = list(raw.notes), list[dict[str, Any]]()
     if raw.labels is not None and not np.size(raw.labels):
         raise InputError(f"{name}: there are no labels; expected one for each node of type '{raw.target}'")
     counts = _counts(raw)
@@ -102,7 +106,7 @@ def clean_typed(
     found = _relations(raw.edges, counts, offsets)
     weights = _weights(found, raw.weights, options, notes)
     forward: dict[RelationType, RelationType] = {}
-    of_edges = _edge_features(found, raw, options, notes)
+    of_edges = _edge_features(found, raw, options, notes, card)
     if add_reverse:
         turned = reversed_relations(name, tuple(found))
         forward = dict(zip(turned, found))
@@ -111,12 +115,13 @@ def clean_typed(
     kinds = GraphTypes(types, offsets, tuple(found))
     graph = graph_of_relations(found, kinds, weights=weights, features=of_edges)
     graph = _with_times(graph, found, forward, raw, counts, notes)
-    parts = tuple(ArrayFeatures(_features(t, raw, n, options, notes)) for t, n in counts.items())
+    parts = tuple(ArrayFeatures(_features(t, raw, n, options, notes, card)) for t, n in counts.items())
     names, features = _names(counts, raw.node_names), TypedFeatures(parts, offsets)
+    full_card = data_card(card, **card_facts(split, seed, bool(raw.split)), read=dict(raw.read))
     if raw.labels is None or options.task == "link":  # pairs take their place
         nobody = np.full(offsets[-1], -1), Split(*(np.empty(0, np.int64) for _ in SPLITS))
         told: dict[str, Any] = {"notes": tuple(notes), "node_names": names, "read_as": options.given}
-        return Dataset(name, graph, features, *nobody, 0, **told).check()
+        return Dataset(name, graph, features, *nobody, 0, **told, card=full_card).check()
     given = GivenLabels(np.asarray(raw.labels), raw.class_names, raw.label_names, raw.nulls, raw.stripped)
     y, num_classes, task, class_names = settled_labels(given, options, notes)
     times = None if graph.node_time is None else graph.node_time[: len(y)]
@@ -125,7 +130,7 @@ def clean_typed(
     full[: len(y)] = y
     notes.append(note_of_types(kinds))
     told = {"notes": tuple(notes), "node_names": names, "class_names": class_names, "read_as": options.given}
-    return Dataset(name, graph, features, full, chosen, num_classes, task, **told).check()
+    return Dataset(name, graph, features, full, chosen, num_classes, task, **told, card=full_card).check()
 
 
 def reversed_relations(name: str, relations: tuple[RelationType, ...]) -> list[RelationType]:
@@ -304,7 +309,7 @@ def tell_unweighted(bare: Sequence[RelationType], notes: list[str]) -> None:
 
 
 def _edge_features(
-    found: Mapping[RelationType, Ends], raw: "TypedRaw", options: ReadOptions, notes: list[str]
+    found: Mapping[RelationType, Ends], raw: "TypedRaw", options: ReadOptions, notes: list[str], card: Card
 ) -> list[npt.NDArray[np.float32] | None]:
     """float32 [E, D] of each relation; None where edges have no features."""
     for key in (given := raw.edge_features):
@@ -318,7 +323,9 @@ def _edge_features(
         try:
             own: list[str] = []
             columns = raw.edge_feature_columns.get(key, ())
-            rows.append(None if x is None else clean_edge_features(x, len(src), options, own, columns))
+            rows.append(
+                None if x is None else clean_edge_features(x, len(src), options, own, columns, card, ",".join(key))
+            )
             notes += [f"Relation {','.join(key)}: {note}" for note in own]
         except InputError as e:
             raise InputError(f"relation {','.join(key)}: {e}") from e
@@ -329,7 +336,7 @@ def _edge_features(
 
 
 def _features(
-    node_type: str, raw: TypedRaw, num_nodes: int, options: ReadOptions, notes: list[str]
+    node_type: str, raw: TypedRaw, num_nodes: int, options: ReadOptions, notes: list[str], card: Card
 ) -> npt.NDArray[np.float32]:
     """float32 [n, F] of a node type; F is 0 if it has none."""
     if (given := raw.features.get(node_type)) is None:
@@ -348,7 +355,7 @@ def _features(
     own: list[str] = []
     try:
         graph, columns = Graph(np.zeros(num_nodes + 1, np.int64), np.empty(0, np.int32)), raw.feature_columns
-        rows = clean_features(x, graph, options, own, columns.get(node_type, ()))
+        rows = clean_features(x, graph, options, own, columns.get(node_type, ()), card, node_type)
     except InputError as e:
         raise InputError(f"features of node type '{node_type}': {e}") from e
     notes += noted(node_type, own)

@@ -228,6 +228,7 @@ class _Reading:
             class_names=labels.class_names,
             node_names=own.names,
             notes=tuple(self.notes),
+            read=self.schema.record(),
             **given,
         )
 
@@ -311,6 +312,7 @@ class _Reading:
             edge_features=features,
             feature_columns={t: own.columns.features for t, own in self.nodes.items()},
             edge_feature_columns={key: own.features for key, (_, own) in zip(keys, self.edges)},
+            read=self.schema.record(),
         )
 
     # -- both

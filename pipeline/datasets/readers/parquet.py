@@ -11,6 +11,7 @@ import pyarrow.compute
 from ....storage.dataset import SPLITS
 from ....storage.errors import InputError, nearest
 from ..cleaning.class_names import numbered
+from ..cleaning.filling import EXACT
 from ..cleaning.labels import GivenLabels
 from ..cleaning.node_ids import is_text
 from ..cleaning.raw import AnyArray
@@ -111,10 +112,16 @@ def feature_rows(table: pa.Table, wanted: Sequence[str], stem: str = "nodes") ->
     if len(wanted) == 1 and is_list(table[wanted[0]].type):
         return matrix_of(table[wanted[0]], f"{stem}.{wanted[0]}")
     parts = [
-        (matrix_of if is_list(table[c].type) else numbers_of)(table[c], f"{stem}.{c}").astype(np.float32)
-        for c in wanted
+        _as_float32((matrix_of if is_list(table[c].type) else numbers_of)(table[c], f"{stem}.{c}")) for c in wanted
     ]
     return np.concatenate([p if p.ndim == 2 else p[:, None] for p in parts], axis=1)
+
+
+def _as_float32(values: AnyArray) -> AnyArray:
+    """Values as float32, unless there may be whole numbers that it does not have, which the cleaner notes."""
+    wide = values.dtype.itemsize > 4 and values.size and np.nanmax(np.abs(values), initial=0) > EXACT
+    with np.errstate(over="ignore"):
+        return values if wide else values.astype(np.float32)
 
 
 def split_bits(table: pa.Table, columns: Columns, stem: str = "nodes") -> npt.NDArray[np.uint8] | None:

@@ -1,0 +1,88 @@
+"""The data card of a dataset: what was read, and what became of it, as plain values that a store keeps."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..store.narrow import FeatureDtype
+from ..store.narrow_loss import LARGEST
+from ..store.store import Store
+
+CARD = "data_card"
+"""Key of a manifest, and stem of the file in a run's folder."""
+MOST_COLUMNS = 500
+"""Most columns of features that a card lists."""
+BITS: dict[FeatureDtype, int] = {"float16": 11, "bfloat16": 8}
+"""Significant bits of numbers."""
+
+
+def card_of(store: Store) -> Mapping[str, Any] | None:
+    """The card of a dataset store; None if an earlier version wrote it."""
+    return store.value(CARD, dict) if CARD in store.meta else None
+
+
+def data_card(columns: Sequence[Mapping[str, Any]], **facts: Any) -> dict[str, Any]:
+    """A card: columns of features, and other facts, of which empty ones are left out."""
+    listed = [dict(column) for column in columns[:MOST_COLUMNS]]
+    more = {"more_columns": len(columns) - len(listed)} if len(columns) > len(listed) else {}
+    return {key: value for key, value in facts.items() if value not in (None, {})} | {"columns": listed} | more
+
+
+def names_in(card: Mapping[str, Any] | None, of: str, width: int) -> list[str]:
+    """Names of the columns of features of nodes, or of those of a type; numbers where the card has none."""
+    columns = [] if card is None else [str(column["name"]) for column in card["columns"] if column["of"] == of]
+    return columns if len(columns) == width else [f"column {i}" for i in range(width)]
+
+
+def titled(node_type: str, notes: Iterable[str]) -> list[str]:
+    """Notes on a node type, with its name if there are several."""
+    return [f"Node type '{node_type}': {note}" if node_type else note for note in notes]
+
+
+def narrower(columns: Sequence[Mapping[str, Any]]) -> list[str]:
+    """For each column what a narrower dtype would lose, by its range; empty if nothing much. Ranges are those before
+    columns were scaled."""
+    of = {column["of"]: 0.0 for column in columns}
+    for column in columns:
+        of[column["of"]] = max(of[column["of"]], _magnitude(column))
+    return [_narrower(column, of[column["of"]]) for column in columns]
+
+
+def described(card: Mapping[str, Any] | None, most: int) -> list[tuple[str, str]]:
+    """Lines of a card: how the split came about, and what each column of features holds, at most so many."""
+    if card is None:
+        return []
+    lines = [("split came about", f"{card['split']} (seed {card['seed']})")] if "split" in card else []
+    columns = card["columns"]
+    for column, lost in list(zip(columns, narrower(columns)))[:most]:
+        ends = "no value" if column["least"] is None else f"{column['least']:,.6g} to {column['largest']:,.6g}"
+        found = [
+            ends,
+            f"{column['missing']:,} missing",
+            *(["constant"] if column["constant"] else []),
+            *([lost] if lost else []),
+        ]
+        lines.append((f"column {column['name']} of {column['of']}", ", ".join(found)))
+    if (more := len(columns) - most + card.get("more_columns", 0)) > 0 and len(columns) > most:
+        lines.append(("more columns", f"{more:,}, in {CARD}.json or the manifest"))
+    return lines
+
+
+def _magnitude(column: Mapping[str, Any]) -> float:
+    return 0.0 if column["least"] is None else max(abs(column["least"]), abs(column["largest"]))
+
+
+def _narrower(column: Mapping[str, Any], widest: float) -> str:
+    largest, found = _magnitude(column), list[str]()
+    if column["constant"] or not largest:
+        return ""
+    spread = column["largest"] - column["least"]
+    for kind, bits in BITS.items():
+        if largest > LARGEST[kind]:
+            found.append(f"{kind} clips it")
+        elif spread < 4 * 2.0 ** (np.floor(np.log2(largest)) - bits + 1):
+            found.append(f"{kind} merges its values")
+    if largest < widest / 254:
+        found.append("int8 makes it 0 beside larger columns")
+    return ", ".join(found)
