@@ -86,7 +86,7 @@ def needs_of(
     if job.device != "cpu":
         needs[Need.DEVICE] = Asked(f"device is '{job.device}'", "device")
     if job.kernel in ("cuda", "cugraph") and "kernel" in job.model_fields_set:
-        needs[Need.DEVICE_DRAWS] = Asked(f"kernel is '{job.kernel}'", "kernel")
+        needs[Need.DEVICE_DRAWS] = Asked(f'kernel is "{job.kernel}"', "kernel")
     if job.train.compile:
         needs[Need.COMPILE] = Asked("train.compile is true", "train.compile")
     return needs

@@ -73,7 +73,7 @@ def test_forms_that_are_chosen_have_rows_of_their_own(config: dict[str, Any], be
 @pytest.mark.parametrize("kernel", ["cuda", "cugraph"])
 def test_a_kernel_is_refused_where_nothing_is_sampled(kernel: str) -> None:
     with pytest.raises(
-        RefusedError, match=f"^kernel is '{kernel}', but system 'sar' samples nothing; leave kernel out$"
+        RefusedError, match=f"^kernel is \"{kernel}\", but system 'sar' samples nothing; leave kernel out$"
     ):
         resolve({"system": "sar", "kernel": kernel})
 
