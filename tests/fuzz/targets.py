@@ -576,7 +576,9 @@ def _spec(bench: Bench, rng: random.Random) -> Callable[[], None]:
         if text.startswith(("random", "fraction")):
             bench.use(open_dataset(bench.dataset, split=text))
         else:
-            with mock.patch("millrace.pipeline.datasets.readers.ogb.find_ogb", side_effect=InputError("not here")):
+            with mock.patch(
+                "millrace.pipeline.datasets.readers.foreign.ogb.find_ogb", side_effect=InputError("not here")
+            ):
                 bench.use(open_dataset(text))
 
     return read

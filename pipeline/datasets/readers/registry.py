@@ -106,13 +106,13 @@ def _read_tables(source: Any, request: Request) -> GraphTables:
 
 
 def _read_ogb_name(source: Any, request: Request) -> Raw:
-    from .ogb import find_ogb, read_ogb_folder
+    from .foreign.ogb import find_ogb, read_ogb_folder
 
     return read_ogb_folder(find_ogb(str(source)), request.name or str(source))
 
 
 def _read_ogb_folder(source: Any, request: Request) -> Raw:
-    from .ogb import read_ogb_folder
+    from .foreign.ogb import read_ogb_folder
 
     path = expanded(source)
     check_no_table_options(path, request)

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from ....storage.errors import NOT_READABLE, InputError, first_line
 from ....storage.store.full_disk import is_full
 from ....storage.store.paths import expanded
+from ..cleaning.one_hot import with_one_hot
 from ..cleaning.options import ReadOptions
 from ..cleaning.raw import Hint
 from ..schema import files as of_folder
@@ -25,7 +26,6 @@ from .foreign.kinds import first_line_of
 from .foreign.table_files import read_table_file
 from .npy_edges import is_npy, read_ends
 from .npz_members import BOMB_BYTES
-from .one_hot import with_one_hot
 
 EXAMPLES = {"edges": EDGES, "nodes": "id,label"}
 BOMB_RATIO = 2000

@@ -94,3 +94,9 @@ def test_types_without_nodes(tmp_path):
     files = {"edges.csv": NEPTUNE["edges.csv"]}
     with pytest.raises(mr.InputError, match="edges of the types buys, knows, and no file whose header has :ID or ~id"):
         mr.open_dataset(_written(tmp_path, files), options=mr.ReadOptions(task="link"))
+
+
+def test_nodes_alone(tmp_path):
+    files = {"vertices.csv": NEPTUNE["vertices.csv"]}
+    with pytest.raises(mr.InputError, match="has no file of edges; expected a header with :START_ID and :END_ID"):
+        mr.open_dataset(_written(tmp_path, files), options=mr.ReadOptions(task="link"))

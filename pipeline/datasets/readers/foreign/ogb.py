@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from ....storage.errors import InputError, MissingExtraError, install
-from ..cleaning.raw import AnyArray, Hint, Raw
-from .foreign.public import OGB, near_ogb
+from .....storage.errors import InputError, MissingExtraError, install
+from ...cleaning.raw import AnyArray, Hint, Raw
+from .public import OGB, near_ogb
 
 ONE_WAY = {"ogbn-products", "ogbn-proteins"}
 """Datasets whose edges OGB stores once, and reverses when it loads them (add_inverse_edge in its master table)."""

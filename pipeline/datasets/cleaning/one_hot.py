@@ -6,8 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from ....storage.errors import InputError
-from ..cleaning.class_names import numbered
-from ..schema.columns import is_list
+from .class_names import numbered
 
 MOST_VALUES = 1000
 """Most values of a column, each of which takes a feature of its own."""
@@ -26,7 +25,7 @@ def with_one_hot(table: pa.Table, named: Sequence[str], title: str) -> pa.Table:
         if name not in table.column_names:
             continue
         column, at = table[name], table.column_names.index(name)
-        if is_list(column.type) or pa.types.is_nested(column.type):
+        if pa.types.is_nested(column.type):
             raise InputError(f"column {title}.{name} is {column.type}; expected text or numbers for read.one_hot")
         codes, values, *_ = numbered(column)
         if len(values) > MOST_VALUES:
