@@ -15,7 +15,10 @@ def check(
     path: Annotated[Path, typer.Argument(help="A run's folder, a store of data or parts, or stored samples.")],
     as_json: JsonFlag = False,
 ) -> None:
-    """Verify every digest and checksum in a folder, also of what is mapped and not verified while it is read."""
+    """Verify every digest in a store, a run or samples.
+
+    Also those of what is mapped and not verified while it is read.
+    """
     from ..telemetry.console import Terminal
     from ..verify import verify
 

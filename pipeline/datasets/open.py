@@ -183,8 +183,8 @@ def _read_unrecognised(spec: str | Path | object, request: Request) -> Raw:
         check_read(path)
         if not looks_like_npz(path):
             raise InputError(
-                f"the name of {path} says not what it is: call a list of edges .txt, tables .csv or .parquet; expected "
-                f"{forms()}"
+                f"the suffix of {path} names no kind of file that is read: call a list of edges .txt, tables .csv or "
+                f".parquet; expected {forms()}"
             )
         check_no_table_options(path, request)
         return read_npz(path, request.name, labelled=request.options.task != "link")

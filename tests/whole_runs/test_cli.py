@@ -174,7 +174,7 @@ BAD = {
     "data: a folder of nothing": ("run --dataset W/empty --out NEW", "holds no manifest.json"),
     "data: truncated": ("run --dataset W/cut.npz --out NEW", "damaged or not an .npz file"),
     "data: text": ("run --dataset W/text.npz --out NEW", "is not an .npz file"),
-    "data: a job file": ("run --dataset W/bad.toml --out NEW", "is not an .npz file"),
+    "data: a job file": ("run --dataset W/bad.toml --out NEW", "names no kind of file that is read"),
     "data: no edges": ("run --dataset W/noedges.npz --out NEW", "no key 'edge_index'"),
     "data: NaN": ("run --dataset W/nan.npz --out NEW", "set read.nan_features=zero"),
     "data: ids out of range": ("run --dataset W/range.npz --out NEW", "out of range for 3 nodes"),
@@ -691,14 +691,15 @@ def test_what_the_machine_refuses_is_a_sentence(monkeypatch, error, code, phrase
     ],
 )
 def test_a_file_that_may_not_be_read_is_not_called_damaged(world, monkeypatch, words, name):
-    whole = io.open
+    for module in (io, os):
+        whole = module.open
 
-    def refused(path, *arguments, **options):
-        if str(path).endswith(name):
-            raise PermissionError(13, "Permission denied", str(path))
-        return whole(path, *arguments, **options)
+        def refused(path, *arguments, whole=whole, **options):
+            if str(path).endswith(name):
+                raise PermissionError(13, "Permission denied", str(path))
+            return whole(path, *arguments, **options)
 
-    monkeypatch.setattr(io, "open", refused)
+        monkeypatch.setattr(module, "open", refused)
     seen = millrace(*command(words)(world))
     assert seen.code == 2 and f"{name}: this user may not read it" in seen.err and "damaged" not in seen.err, seen.err
 

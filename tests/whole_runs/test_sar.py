@@ -234,8 +234,8 @@ def contents(folder):
         (["--set", "model.hidden=8"], "model.hidden (was 4, now 8)"),
     ],
 )
-def test_a_run_goes_on_with_the_parts_that_it_began_with(two, words, phrase):
-    before = contents(two.out)
+def test_a_run_goes_on_with_the_parts_that_it_began_with(two, scheduler, words, phrase):
+    before, words = contents(two.out), [*words, "--scheduler", scheduler]
     code, _, err = command("run", "--resume", "--out", two.out, "--epochs", EPOCHS + 1, *words)
     assert (code, phrase in err, "Traceback" in err) == (2, True, False), err
     assert contents(two.out) == before

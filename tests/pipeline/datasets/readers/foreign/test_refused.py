@@ -42,7 +42,7 @@ def test_unknown_suffix(tmp_path, data, words):
 
 def test_text_of_no_kind(tmp_path):
     (tmp_path / "graph.cites").write_text("1\t2\n")
-    with pytest.raises(mr.InputError, match=r"says not what it is: call a list of edges \.txt"):
+    with pytest.raises(mr.InputError, match=r"names no kind of file that is read: call a list of edges \.txt"):
         mr.open_dataset(tmp_path / "graph.cites")
 
 
