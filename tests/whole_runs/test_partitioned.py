@@ -20,7 +20,7 @@ from millrace.pipeline.config.load import read_toml, resolve
 from millrace.pipeline.config.records import make_system
 from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.setup.model import Outline
-from millrace.pipeline.setup.open_queue import own_queue
+from millrace.pipeline.setup.open_queue import own_queue, queue_for_rank
 from millrace.pipeline.setup.prepare import prepare, prepare_part
 from millrace.pipeline.telemetry.events import Note, StepDone, silent
 from millrace.pipeline.telemetry.timers import Clock
@@ -108,6 +108,8 @@ def train_one(
     if cut:
         block = group.rank // job.bulk.replication
         prepared = prepare_part(job, outline, only_own(out, group.rank, block), group.rank, fingerprint)
+        if prepared.has_minibatches:
+            queue, _ = queue_for_rank(prepared, str(out / "queue"), None)
     else:
         prepared = prepare(job, mr.open_dataset(folder / "store"))
         assert prepared.fingerprint == fingerprint

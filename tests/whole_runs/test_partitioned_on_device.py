@@ -78,18 +78,19 @@ def test_owners_draw_on_their_devices(tmp_path: Path, monkeypatch: pytest.Monkey
     rehearsal.add("edges on the host", of_edges)
     rehearsal.add("edges there", {**of_edges, **THERE})
     rehearsal.add("owned edges", {**of_edges, **THERE, "kernel": "cpu", "features": "owned", "bulk": {}})
+    rehearsal.add("on disk", {**JOB, **THERE, "kernel": "cpu", "queue": {"bulk_size": 2, "kind": "zarr"}})
     ranks = run_ranks(train_there, 2, rehearsal.runs, Outline.of(dataset), tmp_path, timeout_s=240)
     for rank in ranks:
         (host, none), (there, many), (pinned, _), (stopped, _), (again, _), (whole, _) = rank[:6]
-        of_edges, edges_there, _ = (report for report, _ in rank[6:])
+        of_edges, edges_there, _, on_disk = (report for report, _ in rank[6:])
         assert (none, stopped) == (0, None) and many > 0
         assert again["parameters_sha256"] == there["parameters_sha256"]
-        for a, b in ((there, host), (pinned, whole), (edges_there, of_edges)):
+        for a, b in ((there, host), (pinned, whole), (edges_there, of_edges), (on_disk, host)):
             assert (a["minibatches"], a["sampled_edges"]) == (b["minibatches"], b["sampled_edges"])
             assert [h["train_loss"] for h in a["history"]] == pytest.approx([h["train_loss"] for h in b["history"]])
             assert a["bytes"]["network"]["features"] == b["bytes"]["network"]["features"]
     ways = (("edges there", "edges on the host"), ("owned edges", "edges on the host"))
-    for a, b in (("there", "host"), ("again", "host"), ("pinned", "all on the host"), *ways):
+    for a, b in (("there", "host"), ("on disk", "host"), ("again", "host"), ("pinned", "all on the host"), *ways):
         seen, want = (torch.load(tmp_path / x / "model.pt", weights_only=True) for x in (a, b))
         for key, value in want.items():
             torch.testing.assert_close(seen[key], value, rtol=1e-7, atol=1e-12)
