@@ -130,7 +130,7 @@ def here(
         "best_accuracy": reports[0]["best_accuracy"],
         "minibatches": sum(r["minibatches"] for r in reports),
         "bytes": [r["bytes"] for r in reports],
-        "parameters": sum(p.numel() for p in prepared.build_model().parameters()),
+        "parameters": sum(p.numel() for p in prepared.model.build().parameters()),
     }
 
 

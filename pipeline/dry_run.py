@@ -9,7 +9,7 @@ from ..storage.dataset import Dataset
 from .config.load import Job
 from .config.systems import System
 from .custom.own_code import own_code, split_loss, split_options
-from .ready import ready_to_run
+from .ready import RunCall, ready_to_run
 from .telemetry.events import Emit, silent
 
 
@@ -46,11 +46,14 @@ def dry_run(
     loss, options = split_loss(loss, options)
     optimizer, scheduler, metrics, options = split_options(optimizer, scheduler, metrics, options, config)
     code = own_code(loss=loss, optimizer=optimizer, scheduler=scheduler, metrics=metrics, callbacks=callbacks)
-    ready = ready_to_run(dataset, system, model, code, out, resume, samples, emit, config, options)
+    call = RunCall(
+        dataset, system, model, code, out=out, resume=resume, samples=samples, config=config, options=options
+    )
+    ready = ready_to_run(call, emit)
     job, prepared = ready.job, ready.prepared
     minibatches = math.ceil(prepared.outline.splits["train"] / job.train.batch_size)
     sampled = prepared.system.sample.sampler is not None
-    parameters = sum(p.numel() for p in prepared.build_model().parameters())
+    parameters = sum(p.numel() for p in prepared.model.build().parameters())
     return {
         "dataset": prepared.dataset.name,
         "nodes": prepared.dataset.num_nodes,
@@ -59,7 +62,7 @@ def dry_run(
         "splits": dict(prepared.outline.splits),
         "unit": prepared.outline.unit,
         "system": prepared.system.name,
-        "model": prepared.model_name,
+        "model": prepared.model.name,
         "parameters": parameters,
         "epochs": job.epochs,
         "steps_per_epoch": math.ceil(minibatches / job.train.per_step(job.ranks)) if sampled else 1,

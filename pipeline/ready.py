@@ -1,7 +1,7 @@
 """Everything of a run before its first write: the configuration, the machine, the data, and how they go together."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -56,20 +56,25 @@ class Ready:
     """Notes of a dataset that was opened before, and on the parameters that the run starts from."""
 
 
-def ready_to_run(
-    dataset: Dataset | str | Path | object | None,
-    system: System | str | None,
-    model: Any,
-    code: OwnCode,
-    out: str | Path | None,
-    resume: bool,
-    samples: str | Path | None,
-    emit: Emit,
-    config: Job | Mapping[str, Any] | None,
-    options: dict[str, Any],
-) -> Ready:
+@dataclass(frozen=True, eq=False)
+class RunCall:
+    """Arguments of `run`, with code of the user's own in one place."""
+
+    dataset: Dataset | str | Path | object | None = None
+    system: System | str | None = None
+    model: Any = None
+    code: OwnCode = field(default_factory=OwnCode)
+    out: str | Path | None = None
+    resume: bool = False
+    samples: str | Path | None = None
+    config: Job | Mapping[str, Any] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def ready_to_run(call: RunCall, emit: Emit) -> Ready:
     """Open the data, and refuse impossible jobs before anything is written."""
-    job, model = _configured(dataset, system, model, out, resume, config, options)
+    out, resume, samples, code, dataset = call.out, call.resume, call.samples, call.code, call.dataset
+    job, model = _configured(call)
     folder = local_folder(out) if out is not None else Path("runs") / f"{job.system}-{datetime.now():%Y%m%d-%H%M%S-%f}"
     _check_machine(job)
     check_run_folder(folder, resume)
@@ -83,7 +88,7 @@ def ready_to_run(
     in_memory = dataset if isinstance(dataset, Dataset) else None
     job, dataset = _opened(job, dataset, folder, resume, emit)
     # A name is in the job.
-    own = None if isinstance(system, str) else system
+    own = None if isinstance(call.system, str) else call.system
     prepared = prepare(job, dataset, system=own, model=model, code=code, stored=samples is not None)
     queue = _checked(prepared, samples, folder, resume)
     if resume:
@@ -91,27 +96,21 @@ def ready_to_run(
     untold = (*untold, *not_read(prepared))
     if prepared.job.start_from is not None and not resume:
         start = prepared.job, prepared.outline.unit, prepared.outline.types
-        untold = (*untold, f"{start_of(prepared.build_model(), *start)}.")
+        untold = (*untold, f"{start_of(prepared.model.build(), *start)}.")
     return Ready(prepared.job, folder, prepared, queue, module, in_memory, untold)
 
 
-def _configured(
-    dataset: object,
-    system: System | str | None,
-    model: Any,
-    out: str | Path | None,
-    resume: bool,
-    config: Job | Mapping[str, Any] | None,
-    options: dict[str, Any],
-) -> tuple[Job, Any]:
+def _configured(call: RunCall) -> tuple[Job, Any]:
     """The resolved configuration, and a model that it cannot name."""
-    if started := resume and config is None:
-        config = _started_config(out, dataset)
+    system, model, config, options = call.system, call.model, call.config, call.options
+    out = call.out
+    if started := call.resume and config is None:
+        config = _started_config(out, call.dataset)
     if isinstance(model, Mapping | str) and not isinstance(config, Job):
         config = {**(config or {}), "model": with_model((config or {}).get("model"), model)}
         model = None
     model = as_record_or_module(model)
-    if resume and isinstance(config, Mapping) and "executor" not in options:
+    if call.resume and isinstance(config, Mapping) and "executor" not in options:
         config = without_executor({**config, **{k: v for k, v in options.items() if k == "ranks"}})
     job = config if isinstance(config, Job) else configure(config or {}, system=system, model=model, **options)
     if started and out is not None:

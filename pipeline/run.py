@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from ..storage.store.full_disk import needing_space
 from .config.load import Job
 from .config.named_code import allowing
 from .config.systems import System
-from .custom.own_code import OwnCode, own_code, split_loss, split_options
+from .custom.own_code import own_code, split_loss, split_options
 from .machine.deadline import checkpoints_in
-from .ready import ready_to_run
+from .ready import RunCall, ready_to_run
 from .report.model_card import CARD, data_section, model_card
 from .report.reading import EventHistory, read_events
 from .setup.open_queue import is_being_written, lock_queue_folder, own_queue
@@ -130,26 +131,16 @@ def run(
     loss, options = split_loss(loss, options)
     optimizer, scheduler, metrics, options = split_options(optimizer, scheduler, metrics, options, config)
     code = own_code(loss=loss, optimizer=optimizer, scheduler=scheduler, metrics=metrics, callbacks=callbacks)
+    call = RunCall(
+        dataset, system, model, code, out=out, resume=resume, samples=samples, config=config, options=options
+    )
     with allowing(allow_code), heard(emit, verbose) as tell:
-        return _run(dataset, system, model, code, out, resume, samples, tell, stop, save, config, options)
+        return _run(call, Control(tell, stop, save))
 
 
-def _run(
-    dataset: Dataset | str | Path | object | None,
-    system: System | str | None,
-    model: Any,
-    code: OwnCode,
-    out: str | Path | None,
-    resume: bool,
-    samples: str | Path | None,
-    emit: Emit,
-    stop: Callable[[], bool],
-    save: Callable[[], bool],
-    config: Job | Mapping[str, Any] | None,
-    options: dict[str, Any],
-) -> Result:
-    clock = Clock()
-    ready = ready_to_run(dataset, system, model, code, out, resume, samples, emit, config, options)
+def _run(call: RunCall, control: Control) -> Result:
+    clock, emit, resume, samples = Clock(), control.emit, call.resume, call.samples
+    ready = ready_to_run(call, emit)
     job, folder, prepared, queue, module = ready.job, ready.folder, ready.prepared, ready.queue, ready.module
     with ExitStack() as stack:
         stack.enter_context(locked(folder))
@@ -163,7 +154,7 @@ def _run(
         if (card := prepared.dataset.card) is not None:
             more = {"notes": list(prepared.dataset.notes), "options": dict(prepared.dataset.read_as)}
             write_json(folder / DATA_CARD, {**card, **more})
-        keep_inputs(folder, job, ready.in_memory, module, prepared.fingerprint, code)
+        keep_inputs(folder, job, ready.in_memory, module, prepared.fingerprint, call.code)
         if prepared.system.clients != "ranks":
             prepared = with_clients(prepared, folder)
         status = "done"
@@ -177,12 +168,12 @@ def _run(
                     from .supervision.supervisor import run_on_cluster
 
                     work = Training(prepared, samples, module)
-                    reports = run_on_cluster(work, folder, Control(tell, stop, save))
+                    reports = run_on_cluster(work, folder, replace(control, emit=tell))
                 else:
                     with _threads(job.threads):
                         if queue is None and prepared.has_minibatches:
                             queue = own_queue(prepared, folder, lambda text: tell(Note(text)))
-                        reports = [_run_inline(prepared, folder, queue, samples, tell, stop, save, clock)]
+                        reports = [_run_inline(prepared, folder, queue, samples, replace(control, emit=tell), clock)]
             except Interrupted:
                 status, reports = STOPPED, reports_of_stopped(prepared, folder)
         result = _result(prepared, reports, clock.snapshot()["total"], folder, status)
@@ -203,13 +194,11 @@ def _run_inline(
     out: Path,
     queue: MinibatchQueue | None,
     samples: str | Path | None,
-    emit: Emit,
-    stop: Callable[[], bool],
-    save: Callable[[], bool],
+    control: Control,
     clock: Clock,
 ) -> RankReport:
     ledger, produce = Ledger(), samples is None
-    with Heartbeat(0, clock, ledger, queue if produce else None, emit) as heart:
+    with Heartbeat(0, clock, ledger, queue if produce else None, control.emit) as heart:
         return train_and_evaluate(
             prepared,
             out,
@@ -219,8 +208,8 @@ def _run_inline(
             produce=produce,
             producer_alive=lambda: samples is None or is_being_written(samples),
             emit=heart,
-            stop=stop,
-            save=save,
+            stop=control.stop,
+            save=control.save,
             clock=clock,
         )
 
@@ -230,7 +219,7 @@ def _card(result: Result, prepared: Prepared, folder: Path) -> str:
     state = torch.load(folder / MODEL, weights_only=True)
     numbers = sum(value.numel() for value in state.values())
     job = prepared.job.model_dump(mode="json")
-    text = model_card(result.to_record(), job, prepared.outline.splits, numbers, prepared.code.names)
+    text = model_card(result.to_record(), job, prepared.outline.splits, numbers, prepared.update.code.names)
     return text + data_section(prepared.dataset.card, prepared.dataset.notes)
 
 
@@ -251,7 +240,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
     return Result(
         status=status,
         system=prepared.system.name,
-        model=prepared.model_name,
+        model=prepared.model.name,
         dataset=dataset.name,
         num_nodes=dataset.num_nodes,
         num_edges=dataset.graph.num_edges,
@@ -292,7 +281,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         parameters_sha256=first.parameters_sha256,
         out=str(out),
         types=prepared.outline.types,
-        num_edge_features=prepared.outline.edge_width if prepared.reads_edges else 0,
+        num_edge_features=prepared.outline.edge_width if prepared.model.reads_edges else 0,
         labels_of="edges" if prepared.outline.row_width else "nodes",
         num_pair_features=prepared.outline.pair_width,
         files_sha256={name: file_sha256(out / name) for name in (MODEL, LEARNED) if (out / name).is_file()},

@@ -234,7 +234,7 @@ class Bare:
         )
         system: Any = prepared.system
         self.sampler, self.plan = system.sample.sampler, system.sample.plan(prepared.data, rank_job)
-        self.model = prepared.build_model().train()
+        self.model = prepared.model.build().train()
         self.fetcher = system.fetch.fetcher(prepared.data, rank_job, self.model)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=LR)
         self.workspace, self.arena = cpu.Workspace(), Arena()

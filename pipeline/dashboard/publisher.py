@@ -108,7 +108,7 @@ def _about(client: Client, prepared: Prepared, out: Path) -> dict[str, Any]:
         "out": str(out),
         "system": prepared.system.name,
         "exchanges": SYSTEMS.find(prepared.system.name).exchanges,
-        "model": prepared.model_name,
+        "model": prepared.model.name,
         "dataset": prepared.dataset.name,
         "ranks": job.ranks,
         "epochs": job.epochs,

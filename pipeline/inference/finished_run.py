@@ -267,8 +267,10 @@ def load(
         outline = replace(outline, row_width=job.link.width, pair_width=result.num_pair_features)
     outline = replace(outline, edge_width=result.num_edge_features)
     of_host = without_partitioner(job.model_copy(update={"device": "cpu", "kernel": "cpu"}))
-    make, _, name = model_of(job, outline, make_system(of_host), model)
-    return TrainedRun(folder, _with_parameters(make(), folder / MODEL, name, result).to(device).eval(), job, result)
+    part = model_of(job, outline, make_system(of_host), model)
+    return TrainedRun(
+        folder, _with_parameters(part.build(), folder / MODEL, part.name, result).to(device).eval(), job, result
+    )
 
 
 def _device(job: Job, asked: str | None, folder: Path, emit: Emit) -> str:

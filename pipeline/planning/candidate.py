@@ -136,7 +136,7 @@ class Candidate:
     @property
     def model(self) -> nn.Module:
         """The model as the system trains it."""
-        return model_of(self.job, self.at.outline, self.system, None)[0]()
+        return model_of(self.job, self.at.outline, self.system, None).build()
 
     @property
     def minibatches(self) -> float:

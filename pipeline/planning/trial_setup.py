@@ -168,7 +168,7 @@ class Trials:
         check_learned(job, system)
         if self.at.gpus and isinstance(system.partition, Blocks):
             raise InputError("plan does not predict a partitioned topology on GPUs in this version")
-        model = model_of(job, self.at.outline, system, None)[0]()
+        model = model_of(job, self.at.outline, system, None).build()
         SYSTEMS.find(system.name).check(job, system, model)
         return job, system
 

@@ -1,12 +1,11 @@
 """Digests of everything that affects the outcome of a run."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import nn
 
 from ...stages.kernels import OTHER_BITS
 from ...stages.sample.neighbor import NeighborSampler
@@ -34,9 +33,7 @@ def fingerprint_of(
     job: Job,
     dataset: Dataset,
     system: System,
-    model: Mapping[str, Any],
-    make: Callable[[], nn.Module],
-    edges: bool = False,
+    model: Any,
     start: npt.NDArray[np.floating] | None = None,
 ) -> dict[str, str]:
     """Digests of everything that affects the parameters of a run, except the number of epochs.
@@ -45,9 +42,7 @@ def fingerprint_of(
         job: a resolved configuration.
         dataset: the training data.
         system: the training system.
-        model: a description of the model, as plain values.
-        make: builds the model with its initial parameters.
-        edges: the model reads the features of edges.
+        model: the `ModelPart`.
         start: [V, D], learnt rows to begin with, of another run.
     """
     # Left out if unset, so that runs of versions without compilation can be resumed.
@@ -66,17 +61,17 @@ def fingerprint_of(
         **sample_fingerprint(job, dataset, system),
         "features": digests["feature_sample"],
         "labels": digests.of("labels", "val"),
-        "model": digest_record(model),
+        "model": digest_record(model.description),
         "train": digest_record({**train, "dtype": job.dtype, "system": system.name}),
     }
-    if edges:
+    if model.reads_edges:
         fingerprint["edge_features"] = digests["edge_feature_sample"]
     if job.seed_of("initial") != job.seed_of("minibatches"):
         fingerprint["initial"] = str(job.seed_of("initial"))
     if job.learned.width:
         fingerprint["learned"] = digest_record(job.learned.model_dump())
     if job.start_from is not None:
-        arrays = {k: v.numpy() for k, v in make().state_dict().items()}
+        arrays = {k: v.numpy() for k, v in model.build().state_dict().items()}
         fingerprint["start"] = digest_arrays(**arrays, **({} if start is None else {"learned rows": start}))
     entry = SYSTEMS.find(system.name)
     if entry.options_decide:

@@ -1,7 +1,7 @@
 """Construction of a run's model, and of its loss."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from ...stages.models.base import ModelConfig, as_model, reads_edges
 from ...stages.models.pyg.model import PyGModel
 from ...stages.models.relational import TypedInput
 from ...stages.models.small_graph import rows_of_small_graph
+from ...stages.policies import SchedulePolicy
 from ...stages.random import Purpose, stream, torch_seed
 from ...storage.dataset import WITHOUT_ACCURACY, Dataset, Task, outputs_of
 from ...storage.errors import InputError
@@ -177,60 +178,93 @@ def _with_edge_width(job: Job, model: Any, width: int) -> tuple[Job, Any]:
     return job, None if model is None else replace(model, edge_width=width)
 
 
-def model_of(
-    job: Job, outline: Outline, system: System, model: Any
-) -> tuple[Callable[[], nn.Module], dict[str, Any], str]:
-    """A function that builds the model, a description of it, and its name. `model` as in `prepare`."""
-    dtype = TORCH_DTYPES[job.dtype]
-    record = model if model is not None else build("model", MODELS, job.model)
-    given = typed_input(job, outline)
-    if isinstance(record, nn.Module):
-        if not system.schedule.takes_modules:
-            raise InputError(
-                f"the model is a module of your own, {type(record).__name__}, and system '{system.name}' must give "
-                "each layer a head; expected one of Millrace's models, such as GraphSAGE(...)"
-            )
-        module = as_model(record)
-        check_widths(
-            module,
-            outline.num_features,
-            outline.num_outputs,
-            outline.task,
-            torch_seed(stream(job.seed_of("initial"), Purpose.INIT)),
-            outline.edge_width,
-            given,
-            outline.of_pairs,
-        )
-        if outline.of_pairs and not hasattr(module, "decoder"):
-            torch.manual_seed(torch_seed(stream(job.seed_of("initial"), Purpose.INIT)))
-            module.decoder = head_of(job, outline)
-        if outline.types is not None:
-            vars(module)["reads_blocks"] = True  # relations are those of one block
-        initial = {k: v.detach().clone() for k, v in module.state_dict().items()}
+@dataclass(frozen=True, eq=False)
+class ModelPart:
+    """The model of a job: a record or a user's module, and what it is built for."""
 
-        def again() -> nn.Module:
-            module.load_state_dict(initial)
-            return with_initial_parameters(module.to(dtype), job, outline.unit, outline.types)
+    job: Job
+    outline: Outline
+    schedule: SchedulePolicy
+    record: Any
+    """A `ModelConfig`, or the user's module."""
+    initial: Mapping[str, Tensor] | None = None
+    """State in which a user's module begins; None: the model is built of a record."""
+    reads_loops: bool = False
+    """True if the model, once built, reads the graph's self loops."""
 
-        name = type(record).__name__
-        return again, {"module": name, **{k: list(v.shape) for k, v in initial.items()}}, name
+    @property
+    def name(self) -> str:
+        """Its name in reports."""
+        return self.record.name if self.initial is None else type(self.record).__name__
 
-    def make() -> nn.Module:
-        torch.manual_seed(torch_seed(stream(job.seed_of("initial"), Purpose.INIT)))
-        if given is not None and record.reads_relations:
-            built = record.build_typed(given, outline.num_outputs)
+    @property
+    def reads_edges(self) -> bool:
+        """True if the model reads the features of edges."""
+        return reads_edges(self.record)
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What it is, as plain values, for fingerprints."""
+        if self.initial is not None:
+            return {"module": self.name, **{k: list(v.shape) for k, v in self.initial.items()}}
+        job, outline = self.job, self.outline
+        decoder = {"decoder": job.link.decoder, "width": outline.num_outputs} if outline.task == "link" else {}
+        decoder |= {} if outline.predicted_relations is None else {"relations": outline.predicted_relations}
+        decoder = {"head": [outline.row_width, outline.pair_width]} if outline.row_width else decoder
+        # Left out where no features of edges are read, so that older checkpoints fit.
+        options = {k: v for k, v in vars(self.record).items() if k != "edge_width" or v}
+        return {"name": self.record.name, **options, **decoder}
+
+    def build(self) -> nn.Module:
+        """The model with its initial parameters: a pure function of the seed."""
+        job, outline, record = self.job, self.outline, self.record
+        if self.initial is not None:
+            built: Any = record
+            built.load_state_dict(self.initial)
         else:
-            built = system.schedule.build(record, outline.num_features, outline.num_outputs)
-        if outline.of_pairs:
-            built.decoder = head_of(job, outline)
-        return with_initial_parameters(built.to(dtype), job, outline.unit, outline.types)
+            torch.manual_seed(torch_seed(stream(job.seed_of("initial"), Purpose.INIT)))
+            given = typed_input(job, outline)
+            if given is not None and record.reads_relations:
+                built = record.build_typed(given, outline.num_outputs)
+            else:
+                built = self.schedule.build(record, outline.num_features, outline.num_outputs)
+            if outline.of_pairs:
+                built.decoder = head_of(job, outline)
+        return with_initial_parameters(built.to(TORCH_DTYPES[job.dtype]), job, outline.unit, outline.types)
 
-    decoder = {"decoder": job.link.decoder, "width": outline.num_outputs} if outline.task == "link" else {}
-    decoder |= {} if outline.predicted_relations is None else {"relations": outline.predicted_relations}
-    decoder = {"head": [outline.row_width, outline.pair_width]} if outline.row_width else decoder
-    # Left out where no features of edges are read, so that older checkpoints fit.
-    options = {k: v for k, v in vars(record).items() if k != "edge_width" or v}
-    return make, {"name": record.name, **options, **decoder}, record.name
+
+def model_of(job: Job, outline: Outline, system: System, model: Any) -> ModelPart:
+    """The model of a job. `model` as in `prepare`.
+
+    Raises:
+        InputError: it is a module that does not fit the data or the system.
+    """
+    record = model if model is not None else build("model", MODELS, job.model)
+    if not isinstance(record, nn.Module):
+        return ModelPart(job, outline, system.schedule, record)
+    if not system.schedule.takes_modules:
+        raise InputError(
+            f"the model is a module of your own, {type(record).__name__}, and system '{system.name}' must give "
+            "each layer a head; expected one of Millrace's models, such as GraphSAGE(...)"
+        )
+    module, seed = as_model(record), torch_seed(stream(job.seed_of("initial"), Purpose.INIT))
+    check_widths(
+        module,
+        outline.num_features,
+        outline.num_outputs,
+        outline.task,
+        seed,
+        outline.edge_width,
+        typed_input(job, outline),
+        outline.of_pairs,
+    )
+    if outline.of_pairs and not hasattr(module, "decoder"):
+        torch.manual_seed(seed)
+        module.decoder = head_of(job, outline)
+    if outline.types is not None:
+        vars(module)["reads_blocks"] = True  # relations are those of one block
+    initial = {k: v.detach().clone() for k, v in module.state_dict().items()}
+    return ModelPart(job, outline, system.schedule, record, initial)
 
 
 def typed_input(job: Job, outline: Outline) -> TypedInput | None:

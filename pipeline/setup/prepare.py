@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from ...stages.learned.beside import WithLearned
-from ...stages.messages import Loss, Part, Placement
+from ...stages.messages import Part, Placement
 from ...stages.models import MODELS
-from ...stages.models.base import reads_edges, reads_loops
+from ...stages.models.base import reads_loops
 from ...stages.self_loops import degree_of
 from ...storage.dataset import MATRIX_TASKS, Dataset, pairs_of
 from ...storage.errors import RunError
@@ -22,6 +22,7 @@ from ...storage.features import ConvertedFeatures, FeatureStore
 from ...storage.lazy_dataset import LazyDataset
 from ...storage.typed.graph_types import GraphTypes
 from ..assembly.parts import Parts, arrays_at
+from ..assembly.update_part import UpdatePart
 from ..config.load import Job
 from ..config.records import build, make_system, negatives_of, without_partitioner
 from ..config.systems import SYSTEMS, System
@@ -39,7 +40,7 @@ from .checks import (
     check_update,
 )
 from .fingerprint import fingerprint_of, sets_digest
-from .model import TORCH_DTYPES, Outline, check_outputs, loss_of, model_of, with_edges
+from .model import TORCH_DTYPES, ModelPart, Outline, check_outputs, loss_of, model_of, with_edges
 from .sampling import Sampling, from_queue, keeping_edges, sampling_of
 from .warm_start import initial_learned
 
@@ -49,21 +50,12 @@ class Prepared(Sampling):
     """A job with its data, ready for any executor."""
 
     outline: Outline
-    build_model: Callable[[], nn.Module]
-    """Builds the model with its initial parameters: a pure function of the seed."""
     place_data: Callable[[], Placement | Part] = field(repr=False)
     """Makes `data` of the dataset, whose arrays are read then if it is lazy."""
+    model: ModelPart
+    update: UpdatePart
     fingerprint: dict[str, str]
     """Digests of everything that affects the parameters, except the number of epochs."""
-    model_name: str
-    code: OwnCode = field(default_factory=OwnCode)
-    """The user's own code."""
-    loss: Loss | None = None
-    """The user's own loss, or the configuration's; None: the default of a multi-class or multi-label task."""
-    reads_edges: bool = False
-    """True if the model reads the features of edges."""
-    reads_loops: bool = False
-    """True if the model reads the graph's self loops."""
 
     @cached_property
     def data(self) -> Placement | Part:
@@ -120,37 +112,40 @@ def prepare(
     check_losses(job, system)
     check_learned(job, system)
     outline = Outline.of(dataset, job, balanced=job.train.loss.is_balanced)
-    make, description, name = model_of(job, outline, system, model)
-    built = make()
+    part = model_of(job, outline, system, model)
+    built = part.build()
+    part = replace(part, reads_loops=reads_loops(built))
     check_model(job, system, built)
     if isinstance(record, nn.Module) and code.loss is None:
         check_outputs(built, job, outline)
-    edges = reads_edges(built)
-    if edges:
+    if part.reads_edges:
         check_edges(job, system)
     check_update(job, system, outline, built)
-    loss = loss_of(job.train.loss, outline, code)
+    update = update_part(job, outline, code)
     check_metrics(job.train, outline, code)
-    check_own_code(job, system, outline, built, code, loss)
+    check_own_code(job, system, outline, built, code, update.loss)
     SYSTEMS.find(system.name).check(job, system, built)
     check_parts(job, system, dataset.num_nodes)
     start = initial_learned(job, dataset.num_nodes)
     rows = None if start is None else start.rows
-    fingerprint = fingerprint_of(job, dataset, system, description, make, edges, rows) | dict(code.digests)
+    fingerprint = fingerprint_of(job, dataset, system, part, rows) | dict(code.digests)
     return Prepared(
         job=job,
         system=system,
         whole=dataset,
         outline=outline,
-        build_model=make,
-        place_data=lambda: placement_of(job, dataset, edges, reads_loops(built)),
+        place_data=lambda: placement_of(job, dataset, part.reads_edges, part.reads_loops),
+        model=part,
+        update=update,
         fingerprint=fingerprint,
-        model_name=name,
-        code=code,
-        loss=loss,
-        reads_edges=edges,
-        reads_loops=reads_loops(built),
     )
+
+
+def update_part(job: Job, outline: Outline, code: OwnCode) -> UpdatePart:
+    """The part of a job that updates parameters. Raises InputError if the loss does not go with the task."""
+    loss = loss_of(job.train.loss, outline, code)
+    both = job.link.ranked == "both"
+    return UpdatePart(outline.task, job.train, job.checkpoint, code, loss, check=job.check, ranks_sources=both)
 
 
 def placement_of(job: Job, dataset: Dataset, edges: bool, loops: bool) -> Placement:
@@ -191,7 +186,7 @@ def with_learned_width(job: Job, features: FeatureStore, *, typed: bool) -> Feat
 def with_data_read(prepared: Prepared) -> Prepared:
     """The same job once the arrays of its lazy dataset are read, and checked. Raises StoreError if they are damaged."""
     assert isinstance(prepared.whole, LazyDataset)
-    edges, loops = prepared.reads_edges, prepared.reads_loops
+    edges, loops = prepared.model.reads_edges, prepared.model.reads_loops
     whole = prepared.whole.as_read(edges)
     return replace(prepared, whole=whole, place_data=lambda: placement_of(prepared.job, whole, edges, loops))
 
@@ -237,8 +232,7 @@ def prepare_part(
         negatives = negatives_of(job) if outline.task == "link" else None
         hidden = outline.task == "link" or dataset.hides_pairs
         system = SYSTEMS.find(system.name).with_links(system, negatives, hidden)
-    make, _, name = model_of(job, outline, system, model)
-    edges = reads_edges(model if model is not None else build("model", MODELS, job.model))
+    built = model_of(job, outline, system, model)
     classes = outline.num_classes
     matrix = outline.task in MATRIX_TASKS and not outline.of_pairs
     types = None if outline.types is None else GraphTypes.of_record(outline.types)
@@ -247,26 +241,21 @@ def prepare_part(
         TORCH_DTYPES[job.dtype],
         matrix,
         num_classes=classes,
-        edges=edges,
+        edges=built.reads_edges,
         types=types,
         empty=arrays_at(job.graph, job.features, folder).graph,
     )
     part = parts.part(system.parts_before(rank))
     features = with_learned_width(job, part.features, typed=types is not None)
     part = replace(part, features=features, pairs=pairs)
-    code = code or OwnCode()
-    loss = loss_of(job.train.loss, outline, code)
     return Prepared(
         job=job,
         system=system,
         whole=None,
         order=order,
         outline=outline,
-        build_model=make,
         place_data=lambda: part,
+        model=built,
+        update=update_part(job, outline, code or OwnCode()),
         fingerprint=fingerprint,
-        model_name=name,
-        code=code,
-        loss=loss,
-        reads_edges=edges,
     )

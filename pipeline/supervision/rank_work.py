@@ -57,7 +57,7 @@ class Training:
 
     @cached_property
     def _given(self) -> str | None:
-        code = self.sampling.code
+        code = self.sampling.update.code
         return None if self.module is None and code.is_empty else pickled((self.module, code))
 
     def begin(self, sampling: Sampling) -> None:

@@ -46,12 +46,12 @@ def restore(context: TrainContext, progress: Progress, clock: Clock) -> dict[str
     context.job.ledger.restore(progress.ledgers[group.rank])
     for name, seconds in state["seconds"].items():
         clock.add(name, seconds)
-    if context.callbacks is not None:
-        context.callbacks.run.resumed = True
-        context.callbacks.load(state.get("callbacks", []))
+    if context.control.callbacks is not None:
+        context.control.callbacks.run.resumed = True
+        context.control.callbacks.load(state.get("callbacks", []))
     if group.rank == 0:
         phases = context.system.schedule.phases(context.job.epochs, context.model)
-        context.emit(Note(f"resumed at {position(progress.cursor, phases, state.get('pace'))}"))
+        context.control.emit(Note(f"resumed at {position(progress.cursor, phases, state.get('pace'))}"))
     return state
 
 
@@ -77,14 +77,14 @@ class Checkpointer:
 
     def is_due(self) -> bool:
         """True after every so many steps, as the configuration says; the same on all ranks."""
-        every = self._context.checkpoint_every.every_steps
+        every = self._context.update.checkpoint.every_steps
         return every is not None and self._progress.cursor.step % every == 0
 
     def is_requested(self) -> bool:
         """True if this rank has to save or to stop. Called once a step: `TrainContext.save` answers once."""
-        context = self._context
-        self._stopping = self._stopping or context.stop()
-        return self._stopping or context.save() or time.monotonic() - self._saved_at >= context.checkpoint_every.every_s
+        control, every_s = self._context.control, self._context.update.checkpoint.every_s
+        self._stopping = self._stopping or control.stop()
+        return self._stopping or control.save() or time.monotonic() - self._saved_at >= every_s
 
     def after_step(self, due: bool, requested: bool, optimizer: PhaseOptimizer) -> None:
         """Save if a checkpoint is due or requested, then stop if some rank was asked to.
@@ -107,6 +107,7 @@ class Checkpointer:
     def save(self, optimizer: PhaseOptimizer | None) -> None:
         """Write a checkpoint, with the optimiser unless the next phase has its own. All ranks call this at once."""
         context, progress = self._context, self._progress
+        callbacks = context.control.callbacks
         if context.checkpoints is None:
             return
         self._losses.wait()
@@ -125,7 +126,7 @@ class Checkpointer:
                     "pace": vars(self._pace),
                     "seconds": self._clock.snapshot(),
                     **({} if learned is None else {"learned": learned}),
-                    **({} if context.callbacks is None else {"callbacks": on_host(context.callbacks.state())}),
+                    **({} if callbacks is None else {"callbacks": on_host(callbacks.state())}),
                 },
             )
         context.call("checkpoint")

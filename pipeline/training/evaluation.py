@@ -116,7 +116,7 @@ def _chunks_there(prepared: Prepared, policy: FetchPolicy, job: RankJob) -> Chun
     from ...stages.evaluate.temporal_cuda import ChunksThere
 
     placed = prepared.placement
-    stores = placed.features, placed.edge_features if prepared.reads_edges else None
+    stores = placed.features, placed.edge_features if prepared.model.reads_edges else None
     keeps = policy if isinstance(policy, KeepsRows) else None
     rows = [None if keeps is None or x is None else keeps.rows_there(x, job, locked=True) for x in stores]
     return ChunksThere(placed.graph, *rows)
@@ -164,7 +164,7 @@ def _by_leaders(
     leaders = cache(lambda: _leaders(prepared, model, group, in_parts))
     learned = isinstance(prepared.data.features, WithLearned)
     features = prepared.data.features if learned else dataset.features
-    graph, of_edges = dataset.graph, dataset.graph.edge_features if prepared.reads_edges else None
+    graph, of_edges = dataset.graph, dataset.graph.edge_features if prepared.model.reads_edges else None
     if of_edges is not None:
         graph = replace(graph, edge_features=CountedFeatures(of_edges, job.ledger, "evaluation"))
     counted = replace(dataset, graph=graph, features=CountedFeatures(features, job.ledger, "evaluation"))

@@ -22,7 +22,7 @@ def train_rank(context: TrainContext, clock: Clock) -> Progress:
         The final state; the model holds the parameters of the last step.
 
     Raises:
-        Interrupted: `context.stop` asked to end; the checkpoint is written.
+        Interrupted: `context.control.stop` asked to end; the checkpoint is written.
         ShortHandedError: ranks were lost, and the phase has ended without them; the checkpoint is written.
         RunError: a stage failed; the last checkpoint is intact.
     """
@@ -34,7 +34,7 @@ def train_rank(context: TrainContext, clock: Clock) -> Progress:
     placement, before = None, resumed if resumed and resumed["optimizer"] else None
     for phase in phases[progress.cursor.phase :]:
         if len(phases) > 1 and group.rank == 0:
-            context.emit(Note(f"phase {phase.number + 1} of {len(phases)}: {phase.name}"))
+            context.control.emit(Note(f"phase {phase.number + 1} of {len(phases)}: {phase.name}"))
         with clock.measure("partition"):
             placement = context.system.partition.place(context.data, phase, context.job, placement)
         training = PhaseTraining(context, phase, placement, progress, clock, before, total_epochs)

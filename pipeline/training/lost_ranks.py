@@ -40,7 +40,7 @@ class LostRanks:
             if is_leader(group):
                 where = f"epoch {epoch + 1}, step {step + 1} of {len(self._steps)}"
                 what = f"its {seeds:,} {noun}, and validation, are left out until {self._phase.name} ends"
-                context.emit(Note(f"rank {rank} is missing from {where} on: {what}"))
+                context.control.emit(Note(f"rank {rank} is missing from {where} on: {what}"))
         for record in self._records.values():
             record["epochs"] = epoch + 1 - record["epoch"]
 

@@ -70,17 +70,17 @@ class PhaseTraining:
             context, progress, clock, self.runner.losses, self.pace, len(self.steps) * phase.epochs
         )
         self.lost = LostRanks(context, phase, self.steps, progress)
-        if context.callbacks is not None:
-            run = context.callbacks.run
+        if context.control.callbacks is not None:
+            run = context.control.callbacks.run
             run.phase_optimizer, run.steps_per_epoch = self.phase_optimizer, len(self.steps)
 
     def resume(self, state: dict[str, Any]) -> None:
         """Move the cursor behind the minibatches that a checkpoint's ranks have trained on, whatever their pace."""
-        before, cursor = Pace.written(state, self.context.train, self.steps.minibatches), self.progress.cursor
+        before, cursor = Pace.written(state, self.context.update.train, self.steps.minibatches), self.progress.cursor
         step, self.runner.trained_before = before.position(cursor.step, self.pace)
         self.progress.cursor = Cursor(cursor.phase, step)
         if before != self.pace and cursor.step and self.context.job.group.rank == 0:
-            self.context.emit(Note(before.describe(self.pace)))
+            self.context.control.emit(Note(before.describe(self.pace)))
 
     @property
     def position(self) -> tuple[int, int]:
@@ -91,7 +91,7 @@ class PhaseTraining:
     def has_ended(self, epoch: int) -> bool:
         """True if `epoch` is not to be trained: it is behind the phase's last, patience has run out, or a callback has
         ended training."""
-        patience = self.context.train.patience
+        patience = self.context.update.train.patience
         stopped_early = patience is not None and self.progress.since_best >= patience
         return epoch >= self.phase.last_epoch or stopped_early or self.progress.ended
 
@@ -101,7 +101,7 @@ class PhaseTraining:
         Args:
             requested: true on all ranks if some rank has asked for something.
         """
-        callbacks, group = self.context.callbacks, self.context.job.group
+        callbacks, group = self.context.control.callbacks, self.context.job.group
         if callbacks is None or (group.size > 1 and not requested):
             return False
         self.progress.ended = group.any(callbacks.stops_steps)
@@ -136,7 +136,7 @@ class PhaseTraining:
         loss = float(sums[0] / sums[1].clamp(min=1))
         last = epoch + 1 == self.phase.last_epoch
         found, best = None, False
-        every = context.train.evaluate_every
+        every = context.update.train.evaluate_every
         last = last or progress.ended
         if context.validate is not None and (last or (every and (epoch + 1) % every == 0)):
             progress.unvalidated = bool(missing(group))
@@ -144,7 +144,7 @@ class PhaseTraining:
                 found, best = self._validated(context.validate, epoch)
         diverges_now = not math.isfinite(loss) and all(math.isfinite(h["train_loss"]) for h in progress.history)
         if is_leader(group) and diverges_now:
-            context.emit(
+            context.control.emit(
                 Note(f"the training loss of epoch {epoch + 1} is {loss}: the run has diverged; lower train.lr")
             )
         record = {"epoch": epoch, "train_loss": loss, "seconds": progress.epoch_seconds}
@@ -153,11 +153,13 @@ class PhaseTraining:
         progress.history.append(record)
         lr = self.phase_optimizer.last_lr if self.phase_optimizer.reports_lr else None
         accuracy, values = (None, {}) if found is None else (found.accuracy, dict(found.values))
-        context.emit(EpochDone(epoch, self.total_epochs, loss, accuracy, progress.epoch_seconds, best, lr, values))
+        context.control.emit(
+            EpochDone(epoch, self.total_epochs, loss, accuracy, progress.epoch_seconds, best, lr, values)
+        )
         self.phase_optimizer.end_epoch(found)
         self._tell_callbacks(record, found)
         progress.loss_sum = progress.loss_seeds = progress.epoch_seconds = 0.0
-        every_epochs = context.checkpoint_every.every_epochs
+        every_epochs = context.update.checkpoint.every_epochs
         due = every_epochs is not None and (epoch + 1) % every_epochs == 0
         due = due or self.has_ended(epoch + 1) or self.checkpoints.is_due()
         self.checkpoints.after_step(due, bool(sums[2]), self.phase_optimizer)
@@ -168,11 +170,11 @@ class PhaseTraining:
         if found.accuracy is None:
             return {**record, "merit": found.merit}
         record = {"val_accuracy": found.accuracy, **record}
-        return record if self.context.train.monitor is None else {**record, "merit": found.merit}
+        return record if self.context.update.train.monitor is None else {**record, "merit": found.merit}
 
     def _tell_callbacks(self, record: dict[str, float], found: Validation | None) -> None:
         """Call the callbacks of an epoch's end; each of them may end training, on whatever rank."""
-        context, callbacks = self.context, self.context.callbacks
+        context, callbacks = self.context, self.context.control.callbacks
         if callbacks is None:
             return
         numbers = {k: v for k, v in record.items() if k == "train_loss" or k.startswith("val_")}
@@ -193,7 +195,7 @@ class PhaseTraining:
         self.progress.unvalidated = False
         if is_leader(self.context.job.group):
             name, value = next((k[4:], v) for k, v in record.items() if k.startswith("val_"))
-            self.context.emit(Note(f"validation {name} after epoch {epoch + 1}, left out before: {value:.4f}"))
+            self.context.control.emit(Note(f"validation {name} after epoch {epoch + 1}, left out before: {value:.4f}"))
 
     def _validated(self, whole: Validate, epoch: int) -> tuple[Validation | None, bool]:
         """`_validate`; if the user stops it, the epoch is left to be validated when the run is resumed.
@@ -204,7 +206,7 @@ class PhaseTraining:
         try:
             return self._validate(whole, epoch)
         except EvaluationStopped:
-            if self.phase_optimizer.reads_validation or self.context.callbacks is not None:
+            if self.phase_optimizer.reads_validation or self.context.control.callbacks is not None:
                 raise
             self.progress.unvalidated = True
             return None, False
@@ -238,8 +240,8 @@ class PhaseTraining:
         if self.phase.fresh_optimizer:
             progress.forget_best()
             progress.ended = False
-            if self.context.callbacks is not None:
-                self.context.callbacks.run.stop_asked = self.context.callbacks.stops_steps = False
+            if self.context.control.callbacks is not None:
+                self.context.control.callbacks.run.stop_asked = self.context.control.callbacks.stops_steps = False
         self.checkpoints.save(None if self.phase.fresh_optimizer else self.phase_optimizer)
 
     def _finish_part(self, fetcher: PhaseFetcher, last: bool) -> None:

@@ -68,18 +68,18 @@ class StepRunner:
         self.context, self.phase, self.module, self.placement = context, phase, module, placement
         self.steps, self.fetcher, self.progress, self.clock = steps, fetcher, progress, clock
         self.phase_optimizer = PhaseOptimizer(
-            context.train,
+            context.update.train,
             context.system.reduce,
             context.step_rules,
             phase,
             module,
             len(steps),
             total_epochs,
-            context.code,
+            context.update.code,
         )
         self.parameters, self.rules = self.phase_optimizer.parameters, context.step_rules
         self.statistics = context.system.reduce.statistics(module, context.job.group)
-        self.compiled = Compiled(module) if context.train.compile else module
+        self.compiled = Compiled(module) if context.update.train.compile else module
         self.recorded = self._recorded(total_epochs)
         # Code that torch.compile has made uses torch's threads.
         spared = getattr(self.compiled, "spares_torch", False)
@@ -100,9 +100,9 @@ class StepRunner:
     def _recorded(self, total_epochs: int) -> RecordedStep | None:
         """Steps as CUDA graphs, where the fetcher can record them. The compiler reduces launches in its own way."""
         context, reduce = self.context, self.context.system.reduce
-        if context.train.compile or not isinstance(self.fetcher, RecordsSteps):
+        if context.update.train.compile or not isinstance(self.fetcher, RecordsSteps):
             return None
-        if not reduce.allows_recording or context.loss is not None:
+        if not reduce.allows_recording or context.update.loss is not None:
             return None
         if self.phase.epochs < total_epochs and len(self.steps) * self.phase.epochs < FEWEST_STEPS:
             return None
@@ -130,8 +130,8 @@ class StepRunner:
             self._account_memory(meter)
         with self.clock.measure("forward_backward"):
             self.losses.wait() if last else self.losses.poll()
-        if self.context.callbacks is not None:
-            self.context.callbacks.step(epoch, step, self.loss)
+        if self.context.control.callbacks is not None:
+            self.context.control.callbacks.step(epoch, step, self.loss)
         self.progress.epoch_seconds += time.perf_counter() - start
         return requested
 
@@ -159,7 +159,7 @@ class StepRunner:
             edges += work.num_edges
         with clock.measure("reduce"):
             # After an epoch's last step, requests travel with the sums of the epoch.
-            called = context.callbacks
+            called = context.control.callbacks
             if called is not None and step + 1 < len(self.steps):
                 # Asked for before, so that it takes effect at the same step on any number of ranks.
                 called.stops_steps = called.run.stop_asked
@@ -185,16 +185,16 @@ class StepRunner:
         def report(loss: float) -> None:
             progress.loss_sum += loss
             self.loss = loss / max(seeds, 1)
-            context.emit(StepDone(epoch, step, num_steps, loss / max(seeds, 1), seeds, edges, hits))
+            context.control.emit(StepDone(epoch, step, num_steps, loss / max(seeds, 1), seeds, edges, hits))
 
         self.losses.add(loss_sum, report)
         return requested
 
     def _check(self, work: Any) -> None:
         """Check the invariants of a minibatch, or of other work, if the job asks for it."""
-        if self.context.check and isinstance(work, MiniBatch):
+        if self.context.update.check and isinstance(work, MiniBatch):
             work.check(repeats=reads_times(getattr(self.context.system.sample, "sampler", None)))
-        elif self.context.check:
+        elif self.context.update.check:
             work.check()
 
     def _minibatch(
@@ -267,7 +267,7 @@ class StepRunner:
             mib = {name: f"{size / 2**20:,.0f} MiB" for name, size in sizes.items()}
             text = f"graph {mib['graph']}, features {mib['features']}"
             step = f"a step's tensors {mib['step']} in buffers that later steps reuse"
-            self.context.emit(Note(f"memory: {text}, {step}"))
+            self.context.control.emit(Note(f"memory: {text}, {step}"))
         if meter is not None and self.context.job.group.rank == 0:
             self._tell_validation()
 
@@ -282,7 +282,7 @@ class StepRunner:
             self.steps.minibatches,
             data.graph,
             data.split.val,
-            context.train.evaluate_every,
+            context.update.train.evaluate_every,
         )
         if note is not None:
-            context.emit(Note(note))
+            context.control.emit(Note(note))

@@ -29,7 +29,7 @@ def reports_of_stopped(prepared: Prepared, out: Path) -> list[RankReport]:
         )
     state: dict[str, Any] = found[1]
     progress = state["progress"]
-    model = prepared.build_model()
+    model = prepared.model.build()
     model.load_state_dict(state["model"])
     sha256 = parameters_sha256(model)
     if progress["best_epoch"] >= 0:

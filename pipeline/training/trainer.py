@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...stages.comm.base import Group
-from ...stages.evaluate.measures import ALWAYS, METRICS, Measures, Scored, main_metric
+from ...stages.evaluate.measures import Measures, Scored
 from ...stages.kernels import sampling_backend
 from ...stages.memory.arena import give_back
 from ...stages.messages import Part, Phase, PlacedData, Placement, RankJob, Validation
@@ -45,7 +45,7 @@ from ..setup.run_folder import CHECKPOINTS, LEARNED, MODEL
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 from ..telemetry.timers import Clock
 from .checkpointing import on_host
-from .context import TrainContext
+from .context import RankControl, TrainContext
 from .evaluation import Score, scores
 from .learned_rows import with_all_rows, with_learned
 from .loop import train_rank
@@ -142,7 +142,7 @@ def train_and_evaluate(
     check_matmul_precision(prepared.job)
     check_compiler(prepared.job)
     device = ready_device(prepared.job)
-    model = prepared.build_model()
+    model = prepared.model.build()
     if device is not None:
         model = model.to(device)
     rank_job = rank_job_of(
@@ -165,9 +165,8 @@ def train_and_evaluate(
         system, rank_job = on_device(system, rank_job, prepared.job)
     score = with_all_rows(scores(prepared, system, model, rank_job, out, emit, stop), prepared, rank_job, out)
     with callbacks_of(prepared, group, model, out, emit) as callbacks:
-        progress = _train(
-            prepared, system, rank_job, score, model, out, callbacks, emit=emit, stop=stop, save=save, clock=clock
-        )
+        control = RankControl(emit, stop, save, callbacks)
+        progress = _train(prepared, system, rank_job, score, model, out, control=control, clock=clock)
         sha256 = parameters_sha256(model)
         if progress.best_state:
             model.load_state_dict(progress.best_state)
@@ -194,7 +193,7 @@ def callbacks_of(
     prepared: Prepared, group: Group, model: nn.Module, out: Path, emit: Emit
 ) -> Iterator[Callbacks | None]:
     """The callbacks of a run, which learn of its end however that comes; None if it has none."""
-    given, job = prepared.code.callbacks, prepared.job
+    given, job = prepared.update.code.callbacks, prepared.job
     if not given:
         yield None
         return
@@ -250,19 +249,9 @@ def rank_job_of(
         needs_all_rows=any(isinstance(m, _BatchNorm) for m in model.modules()),
         reads_loops=reads_loops(model),
         device=device,
-        measures=measures_of(prepared),
+        measures=prepared.update.measures,
         arrays=arrays_at(job.graph, job.features, out) if isinstance(prepared.data, Part) else Arrays(),
     )
-
-
-def measures_of(prepared: Prepared) -> Measures:
-    """Metrics of a run's validations and tests."""
-    train, code, task = prepared.job.train, prepared.code, prepared.outline.task
-    monitored = (train.monitor or main_metric(task)).removeprefix("-")
-    wanted = {*train.metrics, monitored, *ALWAYS.get(task, ())} - {"accuracy", *code.metrics}
-    names = [name for name in METRICS[task] if name in wanted]
-    both = prepared.job.link.ranked == "both"
-    return Measures(task, names, code.metrics, prepared.loss, train.monitor, ranks_sources=both)
 
 
 def _train(
@@ -272,15 +261,12 @@ def _train(
     score: Score,
     model: nn.Module,
     out: Path,
-    callbacks: Callbacks | None,
     *,
-    emit: Emit,
-    stop: Callable[[], bool],
-    save: Callable[[], bool],
+    control: RankControl,
     clock: Clock,
 ) -> Progress:
     """Train all phases, and close the queue."""
-    job, outline, queue = prepared.job, prepared.outline, rank_job.queue
+    job, outline, queue, emit = prepared.job, prepared.outline, rank_job.queue, control.emit
     measures: Measures = rank_job.measures
 
     def validate(module: nn.Module) -> Validation:
@@ -293,22 +279,14 @@ def _train(
         system,
         rank_job,
         prepared.data,
-        outline.task,
         model,
-        job.train,
+        prepared.update,
         checkpoints,
-        job.checkpoint,
-        validate if outline.splits["val"] else None,
-        emit,
-        stop,
-        job.check,
-        save,
-        prepared.code,
-        callbacks,
-        prepared.loss,
+        validate=validate if outline.splits["val"] else None,
+        control=control,
     )
     epochs = system.schedule.phases(job.epochs, model)[-1].last_epoch
-    emit(StageStarted("train", f"training {prepared.model_name} with {system.name}", epochs))
+    emit(StageStarted("train", f"training {prepared.model.name} with {system.name}", epochs))
     try:
         with clock.measure("train"):
             progress = train_rank(context, clock)

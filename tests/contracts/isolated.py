@@ -11,8 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from millrace.pipeline.assembly.update_part import UpdatePart
 from millrace.pipeline.config.load import resolve
-from millrace.pipeline.config.schema import CheckpointEvery, Train
+from millrace.pipeline.config.schema import Train
 from millrace.pipeline.config.systems import System
 from millrace.pipeline.setup.device_policies import on_device
 from millrace.pipeline.setup.model import Outline
@@ -132,9 +133,7 @@ def train_threads(
             chosen, of = on_device(system, of, there)
         task = "multilabel" if case.labels.ndim == 2 else "multiclass"
         part = CasePeers(case).own(system.parts_before(group.rank))
-        trainer = TrainContext(
-            chosen, of, part, task, mine, train, None, CheckpointEvery(), None, silent, lambda: False, check=True
-        )  # fmt: skip
+        trainer = TrainContext(chosen, of, part, mine, UpdatePart(task, train, check=True))
         return train_rank(trainer, Clock()), mine, group
 
     return run_threads(rank, case.parts // system.parts_before(1))

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from millrace.pipeline.config.schema import CheckpointEvery, Train
+from millrace.pipeline.assembly.update_part import UpdatePart
+from millrace.pipeline.config.schema import Train
 from millrace.pipeline.config.systems import System
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.context import TrainContext
@@ -154,14 +155,9 @@ def train_ranks(
             own,
             of,
             case.part(group.rank),
-            task,
             mine,
-            train,
-            None,
-            CheckpointEvery(),
-            (lambda _: 0.0) if len(case.split.val) else None,
-            lambda event: None,
-            lambda: False,
+            UpdatePart(task, train),
+            validate=(lambda _: 0.0) if len(case.split.val) else None,
         )
         progress = train_rank(trainer, Clock())
         if progress.best_state:

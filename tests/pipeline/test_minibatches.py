@@ -63,7 +63,7 @@ def test_a_loop_of_ones_own_takes_the_steps_of_a_run(sbm, tmp_path):
     options = {**JOB, "hidden": 8, "dropout": 0.0, "dtype": "float64", "lr": 0.1, "optimizer": "sgd"}
     mr.run(sbm, out=tmp_path / "run", verbose=False, **options)
     trained = last_parameters(tmp_path / "run")
-    model = prepare(resolve(options), sbm).build_model()
+    model = prepare(resolve(options), sbm).model.build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for batch in mr.minibatches(sbm, **options):
         optimizer.zero_grad()

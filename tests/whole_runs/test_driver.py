@@ -13,12 +13,11 @@ import millrace as mr
 from millrace.pipeline.cli import app
 from millrace.pipeline.cluster.dask_cluster import opened
 from millrace.pipeline.config.load import resolve
-from millrace.pipeline.custom.own_code import OwnCode
 from millrace.pipeline.planning import inputs
 from millrace.pipeline.planning.inputs import Cluster
 from millrace.pipeline.planning.trial_setup import Trials
 from millrace.pipeline.precompute import precompute
-from millrace.pipeline.ready import ready_to_run
+from millrace.pipeline.ready import RunCall, ready_to_run
 from millrace.pipeline.relabel.run import Cut, relabel
 from millrace.pipeline.supervision.cluster_run import ClusterRun
 from millrace.pipeline.supervision.rank_work import Training
@@ -101,7 +100,7 @@ def test_everything_before_ranks_start(store, scheduler, tmp_path, name, sealed)
     if store.name == "npy" and name in ("retexo", "grappa"):
         pytest.skip("they are cut as sar is")
     job = resolve(table(name, store, scheduler))
-    ready = ready_to_run(None, None, None, OwnCode(), tmp_path / "run", False, None, silent, job, {})
+    ready = ready_to_run(RunCall(out=tmp_path / "run", config=job), silent)
     seen = []
     with opened(job, silent, 2) as client:
         for _ in range(2):
@@ -116,15 +115,15 @@ def test_everything_before_ranks_start(store, scheduler, tmp_path, name, sealed)
 def test_the_fingerprint_is_that_of_the_data_in_memory(store, scheduler, tmp_path):
     for name in SYSTEMS:
         job = resolve(table(name, store, scheduler))
-        lazy = ready_to_run(None, None, None, OwnCode(), tmp_path / "a", False, None, silent, job, {})
+        lazy = ready_to_run(RunCall(out=tmp_path / "a", config=job), silent)
         data = mr.open_dataset(store)
-        eager = ready_to_run(data, None, None, OwnCode(), tmp_path / "b", False, None, silent, job, {})
+        eager = ready_to_run(RunCall(data, out=tmp_path / "b", config=job), silent)
         assert lazy.prepared.fingerprint == eager.prepared.fingerprint
 
 
 def test_a_damaged_part_is_found_by_tasks_and_made_again(store, scheduler, tmp_path, sealed):
     job = resolve(table("sar", store, scheduler))
-    ready = ready_to_run(None, None, None, OwnCode(), tmp_path / "run", False, None, silent, job, {})
+    ready = ready_to_run(RunCall(out=tmp_path / "run", config=job), silent)
     notes = []
     with opened(job, silent, 2) as client:
         for damage in (False, True):

@@ -18,14 +18,15 @@ import torch.distributed as dist
 from torch import nn
 
 import millrace as mr
+from millrace.pipeline.assembly.update_part import UpdatePart
 from millrace.pipeline.config.load import resolve
-from millrace.pipeline.config.schema import CheckpointEvery, Train
+from millrace.pipeline.config.schema import Train
 from millrace.pipeline.setup.model import Outline
 from millrace.pipeline.setup.prepare import prepare, prepare_part
 from millrace.pipeline.systems.grappa import grappa
 from millrace.pipeline.telemetry.events import EpochDone, Note, StepDone
 from millrace.pipeline.telemetry.timers import Clock
-from millrace.pipeline.training.context import TrainContext
+from millrace.pipeline.training.context import RankControl, TrainContext
 from millrace.pipeline.training.loop import train_rank
 from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.comm.base import Overlap, nothing
@@ -113,14 +114,9 @@ def test_the_seeds_of_a_lost_rank_drop_out_of_the_step(victim: int, correction: 
             system,
             of,
             CasePeers(case).own(group.rank),
-            "multiclass",
             mine,
-            train,
-            None,
-            CheckpointEvery(),
-            None,
-            tell,
-            lambda: False,
+            UpdatePart("multiclass", train),
+            control=RankControl(tell),
         )
         with pytest.raises(ShortHandedError, match=rf"super-epoch 1 ended without rank {victim}"):
             train_rank(trainer, Clock())
@@ -172,7 +168,7 @@ def one_life(
     store, rank, size, ledger = group._store, group.rank, group.size, group._ledger
     prepared = prepare_part(resolve(TABLE), outline, out / "parts", rank, fingerprint)
     built: list[nn.Module] = []
-    make = prepared.build_model
+    make = prepared.model.build
     prepared = replace(prepared, build_model=lambda: built.append(make()) or built[-1])
     own = dist.PrefixStore("survivors", store)
     group = Doomed(

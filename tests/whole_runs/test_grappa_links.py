@@ -178,12 +178,12 @@ def test_isolated_ranks_train_their_pairs_send_gradients_and_go_on(links, tmp_pa
     reports = run_ranks(train, 3, links, runs)
     for way in WAYS:
         job, parameters = job_of(way), last_parameters(tmp_path / way)
-        model = prepare(job, links).build_model()
+        model = prepare(job, links).model.build()
         steps = by_autograd(links, job, tmp_path / f"{way}-parts", model)
         for key, value in model.state_dict().items():
             torch.testing.assert_close(parameters[key], value, rtol=1e-8, atol=1e-9)
         known, metrics = known_of(links.graph, links.labels), ("mrr", "hits@10", "auc", "average_precision")
-        best = prepare(job, links).build_model()
+        best = prepare(job, links).model.build()
         best.load_state_dict(torch.load(tmp_path / way / "model.pt", weights_only=True))
         order = links.labels, links.split.test, "test", metrics, known
         expected = link_metrics(best.decoder, mr.infer(best, links), *order).values
