@@ -21,7 +21,7 @@ import millrace as mr
 from millrace.pipeline.assembly.update_part import UpdatePart
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.config.schema import Train
-from millrace.pipeline.setup.model import Outline
+from millrace.pipeline.setup.model import ModelPart, Outline
 from millrace.pipeline.setup.prepare import prepare, prepare_part
 from millrace.pipeline.systems.grappa import grappa
 from millrace.pipeline.telemetry.events import EpochDone, Note, StepDone
@@ -168,8 +168,13 @@ def one_life(
     store, rank, size, ledger = group._store, group.rank, group.size, group._ledger
     prepared = prepare_part(resolve(TABLE), outline, out / "parts", rank, fingerprint)
     built: list[nn.Module] = []
-    make = prepared.model.build
-    prepared = replace(prepared, build_model=lambda: built.append(make()) or built[-1])
+
+    class Kept(ModelPart):
+        def build(self) -> nn.Module:
+            built.append(super().build())
+            return built[-1]
+
+    prepared = replace(prepared, model=Kept(**vars(prepared.model)))
     own = dist.PrefixStore("survivors", store)
     group = Doomed(
         own, rank, size, lambda store, rank, size: Gloo(store, rank, size, ledger, host="127.0.0.1", timeout_s=30)

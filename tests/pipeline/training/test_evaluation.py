@@ -42,7 +42,7 @@ def scored(ranks: int, monkeypatch: pytest.MonkeyPatch, machines: list[int], **m
         data=data,
         placement=SimpleNamespace(graph=data.graph, degree=degree),
         job=SimpleNamespace(dtype="float64"),
-        reads_edges=False,
+        model=SimpleNamespace(reads_edges=False),
         reads_times=False,
     )
 
