@@ -159,7 +159,7 @@ def verdict(make: Callable[[], nn.Module], name: str, edges: np.ndarray, weight:
     """One of: equal, refused, not made; or the words of what is wrong."""
     torch.manual_seed(0)
     x, attr = torch.randn(V, F), torch.rand(edges.shape[1], 2)
-    graph = mr.from_edges(*edges, V, edge_weight=weight, edge_features=attr.numpy())
+    graph = mr.from_edges(edges[0], edges[1], V, edge_weight=weight, edge_features=attr.numpy())
     try:
         module = make().eval()
     except Exception:

@@ -61,7 +61,9 @@ class FileRequest:
         """The request's dataset: see `TrainedRun.open_dataset`."""
         return trained.open_dataset(self.dataset, emit=self.emit, labelled=labelled, options=self.options)
 
-    def write(self, predict: Callable[[TrainedRun], Mapping[str, Any]], embeddings: bool = False) -> dict[str, Any]:
+    def write(
+        self, predict: Callable[[TrainedRun, Path], Mapping[str, Any]], embeddings: bool = False
+    ) -> dict[str, Any]:
         """Load the run, write the file by `predict`, and record it.
 
         Args:

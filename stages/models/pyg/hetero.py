@@ -197,10 +197,10 @@ def _try_out(model: HeteroPyGModel, given: TypedInput) -> None:
         except Exception as e:
             lost = [n for n, width in sizes if i and not width]
             if lost:
-                given = [r for r in types.relations if r[0] in lost and _reads_relation(layer, r)]
+                unfed = [r for r in types.relations if r[0] in lost and _reads_relation(layer, r)]
                 raise InputError(
                     f"{said} reads {' and '.join(lost)}, which {'have' if lost[1:] else 'has'} no rows after layer "
-                    f"{i - 1}, as no relation leads there{_named(given)}; add one that does, such as the reverse of a "
+                    f"{i - 1}, as no relation leads there{_named(unfed)}; add one that does, such as the reverse of a "
                     f"relation (T.ToUndirected), or leave its relations out of layer {i}"
                 ) from e
             raise InputError(
