@@ -211,6 +211,8 @@ def _by_owners(sampling: Sampling, out: str | Path, emit: Emit, stop: Callable[[
 
         try:
             reports = run_on_cluster(Filling(sampling, place, create), folder, Control(emit, stop))
+            if stop():  # ranks may be done before they hear of it
+                raise Interrupted("interrupted; what is committed stays, and the same command goes on from there")
         except InputError:
             remove_tree(folder)
             raise
