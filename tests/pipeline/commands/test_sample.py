@@ -49,6 +49,7 @@ OWN: dict[str, Any] = {
     "link.decoder": "mlp",
     "link.negative_ends": "both",
     "link.num_negatives": 2,
+    "link.ranked": "both",
     "features": "mapped",
     "graph": "mapped",
     "partition.method": "metis",
@@ -97,12 +98,14 @@ def other(key: str, field: Any) -> Any:
     if isinstance(field.annotation, types.UnionType) or typing.get_origin(field.annotation) is typing.Union:
         kinds = [k for k in typing.get_args(field.annotation) if k is not type(None)]
     kind = kinds[0]
+    if typing.get_origin(kind) is typing.Annotated:
+        kind = typing.get_args(kind)[0]
     if typing.get_origin(kind) is typing.Literal:
         return next(v for v in typing.get_args(kind) if v != default)
     if kind is bool:
         return not default
     if kind is int:
-        return 1 if default is None else default + 1
+        return default + 1 if type(default) is int else 1
     if kind is float:
         return 0.5 if default in (None, 0.0) else default / 2 if default < 2 else default + 1
     return {} if typing.get_origin(kind) is dict else []
