@@ -5,11 +5,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..storage.dataset import SPLITS, Dataset, IdArray
+from ..storage.dataset import SPLITS, Dataset, IdArray, is_labelled
 from ..storage.errors import InputError, nearest
 from ..storage.node_names import NodeNames
 
-WANTED = "expected ids of nodes (a list, an array or a tensor), a mask [V], or train, val, test or all"
+WANTED = "expected ids of nodes (a list, an array or a tensor), a mask [V], or train, val, test, unlabelled or all"
+
+UNLABELLED = "unlabelled"
+BY_LABELS = (*SPLITS, UNLABELLED)
+"""Words for nodes that depend on the labels of a dataset."""
 
 
 def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None, first: int = 0) -> IdArray:
@@ -17,7 +21,7 @@ def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None, first: 
 
     Args:
         nodes: None or ``"all"``, one id, a list, range, set, array or tensor of ids, a boolean mask [V], or, of a
-            dataset, a split's name, or names of nodes. Where names are integers, integers are names.
+            dataset, a split's name, ``"unlabelled"``, or names of nodes. Where names are integers, integers are names.
         num_nodes: V.
         dataset: has the splits and the names.
         first: number of node 0 among those of the dataset.
@@ -33,6 +37,10 @@ def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None, first: 
                 f"nodes is '{nodes}', but the sets of {dataset.name} are of pairs; expected ids of nodes, or all"
             )
         return getattr(dataset.split, nodes)
+    if isinstance(nodes, str) and dataset is not None and nodes == UNLABELLED:
+        if dataset.of_pairs:
+            raise InputError(f"nodes is '{nodes}', but {dataset.name} has no labels of nodes; expected ids, or all")
+        return np.flatnonzero(~is_labelled(dataset.labels[:num_nodes]))
     found = _array(nodes)
     names = None
     if found.dtype.kind in "Uiu" and found.ndim < 2 and dataset is not None and dataset.node_names is not None:

@@ -26,7 +26,8 @@ def predict(
     out: Annotated[Path, typer.Option(help="The file to write: .parquet, .csv, .npy or .zarr.")],
     dataset: OtherDatasetFlag = None,
     nodes: Annotated[
-        str | None, typer.Option(help="Ids or names between commas, or train | val | test | all.  [default: all]")
+        str | None,
+        typer.Option(help="Ids or names between commas, or train | val | test | unlabelled | all.  [default: all]"),
     ] = None,
     all_probabilities: Annotated[bool, typer.Option("--all-probabilities", help="A column for each class.")] = False,
     embeddings: Annotated[

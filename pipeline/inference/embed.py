@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ...stages.models.base import Model, keeps_edges, layered, reads_edges
 from ...stages.neighbourhood.base import Neighbourhood
-from ...stages.nodes import node_ids
-from ...storage.dataset import SPLITS, IdArray
+from ...stages.nodes import BY_LABELS, node_ids
+from ...storage.dataset import IdArray
 from ...storage.errors import InputError
 from ..datasets import ReadOptions
 from ..setup.result import Result
@@ -121,7 +121,7 @@ def embed(
         InputError: the arguments do not go together, the model has no such layer, or the run is not finished.
         StoreError: something in the run's folder is damaged.
     """
-    of_split = isinstance(nodes, str) and nodes in SPLITS
+    of_split = isinstance(nodes, str) and nodes in BY_LABELS
     call = Call(dataset, options, Workers.of(workers, scheduler, cluster, client), emit)
     found = opened(run, call, "embed", model, labelled=of_split)
     num_layers = int(layered(found.model).num_layers)

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from ...stages.nodes import node_ids
-from ...storage.dataset import SPLITS, Dataset
+from ...stages.nodes import BY_LABELS, node_ids
+from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ..datasets import ReadOptions
 from ..setup.result import Result
@@ -41,9 +41,9 @@ def predict(
         run: a finished run (its folder, the result of `millrace.run` or of `load`), or a model.
         dataset: anything that `open_dataset` takes; by default the run's own. Another graph needs features of the same
             width; its labels and classes do not matter.
-        nodes: ids (a list, an array, a tensor), a mask [V], names of nodes, or ``"train"``, ``"val"`` or ``"test"``; by
-            default all nodes. Where the ids of the input are integers with gaps, or nodes were renumbered, integers are
-            these ids.
+        nodes: ids (a list, an array, a tensor), a mask [V], names of nodes, or ``"train"``, ``"val"``, ``"test"`` or
+            ``"unlabelled"``; by default all nodes. Where the ids of the input are integers with gaps, or nodes were
+            renumbered, integers are these ids.
         options: how `dataset` is read, where that is not as the run's own was: values that are not the defaults.
         model: for a run of your own module: see `load`.
         workers: processes that share the work, layer by layer, in files of the run's folder; rows are the same. With 1
@@ -59,7 +59,7 @@ def predict(
         InputError: the arguments do not go together, or the run is not finished.
         StoreError: something in the run's folder is damaged.
     """
-    of_split = isinstance(nodes, str) and nodes in SPLITS
+    of_split = isinstance(nodes, str) and nodes in BY_LABELS
     call = Call(dataset, options, Workers.of(workers, scheduler, cluster, client), emit)
     found = opened(run, call, "predict", model, labelled=of_split)
     data, classes = found.data, found.class_names
@@ -114,7 +114,7 @@ def predict_to_file(
         if of_edges and not embeddings:
             raise InputError(f"{run} predicts labels of edges; leave --nodes out, or give --embeddings")
         request.check_probabilities(trained, all_probabilities)
-        data = request.open_dataset(trained, labelled=nodes in SPLITS)
+        data = request.open_dataset(trained, labelled=nodes in BY_LABELS)
         wanted = nodes_of_text(nodes, data, of_edges or result.task == "link")
         if embeddings:
             found = embed(trained, data, wanted, **request.computing)
@@ -130,7 +130,7 @@ def predict_to_file(
 def nodes_of_text(nodes: str | None, data: Dataset, of_pairs: bool) -> Any:
     """Nodes of the command line, as a row of CSV: names that have commas are in quotation marks. Of a run that predicts
     pairs, the name of a node type too."""
-    if nodes is None or nodes in SPLITS:
+    if nodes is None or nodes in BY_LABELS:
         return nodes
     if nodes == "all":
         return None

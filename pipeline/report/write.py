@@ -33,12 +33,23 @@ class Report:
     """Numbers of each run's summary, or of each store's record."""
 
 
-def report(runs: str | Path | Iterable[str | Path], out: str | Path | None = None) -> Report:
+def _folder_of(run: Any) -> Path:
+    """The folder of a run that is given by it, by its result, or as `load` opens it."""
+    folder = getattr(run, "out", getattr(run, "folder", run))
+    if not isinstance(folder, str | Path):
+        raise InputError(
+            f"runs is of type {type(run).__name__}; expected the folder of a run, its result, or a list of them"
+        )
+    return Path(folder)
+
+
+def report(runs: Any, out: str | Path | None = None) -> Report:
     """Write the report of a run, finished or not, or compare several; or tell how stores were made.
 
     Args:
-        runs: a run's folder, or a list of them; or stores that `convert`, `millrace partition` or `millrace sample`
-            has made, or is making: stages, times, bytes and memory, by the record beside each.
+        runs: a run's folder, its result or what `load` opens, or a list of them; or stores that `convert`, `millrace
+            partition` or `millrace sample` has made, or is making: stages, times, bytes and memory, by the record
+            beside each.
         out: the report's folder; by default ``report`` in the first run's folder, or ``NAME.report`` beside the first
             store. An earlier report there is replaced.
 
@@ -46,9 +57,9 @@ def report(runs: str | Path | Iterable[str | Path], out: str | Path | None = Non
         InputError: a folder holds no run, `out` cannot be written, or matplotlib is not installed.
         StoreError: a run's result is damaged.
     """
-    if not isinstance(runs, str | Path | Iterable):
-        raise InputError(f"runs is of type {type(runs).__name__}; expected the folder of a run, or a list of them")
-    given = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    given = [
+        _folder_of(run) for run in ([runs] if isinstance(runs, str | Path) or not isinstance(runs, Iterable) else runs)
+    ]
     folders = [f if f.name not in ("", "..") else f.resolve() for f in given]
     if not folders:
         raise InputError("no run is given; expected the folder of at least one")

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
+import scipy.sparse as sp
 import torch
 
 import millrace as mr
@@ -337,3 +338,24 @@ def test_data_that_have_changed_since_are_told(tmp_path):
     save((y + 1) % 3, np.arange(41))
     assert f"labels and train nodes {told}" in command("predict", tmp_path / "run", "--out", tmp_path / "p.csv")[2]
     assert told not in command("evaluate", tmp_path / "run", "--dataset", path)[2]
+
+
+def test_nodes_without_a_label_and_the_report_of_a_result(tmp_path):
+    labels = np.arange(40) % 3
+    labels[::4] = -1
+    chain = sp.coo_array((np.ones(39), (np.arange(39), np.arange(1, 40))), (40, 40))
+    options, small = mr.ReadOptions(direction="directed"), {"fanout": [2], "hidden": 4, "epochs": 1, "verbose": False}
+    data = mr.from_scipy(chain, np.eye(40), labels, options=options, split="fraction:0.5,0.2")
+    run = mr.run(data, out=tmp_path / "run", **small)
+    assert mr.predict(run, nodes="unlabelled").nodes.tolist() == list(range(0, 40, 4))
+    out = tmp_path / "bare.csv"
+    assert command("predict", run.out, "--nodes", "unlabelled", "--out", out)[0] == 0
+    assert len(out.read_text().splitlines()) == 11
+    links = mr.run(mr.link_dataset(data), out=tmp_path / "links", **small)
+    with pytest.raises(InputError, match=r"nodes is 'unlabelled', but .* has no labels of nodes"):
+        mr.embed(links, nodes="unlabelled")
+    pytest.importorskip("matplotlib")
+    assert mr.report(run, tmp_path / "page").path.is_file()
+    assert mr.report([mr.load(run)], tmp_path / "again").path.is_file()
+    with pytest.raises(InputError, match="runs is of type int; expected the folder of a run, its result"):
+        mr.report(3)
