@@ -164,9 +164,9 @@ def _smaller(batch: FullBatch, scale: float) -> FullBatch:
     n = max([whole.num_src, *(v.num_src for v in views.values())])
     numbers = EdgeNumbers(np.zeros(n, np.int64), np.zeros(n, np.int64), None)
     layers = tuple(views[id(v)] for v in batch.layers)
-    return FullBatch(
-        batch.rank, np.arange(n), np.arange(n), max(1, math.ceil(batch.num_seeds / scale)), numbers, whole, layers
-    )
+    seeds, degree = max(1, math.ceil(batch.num_seeds / scale)), batch.degree_rows
+    ones = degree.new_ones(n, *degree.shape[1:])
+    return FullBatch(batch.rank, np.arange(n), np.arange(n), seeds, numbers, whole, layers, ones)
 
 
 def _smaller_view(view: View, rank: int, scale: float) -> View:
@@ -249,7 +249,8 @@ def row_traffic(
     group = _Counting(0, 2)
     module = copy.deepcopy(module).cpu().train()
     layers = layered(module).num_layers
-    batch = FullBatch(0, ids, ids, FEW, EdgeNumbers(ids, ids, None), view, (view,) * layers)
+    degree = torch.from_numpy(view.kept.astype(np.float64))
+    batch = FullBatch(0, ids, ids, FEW, EdgeNumbers(ids, ids, None), view, (view,) * layers, degree)
     h, found = torch.zeros((FEW, num_features), dtype=dtype, requires_grad=learns_features), []
     state = torch.default_generator.get_state()
     try:

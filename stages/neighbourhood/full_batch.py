@@ -7,7 +7,7 @@ edge).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -154,10 +154,10 @@ class FullBatch:
     """All rows and all edges."""
     layers: tuple[View, ...]
     """For each layer, from the input on, the part that the seeds' results need; `whole` without pruning."""
-    epoch: int = 0
-    degree_rows: Tensor = field(default_factory=lambda: torch.empty(0))
+    degree_rows: Tensor
     """float64 [N] or [N, 3], `degree` with the self loops of the whole graph beside it if it has any and the model
     reads them."""
+    epoch: int = 0
 
     @property
     def degree(self) -> Tensor:
@@ -289,7 +289,7 @@ def arrange(
     )
     degree = whole.kept.astype(np.float64) if whole.weights is None else whole.weights
     rows = agreed(_loops_beside(degree, whole.shards[rank]), group) if reads_loops else torch.from_numpy(degree)
-    return FullBatch(rank, owned[order], order, len(seeds), numbers, whole, layers, degree_rows=rows)
+    return FullBatch(rank, owned[order], order, len(seeds), numbers, whole, layers, rows)
 
 
 def _loops_beside(degree: npt.NDArray[np.float64], own: Shard) -> npt.NDArray[np.float64]:
