@@ -115,7 +115,8 @@ def run(
         samples: a store of sampled minibatches to train from.
         verbose: print notes and progress, as the command line does.
         emit: called with every event except pulses, which are in ``metrics.jsonl``; nothing is printed then.
-        stop: called between steps; true ends the run with a checkpoint, from which `resume` continues.
+        stop: called between steps, and each second of a long evaluation; true ends the run with a checkpoint, from
+            which `resume` continues.
         save: called between steps; true writes a checkpoint.
         config: a configuration, resolved or not.
         allow_code: names MODULE:NAME of your own code, such as a sampler, that the folder of a resumed run may name.

@@ -101,7 +101,7 @@ class Checkpointer:
             return
         stopping = group.any(self._stopping)
         self.save(optimizer)
-        if stopping and self._progress.cursor.step < self._total_steps:
+        if stopping and (self._progress.cursor.step < self._total_steps or self._progress.unvalidated):
             raise Interrupted("interrupted; a checkpoint was written: run the same command with --resume to go on")
 
     def save(self, optimizer: PhaseOptimizer | None) -> None:

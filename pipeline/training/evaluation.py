@@ -45,6 +45,8 @@ from .hosts import machine_number, ranks_by_host, threads_of
 
 EVALUATION_EVENT_S = 2.0
 """Interval between progress events of a long evaluation."""
+STOP_S = 1.0
+"""Interval between questions of a long evaluation, whether to stop."""
 
 
 class EvaluationStopped(Interrupted):
@@ -185,14 +187,18 @@ def _by_leaders(
             return scored(job.measures, module, counted, found, split, known, by_class)
 
     def score(module: nn.Module, split: str) -> Scored | None:
-        said = time.monotonic()
+        said = asked = time.monotonic()
 
         def advance(done: int, rows: int) -> None:
-            nonlocal said
-            if time.monotonic() - said >= EVALUATION_EVENT_S:
-                said = time.monotonic()
+            nonlocal said, asked
+            now = time.monotonic()
+            if now - said >= EVALUATION_EVENT_S:
+                said = now
                 emit(StageAdvanced("evaluate", done, rows))
-            if done < rows and stop():
+            if done == rows or now - asked < STOP_S:
+                return
+            asked = now
+            if stop():
                 raise EvaluationStopped(
                     "interrupted while evaluating: run the same command with --resume to go on from the last checkpoint"
                 )

@@ -128,7 +128,7 @@ def train_and_evaluate(
         produce: sample into the queue from here.
         producer_alive: see `RankJob.producer_alive`.
         emit: called with this rank's events.
-        stop: asked between steps.
+        stop: asked between steps and in long evaluations, until it has said so once.
         clock: counts this rank's seconds.
         save: asked between steps; true writes a checkpoint.
         generation: see `RankJob.generation`.
@@ -139,6 +139,7 @@ def train_and_evaluate(
         ShortHandedError: ranks were lost, and the phase has ended without them; likewise.
         RunError: a stage failed; the last checkpoint is intact.
     """
+    stop = _once(stop)
     check_matmul_precision(prepared.job)
     check_compiler(prepared.job)
     device = ready_device(prepared.job)
@@ -186,6 +187,18 @@ def train_and_evaluate(
                 f"test_{k}": v for k, v in {"accuracy": test.accuracy, **test.values}.items() if v is not None
             }
     return report_of(progress, group.rank, ledger, clock, sha256, test)
+
+
+def _once(stop: Callable[[], bool]) -> Callable[[], bool]:
+    """True from the first time on that `stop` is."""
+    asked = False
+
+    def has_stopped() -> bool:
+        nonlocal asked
+        asked = asked or stop()
+        return asked
+
+    return has_stopped
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import pytest
 import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.precompute import precompute
+from millrace.pipeline.training import evaluation
 from millrace.pipeline.training.phases import PhaseTraining
 from millrace.stages.evaluate import direct
 from millrace.storage.dataset import Dataset
@@ -155,14 +156,16 @@ def test_a_budget_below_a_minibatch_is_told(tmp_path, cold):
     assert "of up to 1 minibatches together; training waited" in read
 
 
-def test_stopping_while_validating_goes_on_to_the_same_bits(tmp_path, monkeypatch):
-    """The epoch has its checkpoint, and is validated by the run that goes on."""
+@pytest.mark.parametrize("epoch", [1, JOB["epochs"]])
+def test_stopping_while_validating_goes_on_to_the_same_bits(tmp_path, monkeypatch, epoch):
+    """The epoch has its checkpoint, and is validated by the run that goes on; the last one too, if it is asked once."""
     write_dataset(tmp_path / "store", dataset(), features_format="npy")
     job = {**JOB, **SAGE, "train": {"evaluate_every": 1, "patience": 5}, "features": "mapped", "verbose": False}
     whole = mr.run(tmp_path / "store", out=tmp_path / "whole", **job)
     # Blocks of a few rows, so that a stop finds more to come.
     monkeypatch.setattr(direct, "BLOCK_ROWS", 16)
     monkeypatch.setattr(direct, "WAVE_BLOCKS", 1)
+    monkeypatch.setattr(evaluation, "STOP_S", float("inf"))
     blocks = mr.run(tmp_path / "store", out=tmp_path / "blocks", **job)
     assert blocks.parameters_sha256 == whole.parameters_sha256
     validating: list[bool] = []
@@ -170,11 +173,17 @@ def test_stopping_while_validating_goes_on_to_the_same_bits(tmp_path, monkeypatc
 
     def noting(self: PhaseTraining, *args: Any) -> Any:
         validating.append(True)
-        return validate(self, *args)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(evaluation, "STOP_S", 0.0)
+            return validate(self, *args)
 
     monkeypatch.setattr(PhaseTraining, "_validate", noting)
-    stopped = mr.run(tmp_path / "store", out=tmp_path / "run", stop=lambda: bool(validating), **job)
-    assert (stopped.status, len(validating)) == ("stopped", 1)
+    asked = iter([True])
+    stopped = mr.run(
+        tmp_path / "store", out=tmp_path / "run", stop=lambda: len(validating) == epoch and next(asked, False), **job
+    )
+    assert (stopped.status, stopped.epochs, len(validating)) == ("stopped", epoch, epoch)
     found = mr.run(tmp_path / "store", out=tmp_path / "run", resume=True, **job)
     assert found.parameters_sha256 == whole.parameters_sha256
-    assert (found.val_accuracy, found.test_accuracy) == (blocks.val_accuracy, blocks.test_accuracy)
+    assert (found.val_accuracy, found.best_epoch) == (blocks.val_accuracy, blocks.best_epoch)
+    assert found.test_accuracy == blocks.test_accuracy

@@ -15,6 +15,7 @@ from millrace.pipeline.config.load import read_toml, resolve
 from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup import checks
 from millrace.pipeline.telemetry.events import EpochDone, Note, StepDone
+from millrace.pipeline.training import evaluation
 from millrace.pipeline.training import step as training_step
 from millrace.stages.kernels.runtime import threads as kernel_threads
 from millrace.stages.neighbourhood.base import destinations
@@ -131,7 +132,8 @@ def test_resume_is_bitwise_the_same(sbm, tmp_path, model):
     assert resumed.train_loss == whole.train_loss
 
 
-def test_a_run_that_was_asked_to_stop_has_a_result_and_goes_on(sbm, tmp_path):
+def test_a_run_that_was_asked_to_stop_has_a_result_and_goes_on(sbm, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluation, "STOP_S", float("inf"))
     whole = mr.run(sbm, out=tmp_path / "whole", **SMALL)
     out, asked = tmp_path / "parts", iter(range(1000))
     result = mr.run(sbm, out=out, stop=lambda: next(asked) == 10, **SMALL)
