@@ -113,7 +113,8 @@ def predicted(counts: list[Counts], rank: int, num_seeds: int, policy: VisitFetc
     *layers, whole = (_view(c, rank) for c in counts)
     n = whole.num_src
     ids = _zeros(n, np.int64)
-    batch = FullBatch(rank, ids, ids, num_seeds, EdgeNumbers(ids, ids, None), whole, tuple(layers))
+    degree = torch.zeros((), dtype=torch.float64).expand(n)
+    batch = FullBatch(rank, ids, ids, num_seeds, EdgeNumbers(ids, ids, None), whole, tuple(layers), degree)
     features = ArrayFeatures(np.broadcast_to(np.float32(0), (n, FEATURES)))
     share = Share(batch, features, torch.zeros(1, dtype=torch.int64).expand(n), {})
     size = len(whole.shards)
