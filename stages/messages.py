@@ -53,19 +53,13 @@ class Seeded(Protocol):
     """Protocol of data that minibatches are drawn from: a graph and seeds."""
 
     @property
-    def graph(self) -> Graph:
-        """See `Placement.graph`."""
-        ...
+    def graph(self) -> Graph: ...
 
     @property
-    def seeds(self) -> npt.NDArray[np.int64]:
-        """See `Placement.seeds`."""
-        ...
+    def seeds(self) -> npt.NDArray[np.int64]: ...
 
     @property
-    def pairs(self) -> Pairs | None:
-        """See `Placement.pairs`."""
-        ...
+    def pairs(self) -> Pairs | None: ...
 
     @property
     def pair_time(self) -> npt.NDArray[np.number] | None:

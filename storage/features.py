@@ -75,17 +75,14 @@ class ArrayFeatures:
 
     @property
     def num_rows(self) -> int:
-        """See `FeatureStore.num_rows`."""
         return self.rows.shape[0]
 
     @property
     def num_features(self) -> int:
-        """See `FeatureStore.num_features`."""
         return self.rows.shape[1]
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """See `FeatureStore.dtype`."""
         return self.rows.dtype
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
@@ -166,17 +163,14 @@ class ZarrFeatures:
 
     @property
     def num_rows(self) -> int:
-        """See `FeatureStore.num_rows`."""
         return self._array.shape[0]
 
     @property
     def num_features(self) -> int:
-        """See `FeatureStore.num_features`."""
         return self._array.shape[1]
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """See `FeatureStore.dtype`."""
         return np.dtype(self._array.dtype)
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
@@ -226,17 +220,14 @@ class ConvertedFeatures:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """See `FeatureStore.dtype`."""
         return self._dtype
 
     @property
     def num_rows(self) -> int:
-        """See `FeatureStore.num_rows`."""
         return self.inner.num_rows
 
     @property
     def num_features(self) -> int:
-        """See `FeatureStore.num_features`."""
         return self.inner.num_features
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
@@ -268,12 +259,10 @@ class WidenedFeatures:
 
     @property
     def num_rows(self) -> int:
-        """See `FeatureStore.num_rows`."""
         return self.kept.num_rows
 
     @property
     def num_features(self) -> int:
-        """See `FeatureStore.num_features`."""
         return row_width(self.kind, self.kept.num_features)
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
@@ -298,21 +287,17 @@ class CountedFeatures:
 
     @property
     def num_rows(self) -> int:
-        """See `FeatureStore.num_rows`."""
         return self.inner.num_rows
 
     @property
     def num_features(self) -> int:
-        """See `FeatureStore.num_features`."""
         return self.inner.num_features
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """See `FeatureStore.dtype`."""
         return self.inner.dtype
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
-        """See `FeatureStore.gather`."""
         rows = self.inner.gather(ids, out)
         self.count(len(rows))
         return rows

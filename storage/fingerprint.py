@@ -242,7 +242,6 @@ class DatasetDigests:
         return labels_digest(digests, dataset.hides_pairs)
 
     def fingerprint(self) -> dict[str, str]:
-        """See `dataset_fingerprint`."""
         return {
             "graph": self["graph"],
             "features": self["features"],

@@ -64,27 +64,22 @@ class LazyGraph(Graph):
 
     @property
     def num_nodes(self) -> int:
-        """See `Graph.num_nodes`."""
         return self._num_nodes
 
     @property
     def num_edges(self) -> int:
-        """See `Graph.num_edges`."""
         return self._num_edges
 
     @property
     def is_weighted(self) -> bool:
-        """See `Graph.is_weighted`."""
         return "edge_weight" in self._store
 
     @property
     def has_edge_times(self) -> bool:
-        """See `Graph.has_edge_times`."""
         return "edge_time" in self._store
 
     @property
     def has_node_times(self) -> bool:
-        """See `Graph.has_node_times`."""
         return "node_time" in self._store
 
     @property
@@ -94,12 +89,10 @@ class LazyGraph(Graph):
 
     @property
     def num_edge_features(self) -> int:
-        """See `Graph.num_edge_features`."""
         return self._width
 
     @cached_property
     def edge_features(self) -> FeatureStore | None:
-        """See `Graph.edge_features`."""
         return open_edge_features(self._store, self.edges_access)
 
     @property
@@ -110,12 +103,10 @@ class LazyGraph(Graph):
 
     @cached_property
     def indptr(self) -> npt.NDArray[np.int64]:
-        """See `Graph.indptr`."""
         return self._checked("indptr", lambda a: check_indptr(a, self.num_edges))
 
     @cached_property
     def indices(self) -> IntArray:
-        """See `Graph.indices`."""
         return self._of_edges("indices")
 
     @cached_property
@@ -130,7 +121,6 @@ class LazyGraph(Graph):
 
     @cached_property
     def part_offsets(self) -> npt.NDArray[np.int64] | None:
-        """See `Graph.part_offsets`."""
         if "part_offsets" not in self._store:
             return None
         return self._checked("part_offsets", lambda a: check_offsets(a, self.num_nodes))
@@ -150,7 +140,6 @@ class LazyGraph(Graph):
 
     @cached_property
     def edge_type(self) -> npt.NDArray[Any] | None:
-        """See `Graph.edge_type`."""
         types = self.types
         if types is None:
             return None
@@ -247,22 +236,18 @@ class LazyDataset(Dataset):
 
     @property
     def num_features(self) -> int:
-        """See `Dataset.num_features`."""
         return self._width
 
     @property
     def split_sizes(self) -> dict[str, int]:
-        """See `Dataset.split_sizes`."""
         return dict(self._split_sizes)
 
     @property
     def has_pair_times(self) -> bool:
-        """See `Dataset.has_pair_times`."""
         return "pair_time" in self._store
 
     @property
     def of_pairs(self) -> bool:
-        """See `Dataset.of_pairs`."""
         return self.task == "link" or "pairs" in self._store
 
     @cached_property
@@ -272,12 +257,10 @@ class LazyDataset(Dataset):
 
     @cached_property
     def pairs(self) -> npt.NDArray[np.int64] | None:
-        """See `Dataset.pairs`."""
         return self._store.read("pairs") if "pairs" in self._store else None
 
     @property
     def num_pair_features(self) -> int:
-        """See `Dataset.num_pair_features`."""
         return self._store.entries["pair_features"]["shape"][1] if "pair_features" in self._store else 0
 
     @cached_property
@@ -287,14 +270,12 @@ class LazyDataset(Dataset):
 
     @property
     def has_unknown(self) -> bool:
-        """See `Dataset.has_unknown`."""
         if "has_unknown" in self._store.meta:
             return self._store.value("has_unknown", bool)
         return super().has_unknown
 
     @property
     def known_digests(self) -> Mapping[str, str]:
-        """See `Dataset.known_digests`."""
         store = self._store
         known = ("graph", "features", "edge_features")
         found = {name: store.fingerprint[name] for name in known if name in store.fingerprint}
@@ -303,7 +284,6 @@ class LazyDataset(Dataset):
 
     @cached_property
     def features(self) -> FeatureStore:
-        """See `Dataset.features`."""
         return open_features(self._store, self.features_access)
 
     @cached_property
@@ -313,7 +293,6 @@ class LazyDataset(Dataset):
 
     @cached_property
     def split(self) -> Split:
-        """See `Dataset.split`."""
         split = Split(*(self._store.read(name) for name in SPLITS))
         with proving(self._store.path):
             rows = self._store.entries["labels"]["shape"][0] if self.of_pairs else self.num_nodes

@@ -321,3 +321,18 @@ def test_no_system_is_named_outside_its_module_and_the_registry():
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in SYSTEM_NAMES:
                 named.add((module, node.value))
     assert named == OTHER_MEANINGS
+
+
+def test_a_method_without_a_docstring_has_that_of_another_class():
+    """An override needs none of its own: its protocol or base says what it does, or that of torch or Python."""
+    others = {"backward", "tell"}
+    methods = [
+        (f"{m}:{c.name}.{f.name}", f.name, ast.get_docstring(f) is not None)
+        for m in MODULES
+        for c in ast.walk(parsed((ROOT / m).read_text()))
+        if isinstance(c, ast.ClassDef) and not c.name.startswith("_")
+        for f in c.body
+        if isinstance(f, ast.FunctionDef) and not f.name.startswith("_")
+    ]
+    documented = {name for _, name, has in methods if has}
+    assert not [place for place, name, has in methods if not has and name not in documented | others]

@@ -111,7 +111,6 @@ class _CommandLog(OnCluster):
 
     @contextmanager
     def on_cluster(self, client: Any) -> Iterator[None]:
-        """See `OnCluster`."""
         from .publisher import show
 
         about, name = {"client": client.id, **self._about}, f"{self._about['command']}-{uuid.uuid4().hex[:8]}"

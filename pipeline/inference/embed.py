@@ -77,11 +77,9 @@ class FirstLayers(nn.Module):
         self.reads_edges, self.keeps_edges = reads_edges(model), keeps_edges(model)
 
     def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
-        """See `Model.layer`."""
         return layered(self.model).layer(i, neighbourhood, h)
 
     def forward(self, neighbourhoods: Any, h: Tensor) -> Tensor:
-        """See `Model.forward`."""
         # pyrefly: ignore[bad-argument-type]
         return Model.forward(self, neighbourhoods, h)
 

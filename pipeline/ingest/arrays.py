@@ -302,7 +302,6 @@ class Written:
     """Digests of leaves by first row."""
 
     def fingerprint(self) -> str:
-        """See `features_fingerprint`."""
         shape = self.matrix.shape
         leaves = [bytes.fromhex(self.leaves[first]) for first in sorted(self.leaves)]
         return describe_features(*shape, np.float32, digest_of_leaves(np.float32, shape, leaves))

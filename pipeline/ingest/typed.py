@@ -33,7 +33,6 @@ class TypedIngest(Ingest):
     """One ingest of a table for each node type and each relation."""
 
     def run(self) -> None:
-        """See `Ingest.run`."""
         with about(self.source.name):
             check_options(self.source.path, self.settings.options)
             tables = self._describe_all()

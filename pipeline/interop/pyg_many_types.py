@@ -119,7 +119,6 @@ class ManyTypes:
         return int(self.first_edge[number]), int(self.first_edge[number + 1])
 
     def sampler(self, num_neighbors: Any, replace: bool) -> NeighborSampler | None:
-        """See `pyg_arguments.sampler`."""
         from torch_geometric.sampler import NumNeighbors
 
         default = None

@@ -47,7 +47,6 @@ class OneType:
         """In-neighbour lists, with the columns of ``edge_index`` as edge ids."""
 
     def sampler(self, num_neighbors: Any, replace: bool) -> NeighborSampler | None:
-        """See `pyg_arguments.sampler`."""
         from torch_geometric.sampler import NumNeighbors
 
         values = num_neighbors.values if isinstance(num_neighbors, NumNeighbors) else num_neighbors

@@ -27,7 +27,6 @@ class StoresOfOneType(OneType):
         self._custom_cls = custom_cls
 
     def features(self, out: Any) -> Any:
-        """See `OneType.features`."""
         from torch_geometric.loader.utils import filter_custom_store
 
         return filter_custom_store(
@@ -50,7 +49,6 @@ class StoresOfManyTypes(ManyTypes):
         self._custom_cls = custom_cls
 
     def features(self, out: Any) -> Any:
-        """See `ManyTypes.features`."""
         from torch_geometric.loader.utils import filter_custom_hetero_store
 
         return filter_custom_hetero_store(

@@ -52,7 +52,6 @@ class Numbers:
 
     @property
     def of_pairs(self) -> bool:
-        """See `Dataset.of_pairs`."""
         return self.task == "link" or self.pairs > 0
 
     @classmethod

@@ -77,7 +77,6 @@ class Outline:
 
     @property
     def of_pairs(self) -> bool:
-        """See `Dataset.of_pairs`."""
         return self.task == "link" or self.row_width > 0
 
     @property

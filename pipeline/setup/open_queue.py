@@ -239,7 +239,6 @@ class ReportingQueue:
 
     @property
     def level(self) -> dict[str, int]:
-        """See `MinibatchQueue.level`."""
         return self._queue.level
 
     def release(self, epoch: int, index: int, consumer: int = 0) -> None:
@@ -252,24 +251,19 @@ class ReportingQueue:
             self._tell({"released": [epoch, index]})
 
     def put(self, bulk: Bulk, timeout_s: float) -> None:
-        """See `MinibatchQueue.put`."""
         self._queue.put(bulk, timeout_s)
         if self.stored:
             last = bulk.minibatches[-1].index
             self._tell({"committed": [bulk.epoch, bulk.number, last, packed_bytes(bulk)]})
 
     def get(self, epoch: int, index: int, timeout_s: float) -> MiniBatch:
-        """See `MinibatchQueue.get`."""
         return self._queue.get(epoch, index, timeout_s)
 
     def committed(self, epoch: int) -> set[int]:
-        """See `MinibatchQueue.committed`."""
         return self._queue.committed(epoch)
 
     def fail(self, error: BaseException) -> None:
-        """See `MinibatchQueue.fail`."""
         self._queue.fail(error)
 
     def close(self) -> None:
-        """See `MinibatchQueue.close`."""
         self._queue.close()

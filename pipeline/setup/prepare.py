@@ -70,13 +70,11 @@ class Prepared(Sampling):
 
     @property
     def samples_fingerprint(self) -> dict[str, str]:
-        """See `Sampling.samples_fingerprint`."""
         own = {k: self.fingerprint[k] for k in ("graph", "sampler", "seeds", "seed", "batch_size")}
         return own | self._numbering(self.outline.types)
 
     @property
     def num_train(self) -> int:
-        """See `Sampling.num_train`."""
         return self.outline.splits["train"]
 
 

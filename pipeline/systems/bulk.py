@@ -211,7 +211,6 @@ class _Bulk(Registered):
     unpredicted = {"algorithm": "owners", "local_seeds": False}  # noqa: RUF012
 
     def complete(self, job: Job) -> Job:
-        """See `Registered.complete`."""
         whole = job.options.topology == "replicated"
         # Workers, which may lack a GPU, draw the samples of a store.
         chosen = job.device == "cuda" and "kernel" not in job.model_fields_set and job.queue.kind == "memory"
@@ -226,7 +225,6 @@ class _Bulk(Registered):
         return options.topology == "partitioned"
 
     def build(self, options: BulkOptions, inputs: Inputs) -> System:
-        """See `Registered.build`."""
         cut = inputs.partitioner if self.cuts(options) else None
         features = "owned" if inputs.owned_features else "shared"
         system = bulk(inputs.sampler, features=features, partitioner=cut, **options.model_dump())
@@ -235,7 +233,6 @@ class _Bulk(Registered):
         return system
 
     def owning(self, system: System) -> System:
-        """See `Registered.owning`."""
         if isinstance(system.fetch, ExchangeFetch):
             return system
         known = {f.name for f in fields(ExchangeFetch)}

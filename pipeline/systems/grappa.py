@@ -133,7 +133,6 @@ class _Grappa(Registered):
     planned = {"grappa": {}}  # noqa: RUF012
 
     def complete(self, job: Job) -> Job:
-        """See `Registered.complete`."""
         if job.queue != Queue(bulk_size=job.queue.bulk_size):
             refuse(Need.QUEUE, needs_of(job) | {Need.QUEUE: QUEUE_GIVEN}, job)
         if job.train.minibatches_per_step not in (None, job.ranks):
@@ -158,7 +157,6 @@ class _Grappa(Registered):
         return replace(system, sample=sample, fetch=fetch)
 
     def build(self, options: GrappaOptions, inputs: Inputs) -> System:
-        """See `Registered.build`."""
         system = grappa(inputs.sampler, partitioner=inputs.partitioner, **options.model_dump())
         assert isinstance(system.sample, Local)
         return replace(system, sample=replace(system.sample, max_bytes=inputs.queue_bytes))

@@ -183,11 +183,9 @@ class _Retexo(Registered):
     )
 
     def build(self, options: RetexoOptions, inputs: Inputs) -> System:
-        """See `Registered.build`."""
         return retexo(partitioner=inputs.partitioner, **options.model_dump())
 
     def absent_nodes(self, system: System) -> tuple[str, ...]:
-        """See `Registered.absent_nodes`."""
         return ("test",) if system.options["inductive"] else ()
 
 

@@ -130,7 +130,6 @@ class _Sar(Registered):
         return system
 
     def build(self, options: SarOptions, inputs: Inputs) -> System:
-        """See `Registered.build`."""
         return sar(partitioner=inputs.partitioner, **dict(options))
 
     def check(self, job: Job, system: System, model: nn.Module) -> None:

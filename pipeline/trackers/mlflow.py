@@ -25,7 +25,6 @@ class MLflow(Tracker):
     install = installation("mlflow")
 
     def start(self, run: Tracked) -> Any:
-        """See `Tracker.start`."""
         entities: Any = import_module("mlflow.entities")
         self._client, self._metric = import_module("mlflow.tracking").MlflowClient(), entities.Metric
         if run.before is not None:
@@ -42,12 +41,10 @@ class MLflow(Tracker):
         return self._run
 
     def log(self, values: Mapping[str, float], axis: Axis, at: int) -> None:
-        """See `Tracker.log`."""
         now = int(time.time() * 1000)
         self._client.log_batch(self._run, metrics=[self._metric(k, v, now, at) for k, v in values.items()])
 
     def end(self, status: Literal["done", "stopped", "failed"], files: Sequence[Path]) -> None:
-        """See `Tracker.end`."""
         for file in files:
             self._client.log_artifact(self._run, str(file))
         self._client.set_terminated(self._run, STATUS[status])

@@ -19,7 +19,6 @@ class TensorBoard(Tracker):
     install = installation("tensorboard")
 
     def start(self, run: Tracked) -> Any:
-        """See `Tracker.start`."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(run.folder / FOLDER))
@@ -34,7 +33,6 @@ class TensorBoard(Tracker):
             self._writer.add_scalar(f"{axis}/{name}", value, at)
 
     def note(self, text: str) -> None:
-        """See `Tracker.note`."""
         self._writer.add_text("notes", text)
 
     def end(self, status: Literal["done", "stopped", "failed"], files: Sequence[Path]) -> None:

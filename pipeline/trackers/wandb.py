@@ -20,7 +20,6 @@ class WeightsAndBiases(Tracker):
     install = installation("wandb")
 
     def start(self, run: Tracked) -> Any:
-        """See `Tracker.start`."""
         wandb: Any = import_module("wandb")
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "millrace"),
@@ -41,7 +40,6 @@ class WeightsAndBiases(Tracker):
         self._run.log({**values, axis: at})
 
     def end(self, status: Literal["done", "stopped", "failed"], files: Sequence[Path]) -> None:
-        """See `Tracker.end`."""
         for file in files:
             self._run.save(str(file), base_path=str(file.parent), policy="now")
         self._run.finish(exit_code=EXIT[status])

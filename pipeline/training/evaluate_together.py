@@ -189,7 +189,6 @@ class KnownOfSet:
 
     @property
     def order(self) -> npt.NDArray[np.int64] | None:
-        """See `KnownOfBlocks.order`."""
         return next(iter(self.by_place.values())).order
 
 
@@ -241,7 +240,6 @@ class KnownOfBlocks(KnownPairs):
         return cls(n, keys, drawn, order, ends=ends)
 
     def unknown(self, count: int, name: str) -> PairArray:
-        """See `KnownPairs.unknown`."""
         return self.drawn
 
 

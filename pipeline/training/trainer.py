@@ -353,7 +353,6 @@ class PlacedOnce:
 
     @property
     def partitioner(self) -> Partitioner | None:
-        """See `PartitionPolicy.partitioner`."""
         return self._policy.partitioner
 
     @property
@@ -362,7 +361,6 @@ class PlacedOnce:
         return self._policy.evaluates_on_shares
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: PlacedData | None = None) -> PlacedData:
-        """See `PartitionPolicy.place`."""
         if self._placed is None or self._placed[0] != phase.number:
             self._placed = phase.number, self._policy.place(data, phase, job, self._placed and self._placed[1])
         return self._placed[1]

@@ -107,7 +107,6 @@ class Gloo:
                 raise
 
     def sub(self, name: str, ranks: Sequence[int], same_thread: bool = False) -> "Gloo":
-        """See `Group.sub`."""
         # Remove what an earlier group of that name left in the store.
         place = "/".join([name, *map(str, ranks)])
         self._times[place] += 1
@@ -119,12 +118,10 @@ class Gloo:
         return own
 
     def _alike(self, store: Store, rank: int, size: int, same_thread: bool) -> "Gloo":
-        """See `sub`."""
         return Gloo(store, rank, size, self._ledger, timeout_s=self._timeout_s, host=self._host)
 
     @contextmanager
     def counting(self, channel: str) -> Iterator[None]:
-        """See `Group.counting`."""
         before, self._channel = self._channel, channel
         try:
             yield
@@ -180,11 +177,9 @@ class Gloo:
         return [parts[r] if r == self.rank else into[r] for r in range(self.size)]
 
     def matches_by_order(self, device: torch.device) -> bool:
-        """See `Group.matches_by_order`."""
         return False
 
     def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> Swap:
-        """See `Group.swap`."""
         assert part.is_contiguous() and into.is_contiguous() and 0 <= tag < TAGS
         with self._speaking(f"sending to rank {to}"):
             mine, theirs = on_host(part), host_buffer(into)
@@ -299,7 +294,6 @@ class _Swap:
         self._arriving: tuple[Tensor, Tensor] | None = theirs, into
 
     def received(self, what: str) -> None:
-        """See `Swap.received`."""
         if self._received is not None:
             self._group.wait(self._received, what)
             if self._arriving is not None:
@@ -307,7 +301,6 @@ class _Swap:
         self._received = self._arriving = None
 
     def sent(self, what: str) -> None:
-        """See `Swap.sent`."""
         if self._sent is not None:
             self._group.wait(self._sent, what)
         self._sent = self._mine = None

@@ -122,7 +122,6 @@ class Nccl(Gloo):
         return device.type == self._device.type
 
     def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> Swap:
-        """See `Group.swap`."""
         if not self._is_there(part):
             return super().swap(part, to, into, source, tag, kind)
         assert part.is_contiguous() and into.is_contiguous() and self._is_there(into)
@@ -198,7 +197,6 @@ class _SwapThere:
         self._work = self._held = None
 
     def sent(self, what: str) -> None:
-        """See `Swap.sent`."""
         self.received(what)
 
 

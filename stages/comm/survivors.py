@@ -109,23 +109,18 @@ class Survivors:
         return bool(heard)
 
     def sub(self, name: str, ranks: Sequence[int], same_thread: bool = False) -> Group:
-        """See `Group.sub`."""
         return self._whole().sub(name, ranks, same_thread)
 
     def broadcast(self, flat: Tensor, source: int, kind: str) -> None:
-        """See `Group.broadcast`."""
         self._whole().broadcast(flat, source, kind)
 
     def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
-        """See `Group.all_to_all`."""
         return self._whole().all_to_all(parts, kind, into)
 
     def matches_by_order(self, device: torch.device) -> bool:
-        """See `Group.matches_by_order`."""
         return self._group.matches_by_order(device)
 
     def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> Swap:
-        """See `Group.swap`."""
         return self._whole().swap(part, to, into, source, tag, kind)
 
     def close(self) -> None:

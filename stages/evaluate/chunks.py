@@ -73,7 +73,6 @@ class HostRows:
         self._buffer = np.empty((0, self.width), store.dtype)
 
     def gather(self, nodes: npt.NDArray[np.integer]) -> Tensor:
-        """See `Source.gather`."""
         at = nodes if self._ids is None else np.searchsorted(self._ids, nodes)
         if self._lazy and self._store.dtype == self._real:
             base = in_place(self._store, at)
@@ -99,7 +98,6 @@ class DeviceRows:
         self._rows, self._ids = rows, ids
 
     def gather(self, nodes: npt.NDArray[np.integer]) -> Tensor:
-        """See `Source.gather`."""
         at = nodes if self._ids is None else np.searchsorted(self._ids, nodes)
         return self._rows.index_select(0, torch.from_numpy(at).to(self.device)).to(self.dtype)
 

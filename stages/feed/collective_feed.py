@@ -72,7 +72,6 @@ class SampledByOwners:
         return found
 
     def num_minibatches(self, placement: BlockRows, job: RankJob) -> int:
-        """See `SamplePolicy.num_minibatches`."""
         return self.plan(placement, job).num_minibatches
 
     def preview(self, placement: BlockRows, job: RankJob, epoch: int) -> Iterator[MiniBatch]:
@@ -153,7 +152,6 @@ class OwnersFeed(QueueFeed):
     def __init__(
         self, policy: SampledByOwners, placement: BlockRows, phase: Phase, job: RankJob, first: tuple[int, int]
     ) -> None:
-        """See `SampledByOwners.feed`."""
         self._plan, self._sampler, self._max_bytes = policy.plan(placement, job), policy.sampler, policy.max_bytes
         self._sample_s = 0.0
         self._expected = (-1, -1)
@@ -186,17 +184,14 @@ class OwnersFeed(QueueFeed):
         self._queue.fail(self._thread.error)
 
     def expect(self, epoch: int, index: int) -> None:
-        """See `QueueFeed.expect`."""
         self._expected = max(self._expected, (epoch, index))
         self._thread.notify()
 
     @property
     def sample_s(self) -> float:
-        """See `Feed.sample_s`."""
         return self._sample_s
 
     def get(self, epoch: int, index: int) -> MiniBatch:
-        """See `Feed.get`."""
         try:
             return super().get(epoch, index)
         except Exception:
@@ -204,7 +199,6 @@ class OwnersFeed(QueueFeed):
             raise
 
     def release(self, epoch: int, index: int) -> None:
-        """See `Feed.release`."""
         super().release(epoch, index)
         self._thread.notify()
 

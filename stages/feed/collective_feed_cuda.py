@@ -113,7 +113,6 @@ class OwnersFeedOnDevice(QueueFeed):
 
     @property
     def sample_s(self) -> float:
-        """See `Feed.sample_s`."""
         return self._sample_s
 
     def close(self) -> None:

@@ -20,7 +20,6 @@ class FullBatchWork:
     is_isolated: ClassVar[bool] = False
 
     def record(self) -> dict[str, Any]:
-        """See `SamplePolicy.record`."""
         return {"name": "whole"}
 
     def num_minibatches(self, placement: Share, job: RankJob) -> int:
@@ -38,7 +37,6 @@ class FullBatchWork:
         return job.group.size
 
     def feed(self, placement: Share, phase: Phase, job: RankJob, first: tuple[int, int]) -> "FullBatchFeed":
-        """See `SamplePolicy.feed`."""
         return FullBatchFeed(placement.graph)
 
 

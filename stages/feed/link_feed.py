@@ -42,11 +42,9 @@ class SampledLinks(Sampled):
         return cls(sampler if reads_times(sampler) or not hidden else WithoutOwnEdges(sampler), negatives)
 
     def record(self) -> dict[str, Any]:
-        """See `SamplePolicy.record`."""
         return {**self.sampler.record(), **_record(self.negatives)}
 
     def plan(self, placement: Seeded, sizes: Sizes) -> LinkPlan:
-        """See `Sampled.plan`."""
         assert placement.pairs is not None
         time = placement.pair_time if reads_times(self.sampler) else None
         links = TrainPairs.of(placement.graph, placement.pairs, self.negatives, time)
@@ -61,11 +59,9 @@ class LinksByOwners(SampledByOwners):
     negatives: Negatives | None = field(default_factory=Negatives)
 
     def record(self) -> dict[str, Any]:
-        """See `SamplePolicy.record`."""
         return {**super().record(), **_record(self.negatives)}
 
     def plan_of_all(self, placement: BlockRows, sizes: Sizes) -> LinkPlan:
-        """See `SampledByOwners.plan_of_all`."""
         assert placement.pairs is not None
         links = TrainPairs.of_rows(placement.graph, placement.num_nodes, placement.pairs, self.negatives)
         return LinkPlan(placement.seeds, sizes.batch_size, sizes.bulk_size, sizes.seed, links=links)
@@ -83,7 +79,6 @@ class LocalLinks(Local):
     negatives: Negatives | None = field(default_factory=Negatives)
 
     def record(self) -> dict[str, Any]:
-        """See `SamplePolicy.record`."""
         return {**super().record(), **_record(self.negatives)}
 
     def num_minibatches(self, placement: Any, job: RankJob) -> int:
@@ -113,7 +108,6 @@ class LocalLinks(Local):
         return found
 
     def plan(self, placement: Any, job: RankJob) -> LinkPlan:
-        """See `Local.plan`."""
         plan = super().plan(placement, job)
         links = TrainPairs.of_seen(placement.graph, placement.num_visible, placement.seen, self.negatives)
         return LinkPlan(plan.seeds, plan.batch_size, plan.bulk_size, plan.seed, links=links)

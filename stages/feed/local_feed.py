@@ -39,7 +39,6 @@ class Local:
         return self.sampler.num_layers
 
     def record(self) -> dict[str, Any]:
-        """See `SamplePolicy.record`."""
         return {"local": True, **self.sampler.record()}
 
     def num_minibatches(self, placement: Placement, job: RankJob) -> int:
@@ -126,14 +125,12 @@ class LocalFeed:
         return None if work is None else work.renumbered(index)
 
     def release(self, epoch: int, index: int) -> None:
-        """See `Feed.release`."""
         own = index // self._job.group.size
         if own < self._minibatches:
             self._feed.release(epoch, own)
 
     @property
     def sample_s(self) -> float:
-        """See `Feed.sample_s`."""
         return self._feed.sample_s
 
     def close(self) -> None:

@@ -135,7 +135,6 @@ class Sampled:
         return self.sampler.num_layers
 
     def record(self) -> dict[str, Any]:
-        """See `SamplePolicy.record`."""
         return self.sampler.record()
 
     def plan(self, placement: Seeded, sizes: Sizes) -> SeedPlan:
@@ -147,7 +146,6 @@ class Sampled:
         return self.plan(placement, job).of_rank(job.minibatches_per_step, job.group.size, job.group.rank)
 
     def num_minibatches(self, placement: Placement, job: RankJob) -> int:
-        """See `SamplePolicy.num_minibatches`."""
         return self.plan(placement, job).num_minibatches
 
     def preview(self, placement: Placement, job: RankJob, epoch: int) -> Iterator[MiniBatch]:
@@ -159,7 +157,6 @@ class Sampled:
                 yield from self.sampler.sample(placement.graph, request, job.kernel).minibatches
 
     def feed(self, placement: Placement, phase: Phase, job: RankJob, first: tuple[int, int]) -> "QueueFeed":
-        """See `SamplePolicy.feed`."""
         plan = self._own_plan(placement, job)
         producer = None
         if job.produce and plan.num_minibatches:
@@ -212,15 +209,12 @@ class QueueFeed:
 
     @property
     def sample_s(self) -> float:
-        """See `Feed.sample_s`."""
         return sum(r.seconds for r in self._producer.receipts) if self._producer else 0.0
 
     def get(self, epoch: int, index: int) -> MiniBatch:
-        """See `Feed.get`."""
         return self._counted(self._wait(epoch, index))
 
     def peek(self, epoch: int, index: int) -> MiniBatch | None:
-        """See `PeeksAhead.peek`."""
         try:
             return self._counted(self._queue.get(epoch, index, timeout_s=0.0))
         except QueueTimeoutError:
@@ -261,11 +255,9 @@ class QueueFeed:
         return self._queue.stored
 
     def release(self, epoch: int, index: int) -> None:
-        """See `Feed.release`."""
         self._queue.release(epoch, index)
 
     def close(self) -> None:
-        """See `Feed.close`."""
         if self._producer is not None:
             self._producer.close()
 

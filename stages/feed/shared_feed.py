@@ -88,16 +88,13 @@ class SharedOwnersFeed(CheckedFeed):
 
     @property
     def sample_s(self) -> float:
-        """See `Feed.sample_s`."""
         return self._sample_s
 
     def expect(self, epoch: int, index: int) -> None:
-        """See `QueueFeed.expect`."""
         self._expected_until = max(self._expected_until, (epoch, index))
         self._thread.notify()
 
     def get(self, epoch: int, index: int) -> MiniBatch:
-        """See `Feed.get`."""
         try:
             return super().get(epoch, index)
         except Exception:
@@ -105,7 +102,6 @@ class SharedOwnersFeed(CheckedFeed):
             raise
 
     def release(self, epoch: int, index: int) -> None:
-        """See `Feed.release`."""
         super().release(epoch, index)
         while self._held and self._held[0][0] <= (epoch, index):
             self._held.popleft()

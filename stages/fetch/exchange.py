@@ -112,7 +112,6 @@ class Exchange(Gather):
         self._policy, self._job, self._owned, self._owned_edges = policy, job, owned, owned_edges
 
     def ahead(self, feed: Feed, sample: Any, phase: Phase, first: tuple[int, int]) -> Feed:
-        """See `FetchesAhead.ahead`."""
         assert isinstance(feed, QueueFeed) and isinstance(sample, Sampled | SampledByOwners)
         job, policy = self._job, self._policy
         placement: Any = self._placement
@@ -145,7 +144,6 @@ class Exchange(Gather):
 
     @property
     def hit_counts(self) -> dict[str, int]:
-        """See `FetchesAhead.hit_counts`."""
         owned = self._owned
         saved = owned.hits.hits * owned.row_bytes
         return {"rows": owned.num_hot, "asked": owned.hits.asked, "hits": owned.hits.hits, "saved_bytes": saved}

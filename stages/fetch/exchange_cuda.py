@@ -234,7 +234,6 @@ class UnitsOnDevice(Units[_Unit]):
         return self._placement.positions_of(torch.cat(lists)).sort().values
 
     def get(self, epoch: int, index: int) -> MiniBatch:
-        """See `Feed.get`."""
         # Here, and not when they are begun: this is where training measures its waits for samples. One unit, as `begin`
         # takes one before it loads it: taking may draw it together with other ranks.
         self._take()
@@ -298,5 +297,4 @@ class DeviceLinkFetch:
         return fetcher
 
     def rows_there(self, features: FeatureStore, job: RankJob, locked: bool = False) -> Tensor | None:
-        """See `KeepsRows.rows_there`."""
         return self.inner.rows_there(features, job, locked) if isinstance(self.inner, KeepsRows) else None

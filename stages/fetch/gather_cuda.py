@@ -70,7 +70,6 @@ class DeviceGatherFetch:
         return self._uploaded(placement.features, job), job.device, self, edges
 
     def rows_there(self, features: FeatureStore, job: RankJob, locked: bool = False) -> Tensor | None:
-        """See `KeepsRows.rows_there`."""
         uploaded = self._uploaded(features, job)
         return uploaded.rows if locked or uploaded.in_device_memory else None
 
@@ -194,7 +193,6 @@ class DeviceGather(HasTargets):
         wait_for_copies(device)
 
     def fetch(self, work: MiniBatch) -> Fetched:
-        """See `Fetcher.fetch`."""
         bulk, q = resident_there(work, self._device, self._edges is not None)
         bulk.await_here()
         nodes = bulk.nodes_of(q)
@@ -223,7 +221,6 @@ class DeviceGather(HasTargets):
     def recorded(
         self, module: nn.Module, reduce: ReducePolicy, rules: StepRules, parameters: list[nn.Parameter], alone: bool
     ) -> StepGraph | None:
-        """See `RecordsSteps.recorded`."""
         return (
             StepGraph(module, self, reduce, rules, parameters, alone)
             if self._graphs and self._near and self._edges is None and self.pairs is None and can_record(module)
@@ -364,7 +361,6 @@ class DeviceMoveFetch:
     inner: FetchPolicy
 
     def fetcher(self, placement: Any, job: RankJob, module: nn.Module) -> "MovedFetcher":
-        """See `FetchPolicy.fetcher`."""
         assert job.device is not None
         inner = self.inner.fetcher(placement, job, module)
         return MovedAhead(inner, job.device) if isinstance(inner, FetchesAhead) else MovedFetcher(inner, job.device)
@@ -383,15 +379,12 @@ class MovedFetcher:
 
     @property
     def exchange_s(self) -> float:
-        """See `Fetcher.exchange_s`."""
         return self._inner.exchange_s
 
     def idle(self) -> None:
-        """See `Fetcher.idle`."""
         self._inner.idle()
 
     def fetch(self, work: Any) -> Fetched:
-        """See `Fetcher.fetch`."""
         got = self._inner.fetch(work)
         return replace(
             got,
@@ -411,10 +404,8 @@ class MovedAhead(MovedFetcher):
     _inner: FetchesAhead
 
     def ahead(self, feed: Feed, sample: SamplePolicy, phase: Phase, first: tuple[int, int]) -> Feed:
-        """See `FetchesAhead.ahead`."""
         return self._inner.ahead(feed, sample, phase, first)
 
     @property
     def hit_counts(self) -> dict[str, int]:
-        """See `FetchesAhead.hit_counts`."""
         return self._inner.hit_counts

@@ -41,7 +41,6 @@ class CoverageFetcher(Gather):
         self._weights = Weights(placement, policy.correction)
 
     def fetch(self, work: MiniBatch) -> Fetched:
-        """See `Fetcher.fetch`."""
         return self._weights.given(super().fetch(work), work)
 
 

@@ -124,12 +124,10 @@ class OwnedRows(Owned):
 
     @property
     def row_bytes(self) -> int:
-        """See `Owned.row_bytes`."""
         return self._own.shape[1] * self._own.itemsize
 
     @property
     def num_hot(self) -> int:
-        """See `Owned.num_hot`."""
         return len(self.hot.ids)
 
     @property
@@ -138,7 +136,6 @@ class OwnedRows(Owned):
         return self._own.nbytes + self.hot.rows.nbytes
 
     def keep(self, ids: IdArray) -> None:
-        """See `Owned.keep`."""
         got = self.collect(ids)
         self.hot = HotRows(ids, got.rows[got.place], got.degree)
         self.hits = Hits()

@@ -59,16 +59,13 @@ class OwnedOnDevice(Owned):
 
     @property
     def row_bytes(self) -> int:
-        """See `Owned.row_bytes`."""
         return self._own.shape[1] * self._own.itemsize
 
     @property
     def num_hot(self) -> int:
-        """See `Owned.num_hot`."""
         return len(self._hot)
 
     def keep(self, ids: IdArray) -> None:
-        """See `Owned.keep`."""
         hot = to_device(ids, self._device)
         got = self.collect(hot)
         self._hot, self._hot_rows, self._hot_degree = hot, gather_rows(got.rows, got.place), got.degree

@@ -93,7 +93,6 @@ class PhaseRows:
         self._taught = self._count_taught() if module.is_taught else (0, 0)
 
     def fetch(self, work: FullBatch) -> Fetched:
-        """See `Fetcher.fetch`."""
         return replace(
             self._work, epoch=work.epoch, clients=tuple(replace(c, epoch=work.epoch) for c in self._work.clients)
         )

@@ -91,7 +91,6 @@ class _Log(Arena):
         self._made = 0
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """See `Arena.empty`."""
         raw = np.empty(prod(shape), torch.empty(0, dtype=dtype).numpy().dtype)
         number, self._made = self._made, self._made + 1
         self.changes.append((number, raw.nbytes))
@@ -103,7 +102,6 @@ class _Log(Arena):
         self.changes.append((number, -self._live.pop(number)[1]))
 
     def holds(self, address: int) -> bool:
-        """See `Arena.holds`."""
         return any(first <= address < first + nbytes for first, nbytes in self._live.values())
 
 

@@ -249,7 +249,6 @@ class Visits:
         return self._x.device
 
     def fetch(self, work: FullBatch) -> Fetched:
-        """See `Fetcher.fetch`."""
         ring = Ring(self._group, self._ahead_bytes, self._device)
         # The last pass's statistics are complete when the next pass begins.
         self._waited_s, self._ring = self.exchange_s, ring
@@ -298,7 +297,6 @@ class Visits:
 
     @property
     def exchange_s(self) -> float:
-        """See `Fetcher.exchange_s`."""
         return self._waited_s + (self._ring.waited_s if self._ring is not None else 0.0)
 
     def idle(self) -> None:

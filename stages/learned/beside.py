@@ -46,12 +46,10 @@ class WithLearned:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """See `FeatureStore.dtype`."""
         return self._dtype
 
     @property
     def num_features(self) -> int:
-        """See `FeatureStore.num_features`."""
         return self.width + (0 if self.given is None else self.given.num_features)
 
     @property
@@ -61,7 +59,6 @@ class WithLearned:
         return slice(first, first + self.width)
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
-        """See `FeatureStore.gather`."""
         assert self.rows is not None, "there are no learnt rows yet"
         both: Any = np.empty((len(ids), self.num_features), self._dtype) if out is None else out
         if self.given is not None:

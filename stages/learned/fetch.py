@@ -28,7 +28,6 @@ class LearnedFetch:
     """Say how learnt rows and the dataset's are put together."""
 
     def fetcher(self, placement: Any, job: RankJob, module: nn.Module) -> "LearnedRows | LearnedShare":
-        """See `FetchPolicy.fetcher`."""
         features = self.features
         assert isinstance(job.learned, LearnedTable)
         if isinstance(placement, Share):
@@ -60,11 +59,9 @@ class LearnedRows:
 
     @property
     def exchange_s(self) -> float:
-        """See `Fetcher.exchange_s`."""
         return self._inner.exchange_s
 
     def fetch(self, work: MiniBatch) -> Fetched:
-        """See `Fetcher.fetch`."""
         got = self._inner.fetch(work)
         nodes = work.bulk.nodes_of(work.q) if isinstance(work, ResidentMiniBatch) else work.nodes
         learned = self._table.take(nodes).to(got.h.device)
@@ -89,11 +86,9 @@ class LearnedShare:
 
     @property
     def exchange_s(self) -> float:
-        """See `Fetcher.exchange_s`."""
         return self._inner.exchange_s
 
     def fetch(self, work: FullBatch) -> Fetched:
-        """See `Fetcher.fetch`."""
         got = self._inner.fetch(work)
         ids = self._table.first + work.order[: len(got.h)]
         learned, columns = self._table.take(ids).to(got.h.device), self._features.learned_columns
@@ -113,10 +108,8 @@ class LearnedRowsAhead(LearnedRows):
     _inner: Any
 
     def ahead(self, feed: Feed, sample: Any, phase: Phase, first: tuple[int, int]) -> Feed:
-        """See `FetchesAhead.ahead`."""
         return self._inner.ahead(feed, sample, phase, first)
 
     @property
     def hit_counts(self) -> dict[str, int]:
-        """See `FetchesAhead.hit_counts`."""
         return self._inner.hit_counts

@@ -40,11 +40,9 @@ class Bilinear(Decoder):
         return source
 
     def forward(self, source: Tensor, destination: Tensor, relation: Tensor | int | None = None) -> Tensor:
-        """See `Decoder.forward`."""
         return (self.transformed(source, relation) * destination).sum(-1)
 
     def against(self, sources: Tensor, destinations: Tensor, relation: int | None = None) -> Tensor:
-        """See `Decoder.against`."""
         return _dot_products(self.transformed(sources, relation), destinations)
 
 
@@ -56,7 +54,6 @@ class DistMult(Bilinear):
         self.weight = nn.Parameter(torch.ones(_shape(relations, width)))
 
     def transformed(self, source: Tensor, relation: Tensor | int | None) -> Tensor:
-        """See `Bilinear.transformed`."""
         return source * _of(self.weight, relation, source)
 
 
@@ -72,7 +69,6 @@ class ComplEx(Bilinear):
         self.real, self.imaginary = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
 
     def transformed(self, source: Tensor, relation: Tensor | int | None) -> Tensor:
-        """See `Bilinear.transformed`."""
         a, b = source.chunk(2, -1)
         real, imaginary = _of(self.real, relation, a), _of(self.imaginary, relation, a)
         return torch.cat([a * real - b * imaginary, a * imaginary + b * real], -1)
@@ -92,11 +88,9 @@ class Perceptron(Decoder):
         return source if relation is None else source * _of(self.weight, relation, source)
 
     def forward(self, source: Tensor, destination: Tensor, relation: Tensor | int | None = None) -> Tensor:
-        """See `Decoder.forward`."""
         return self.second(torch.relu(self.first(self._weighed(source, relation) * destination))).squeeze(-1)
 
     def against(self, sources: Tensor, destinations: Tensor, relation: int | None = None) -> Tensor:
-        """See `Decoder.against`."""
         scores = self.second.bias.expand(len(sources), len(destinations)).clone()
         sources = self._weighed(sources, relation)
         # A hidden column at a time, each of which is a dot product with a transformed source.
@@ -132,7 +126,6 @@ class OfRelation:
         return self.decoder(source, destination, relation)
 
     def against(self, sources: Tensor, destinations: Tensor) -> Tensor:
-        """See `Decoder.against`."""
         return self.decoder.against(sources, destinations, self.relation)
 
 

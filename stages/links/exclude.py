@@ -39,7 +39,6 @@ class WithoutOwnEdges:
 
     @property
     def name(self) -> str:
-        """See `Sampler.name`."""
         return self.inner.name
 
     @property
@@ -69,30 +68,24 @@ class WithoutOwnEdges:
 
     @property
     def edge_ids(self) -> bool:
-        """See `Sampler.edge_ids`."""
         return self.inner.edge_ids
 
     def record(self) -> dict[str, Any]:
-        """See `Sampler.record`."""
         return {**self.inner.record(), "without": "own edges"}
 
     def check(self, graph: Graph) -> None:
-        """See `Sampler.check`."""
         self.inner.check(graph)
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample`."""
         drawn, types = self.inner.sample(graph, request, kernel, workspace), graph.types
         return _left(drawn, request, types, lambda ids, _: _relations(graph)[ids])
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
-        """See `Sampler.sample_by_owners`."""
         drawn, types = self.inner.sample_by_owners(owners, request), owners.rows.graph.types
         # Edges of other ranks name their relations: see `sample.remote_nodewise`.
         return _left(drawn, request, types, lambda ids, own: ids % own.num_relations)
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample_on_device`."""
         from ..kernels.runtime.device_memory import completed
         from ..kernels.sampling.device_graph import number_on_device
         from .exclude_cuda import without_own_edges

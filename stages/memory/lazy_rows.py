@@ -121,7 +121,6 @@ class LazyTypedRows(LazyRows):
         return LazyRows(self.bases[t], self.ids[at.numpy()] - self.offsets[t])
 
     def head(self, n: int) -> Tensor:
-        """See `LazyRows.head`."""
         if self._rows is not None:
             return self._rows[:n]
         out = empty((n, self.shape[1]), self.dtype).zero_()

@@ -210,7 +210,6 @@ class Stack(Model):
         return h
 
     def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
-        """See `Model.layer`."""
         return self._left(i, neighbourhood, self.enter(neighbourhood, h, i))
 
     def enter(self, neighbourhood: Neighbourhood, h: Tensor, i: int = 0) -> Entered:

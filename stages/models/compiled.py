@@ -39,7 +39,6 @@ class Compiled(nn.Module):
         self._run = torch.compile(module, dynamic=True, options={"fallback_random": True})
 
     def forward(self, neighbourhoods: Sequence[Neighbourhood], h: Tensor) -> Tensor:
-        """See `models.base.Model.forward`."""
         h = h.gathered() if isinstance(h, LazyRows) and not self._names_rows else h
         return self._run([Seen(neighbourhood) for neighbourhood in neighbourhoods], h)
 
@@ -62,12 +61,10 @@ class Seen:
 
     @property
     def degree(self) -> Tensor:
-        """See `Neighbourhood.degree`."""
         return untraced(getattr, self.inner, "degree")
 
     @property
     def loops(self) -> Loops | None:
-        """See `Neighbourhood.loops`."""
         return untraced(getattr, self.inner, "loops")
 
 

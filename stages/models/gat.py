@@ -53,7 +53,6 @@ class GATConv(nn.Module):
         return linear(out.flatten(1), mean, self.bias, activation)
 
     def parts(self, counts: EdgeCounts, degree: Tensor) -> ConvParts:
-        """See `InParts.parts`."""
         weight = self.linear.weight
         by_head = weight.view(self.heads, self.head_width, -1)
         both = torch.cat([torch.einsum("hd,hdf->hf", a, by_head) for a in (self.a_src, self.a_dst)])
@@ -100,7 +99,6 @@ class GAT(ModelConfig):
         self.probability("attention_dropout")
 
     def conv(self, i: int, width_in: int, width_out: int) -> nn.Module:
-        """See `ModelConfig.conv`."""
         last = i == self.layers - 1
         head_width = width_out if last else width_out // self.heads
         return GATConv(width_in, self.heads, head_width, not last, self.attention_dropout, self.slope)

@@ -126,7 +126,6 @@ class GATv2(ModelConfig):
         self.width_or_none("edge_width")
 
     def conv(self, i: int, width_in: int, width_out: int) -> nn.Module:
-        """See `ModelConfig.conv`."""
         last = i == self.layers - 1
         head_width = width_out if last else width_out // self.heads
         return GATv2Conv(

@@ -33,7 +33,6 @@ class GCNConv(AggregateFirst):
 
     @property
     def weight(self) -> Tensor:
-        """See `AggregateFirst.weight`."""
         return self.linear.weight
 
     def forward(self, neighbourhood: Neighbourhood, h: Tensor, activation: str = "none") -> Tensor:
@@ -43,7 +42,6 @@ class GCNConv(AggregateFirst):
         return activate(self.aggregate(neighbourhood, linear(h, self.weight)), self.bias, activation)
 
     def parts(self, counts: EdgeCounts, degree: Tensor) -> ConvParts:
-        """See `InParts.parts`."""
         loops = loops_of_all(degree, len(degree))
         scale = (degree + 1).rsqrt() if loops is None else gcn_scale(loops)
 
@@ -69,7 +67,6 @@ class GCNConv(AggregateFirst):
         return neighbourhood.sum(h, factor=scale, own=own) * destinations(neighbourhood, scale)[:, None]
 
     def combine(self, aggregated: Tensor, activation: str = "none") -> Tensor:
-        """See `AggregateFirst.combine`."""
         return linear(aggregated, self.linear.weight, self.bias, activation)
 
 
@@ -128,7 +125,6 @@ class GCN(ModelConfig):
         self.width_or_none("edge_width")
 
     def conv(self, i: int, width_in: int, width_out: int) -> nn.Module:
-        """See `ModelConfig.conv`."""
         if self.edge_width > 0:
             return EdgeGCNConv(width_in, width_out, self.edge_width)
         return GCNConv(width_in, width_out)

@@ -56,5 +56,4 @@ class GIN(ModelConfig):
     name: ClassVar[str] = "gin"
 
     def conv(self, i: int, width_in: int, width_out: int) -> nn.Module:
-        """See `ModelConfig.conv`."""
         return GINConv(width_in, self.hidden, width_out)

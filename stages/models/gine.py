@@ -58,6 +58,5 @@ class GINE(ModelConfig):
     """D, columns of the edges' features. A run takes that of its dataset."""
 
     def conv(self, i: int, width_in: int, width_out: int) -> nn.Module:
-        """See `ModelConfig.conv`."""
         self.positive("edge_width")
         return GINEConv(width_in, self.edge_width, self.hidden, width_out)

@@ -49,7 +49,6 @@ class HGTConv(RelationalConv):
             nn.init.xavier_uniform_(matrix.data)
 
     def messages(self, neighbourhood: Any, h: Tensor, activation: str) -> Tensor:
-        """See `RelationalConv.messages`."""
         nodes, relations = neighbourhood.node_types(), neighbourhood.relations()
         shape = (-1, self.heads, self.head_width)
 
@@ -99,6 +98,5 @@ class HGT(RelationalConfig):
         self.probability("attention_dropout")
 
     def relational_conv(self, i: int, types: GraphTypes, width_in: int, width_out: int) -> RelationalConv:
-        """See `RelationalConfig.relational_conv`."""
         last = i == self.layers - 1
         return HGTConv(types, width_in, self.heads, width_out if last else None, self.attention_dropout)

@@ -135,7 +135,6 @@ class MeansConv(RelationalConv):
         """W_t and b_t of each node type; W_r of each relation, [width_out, width_in]."""
 
     def messages(self, neighbourhood: Any, h: Tensor, activation: str) -> Tensor:
-        """See `RelationalConv.messages`."""
         return self.sums(neighbourhood, [Rows(h)], activation)
 
     def sums(

@@ -48,7 +48,6 @@ class RGATConv(RelationalConv):
             nn.init.xavier_uniform_(p)
 
     def messages(self, neighbourhood: Any, h: Tensor, activation: str) -> Tensor:
-        """See `RelationalConv.messages`."""
         out, drop = self.own(neighbourhood, h), self.attention_dropout if self.training else 0.0
         for r, relation in enumerate(neighbourhood.relations()):
             weight, shape = self.weight[r], (-1, self.heads, self.head_width)
@@ -96,7 +95,6 @@ class RGAT(RelationalConfig):
         self.probability("attention_dropout")
 
     def relational_conv(self, i: int, types: GraphTypes, width_in: int, width_out: int) -> RelationalConv:
-        """See `RelationalConfig.relational_conv`."""
         last = i == self.layers - 1
         head_width = width_out if last else width_out // self.heads
         return RGATConv(

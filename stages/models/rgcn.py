@@ -30,7 +30,6 @@ class RGCNConv(MeansConv):
             nn.init.xavier_uniform_(matrix.data)
 
     def matrices(self, types: GraphTypes) -> tuple[list[nn.Linear], list[Tensor]]:
-        """See `MeansConv.matrices`."""
         weight = self.weight if self.shares is None else torch.einsum("rb,bio->rio", self.shares, self.weight)
         return [self.own] * len(types.node_types), [matrix.t() for matrix in weight]
 
@@ -51,5 +50,4 @@ class RGCN(RelationalConfig):
             raise InputError(f"{self.name}: bases is {self.bases!r}; expected a whole number, 0 for none")
 
     def relational_conv(self, i: int, types: GraphTypes, width_in: int, width_out: int) -> RelationalConv:
-        """See `RelationalConfig.relational_conv`."""
         return RGCNConv(types.num_relations, self.bases, width_in, width_out)

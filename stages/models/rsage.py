@@ -19,7 +19,6 @@ class RSAGEConv(MeansConv):
         self.neighbours: Any = nn.ModuleList(nn.Linear(width_in, width_out, bias=False) for _ in types.relations)
 
     def matrices(self, types: GraphTypes) -> tuple[Sequence[nn.Linear], list[Tensor]]:
-        """See `MeansConv.matrices`."""
         return self.own.by_type, [n.weight for n in self.neighbours]
 
 
@@ -31,5 +30,4 @@ class RSAGE(RelationalConfig):
     name: ClassVar[str] = "rsage"
 
     def relational_conv(self, i: int, types: GraphTypes, width_in: int, width_out: int) -> RelationalConv:
-        """See `RelationalConfig.relational_conv`."""
         return RSAGEConv(types, width_in, width_out)

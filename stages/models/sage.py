@@ -40,7 +40,6 @@ class SAGEConv(AggregateFirst):
         return activate(neighbourhood.mean(near) + itself, self.own.bias, activation)
 
     def parts(self, counts: EdgeCounts, degree: Tensor) -> ConvParts:
-        """See `InParts.parts`."""
         if self.aggregates_first(counts):
             return ConvParts(Destinations.mean_beside, self.combine)
         both = torch.cat([self.neighbours.weight, self.own.weight])
@@ -55,7 +54,6 @@ class SAGEConv(AggregateFirst):
         return neighbourhood.mean_beside(h)
 
     def combine(self, aggregated: Tensor, activation: str = "none") -> Tensor:
-        """See `AggregateFirst.combine`."""
         return linear(
             aggregated, torch.cat([self.neighbours.weight, self.own.weight], dim=1), self.own.bias, activation
         )
@@ -77,7 +75,6 @@ class SAGEPoolConv(nn.Module):
         return activate(linear(most, self.neighbours.weight) + own, self.own.bias, activation)
 
     def parts(self, counts: EdgeCounts, degree: Tensor) -> ConvParts:
-        """See `InParts.parts`."""
         pool = len(self.pool.weight)
 
         def project(h: Tensor) -> Tensor:
@@ -106,7 +103,6 @@ class SAGE(ModelConfig):
             raise InputError(f"sage: aggregator is '{self.aggregator}'; expected mean or max")
 
     def conv(self, i: int, width_in: int, width_out: int) -> nn.Module:
-        """See `ModelConfig.conv`."""
         return (
             SAGEConv(width_in, width_out)
             if self.aggregator == "mean"

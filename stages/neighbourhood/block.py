@@ -97,7 +97,6 @@ class ListNeighbourhood(ABC):
 
     @property
     def spans_ranks(self) -> bool:
-        """See `Neighbourhood.spans_ranks`."""
         return False
 
     @property
@@ -109,12 +108,10 @@ class ListNeighbourhood(ABC):
 
     @property
     def degree(self) -> Tensor:
-        """See `Neighbourhood.degree`."""
         return degrees_alone(self.degree_rows)
 
     @property
     def loops(self) -> Loops | None:
-        """See `Neighbourhood.loops`."""
         if (found := loops_of_all(rows := self.degree_rows, self.num_dst)) is None:
             return None
         # Of a sample the coefficients say how often each loop counts. Padding after the last edge is no row's.

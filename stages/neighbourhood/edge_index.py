@@ -60,12 +60,10 @@ class EdgeIndexNeighbourhood:
         return factor.view(-1, *[1] * (rows.ndim - 1))
 
     def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
-        """See `Neighbourhood.sum`."""
         total = self._added(self._weighted((h if factor is None else h * self._beside(factor, h))[self.src]))
         return total if own is None else total + h * self._beside(own, h)
 
     def mean(self, h: Tensor) -> Tensor:
-        """See `Neighbourhood.mean`."""
         return self._over_degree(self.sum(h))
 
     def _over_degree(self, total: Tensor) -> Tensor:
@@ -73,11 +71,9 @@ class EdgeIndexNeighbourhood:
         return torch.where(degree > 0, total / torch.where(degree > 0, degree, 1), 0)
 
     def mean_beside(self, h: Tensor) -> Tensor:
-        """See `Neighbourhood.mean_beside`."""
         return torch.cat([self.mean(h), h], dim=1)
 
     def max(self, h: Tensor) -> Tensor:
-        """See `Neighbourhood.max`."""
         return self._largest(h[self.src])
 
     def _largest(self, messages: Tensor) -> Tensor:
@@ -86,17 +82,14 @@ class EdgeIndexNeighbourhood:
         return zeros.scatter_reduce(0, at, messages, "amax", include_self=False)
 
     def attend(self, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
-        """See `Neighbourhood.attend`."""
         return self._attended(z, (z * a_src).sum(-1), logit_dst, slope)
 
     def attend_both(self, z: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
-        """See `Neighbourhood.attend_both`."""
         return self._attended(z, (z * a_src).sum(-1), (z * a_dst).sum(-1), slope)
 
     def attend_shared(
         self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0
     ) -> Tensor:
-        """See `Neighbourhood.attend_shared`."""
         return self._attended(h[:, None], h @ a_src.T, h @ a_dst.T, slope)
 
     def _attended(self, z: Tensor, logit_src: Tensor, logit_dst: Tensor, slope: float) -> Tensor:
@@ -123,7 +116,6 @@ class EdgeIndexNeighbourhood:
         edge: Tensor | None = None,
         own: Tensor | None = None,
     ) -> Tensor:
-        """See `Neighbourhood.apply`."""
         of_edges = () if edge is None else (edge,)
         messages = message(h[self.src], (h if own is None else own)[self.dst], self.weight, *of_edges, *params)
         reducers: dict[Reduce, Callable[[], Tensor]] = {

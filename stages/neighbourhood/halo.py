@@ -155,22 +155,18 @@ class HaloNeighbourhood:
 
     @property
     def spans_ranks(self) -> bool:
-        """See `Neighbourhood.spans_ranks`."""
         return self._group.size > 1
 
     @property
     def degree(self) -> Tensor:
-        """See `Neighbourhood.degree`."""
         return self._halo.neighbourhood.degree[: self.num_src]
 
     @property
     def loops(self) -> Loops | None:
-        """See `Neighbourhood.loops`."""
         return loops_of_all(self._halo.neighbourhood.degree_rows[: self.num_src], self.num_dst)
 
     @property
     def names(self) -> npt.NDArray[np.int64]:
-        """See `Neighbourhood.names`."""
         return self._halo.batch.names[: self.num_src]
 
     def _all(self, h: Tensor) -> Tensor:
@@ -216,7 +212,6 @@ class HaloNeighbourhood:
 
     @property
     def edge_features(self) -> Tensor:
-        """See `Neighbourhood.edge_features`."""
         return self._halo.neighbourhood.edge_features
 
     def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
@@ -291,20 +286,16 @@ class HaloRelation:
         )
 
     def sum(self, h: Tensor) -> Tensor:
-        """See `Relation.sum`."""
         return self._relation.sum(self._over.all_once(h))
 
     def mean(self, h: Tensor) -> Tensor:
-        """See `Relation.mean`."""
         return self._relation.mean(self._over.all_once(h))
 
     def max(self, h: Tensor) -> Tensor:
-        """See `Relation.max`."""
         return self._relation.max(self._over.all_once(h))
 
     @property
     def edge_features(self) -> Tensor:
-        """See `Relation.edge_features`."""
         return self._relation.edge_features
 
     def attend(
@@ -316,7 +307,6 @@ class HaloRelation:
         dropout: float = 0.0,
         logit_edge: Tensor | None = None,
     ) -> Tensor:
-        """See `Relation.attend`."""
         return self._relation.attend(self._over.all_once(z), a_src, logit_dst, slope, dropout, logit_edge)
 
     def apply(
@@ -328,7 +318,6 @@ class HaloRelation:
         reduce: Reduce = "sum",
         edge: Tensor | None = None,
     ) -> Tensor:
-        """See `Relation.apply`."""
         return self._relation.apply(message, self._over.all_once(h), own, params, reduce, edge)
 
 

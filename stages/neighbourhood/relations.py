@@ -377,7 +377,6 @@ class TypedRows:
         return self._edges.of_edges()
 
     def means(self, h: Tensor, chosen: tuple[bool, ...], flagged: tuple[bool, ...]) -> list[TypeMeans]:
-        """See `BlockNeighbourhood.means_by_type`."""
         if (chosen, flagged) not in self._stacked:
             made = StackedRelations(self._block, self.types, self._of_rows, self._kinds, chosen, flagged)
             self._stacked[chosen, flagged] = made

@@ -29,11 +29,9 @@ class DeviceRelation(Relation):
 
     @property
     def kept(self) -> Tensor:
-        """See `Relation.kept`."""
         return torch.diff(self.lists.indptr)
 
     def ends(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """See `Relation.ends`."""
         return self.lists.indices.long(), rows_of(self.lists)
 
     @cached_property
@@ -142,7 +140,6 @@ class DeviceTypedRows:
 
     @cached_property
     def relations(self) -> tuple[DeviceRelation, ...]:
-        """See `TypedRows.relations`."""
         places, rows = self._sources.ranks(self._of_rows), rows_of(self._lists)
         # A destination is a source of the same number, so its place among the destinations of its type is that among
         # the sources.
@@ -169,7 +166,6 @@ class DeviceTypedRows:
         )  # fmt: skip
 
     def means(self, h: Tensor, chosen: tuple[bool, ...], flagged: tuple[bool, ...]) -> list[TypeMeans]:
-        """See `BlockNeighbourhood.means_by_type`."""
         if (chosen, flagged) not in self._stacked:
             self._stacked[chosen, flagged] = self._stack(chosen, flagged)
         return self._stacked[chosen, flagged].means(h)
@@ -245,7 +241,6 @@ class DeviceStacked:
         self._numbers, self._sizes, self._flags, self._flag_sizes = numbers, sizes, flags, flag_sizes
 
     def means(self, h: Tensor) -> list[TypeMeans]:
-        """See `StackedRelations.means`."""
         x, kernels = as_matrix(h, self.lists.num_src, "h"), aggregation_backend("cuda")
         lists: Any = self.lists
         rows = Spmm.apply(x, None, kernels, lists, self._weight, self._share.to(x.dtype))

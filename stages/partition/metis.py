@@ -74,7 +74,6 @@ class MetisWork(Metis):
     name = "metis-work"
 
     def node_weights(self, graph: Graph) -> npt.NDArray[np.int64]:
-        """See `Metis.node_weights`."""
         return work_of(graph.in_degree)
 
 

@@ -14,6 +14,5 @@ class Replicated:
     partitioner: None = None
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Placement | None = None) -> Placement:
-        """See `PartitionPolicy.place`."""
         assert isinstance(data, Placement)
         return data

@@ -113,7 +113,6 @@ class BlockRows(Placement):
         return int(self.book.offsets[self.block])
 
     def labels_of(self, seeds: npt.NDArray[np.integer]) -> Tensor:
-        """See `Placement.labels_of`."""
         if self.train_labels is None:
             return super().labels_of(seeds)
         return self.train_labels[torch.from_numpy(np.searchsorted(self.split.train, seeds))]
@@ -126,7 +125,6 @@ class BlockRows(Placement):
         return EdgeTypes(types, lambda: positions % types.num_relations)
 
     def positions_of(self, edges: Any) -> Any:
-        """See `Placement.positions_of`."""
         return edges if self.graph.types is None else edges // self.graph.types.num_relations
 
     @property

@@ -35,9 +35,7 @@ class DrawsHere(Protocol):
     has_values: bool
     """True if `values` gives any."""
 
-    def draw(self, rows: Rows, keys: Tensor, hop: int) -> Any:
-        """See `kernels.sampling.cuda.block_rows.draw_rows`."""
-        ...
+    def draw(self, rows: Rows, keys: Tensor, hop: int) -> Any: ...
 
     def values(self, rows: Rows, drawn: Any, num_edges: int) -> list[Tensor]:
         """Values that travel with the edges beside their sources, [num_edges] each; as many, of the same dtypes, on
@@ -143,7 +141,6 @@ class _Hop:
         """Values of the edges, hop after hop; see `DrawsHere.values`."""
 
     async def ask(self, rows: Rows, h: int) -> Any:
-        """See `kernels.sampling.cuda.block_rows.Ask`."""
         owners, own, here = self._owners, self._minibatches[self._owners.group.rank], self._here
         order, local, counts = owners.by_owner(rows, own)
         each = torch.cat(owners.exchange(list(counts), self._minibatches, "control"))

@@ -49,7 +49,6 @@ class _StageBook:
         self._book, self._column_of, self.offsets = book, column_of, np.zeros(size, np.int64)
 
     def part(self, ids: Ids) -> npt.NDArray[np.int32]:
-        """See `Book.part`."""
         # pyrefly: ignore[missing-attribute]
         return self._column_of[self._book.part(ids)]
 
@@ -84,7 +83,6 @@ class StagedRows(Owners):
 
     @property
     def blocks(self) -> Owners:
-        """See `Owners.blocks`."""
         return self._blocks
 
     def answers(self, ids: Ids, asker: int) -> npt.NDArray[np.bool_]:
@@ -98,7 +96,6 @@ class StagedRows(Owners):
         return RowFetch(column, self._own, wanted, self._asked_dtype, starts=starts, traffic=self.traffic)
 
     def visit(self, ids: Ids, *, starts: bool = False) -> Iterator[tuple[RowsHere, IdArray | None, IdArray]]:
-        """See `Owners.visit`."""
         block, first = self.rows.book.part(ids), self.rows.book.offsets
         at = {s: np.flatnonzero(block == s) for s in (self.rows.block, *self.stages)}
         wanted, place = {}, {}
@@ -127,7 +124,6 @@ class _FetchedAnswers(AnsweredRows):
         self._set()
 
     def add(self, ids: Ids) -> None:
-        """See `AnsweredRows.add`."""
         staged = self._staged
         book, own = staged.rows.book, staged.rows.block
         new = np.setdiff1d(ids.astype(np.int64), self.first)
@@ -147,7 +143,6 @@ class _FetchedAnswers(AnsweredRows):
         self._set()
 
     def index(self, ids: Ids) -> IdArray:
-        """See `AnsweredRows.index`."""
         return self._order[np.searchsorted(self.first, ids, sorter=self._order)]
 
     def _set(self) -> None:

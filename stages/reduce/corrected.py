@@ -33,7 +33,6 @@ class CoverageCorrected(SeedWeightedMean):
     Bayes)."""
 
     def weigh(self, weight: Tensor, group: Group) -> tuple[Tensor, float]:
-        """See `ReducePolicy.weigh`."""
         if not self.by_batch:
             return super().weigh(weight, group)
         n = len(weight)

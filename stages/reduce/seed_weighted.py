@@ -53,7 +53,6 @@ class SeedWeightedMean:
     def reduce(
         self, parameters: list[nn.Parameter], count: float, group: Group, flag: bool = False, overlap: Overlap = nothing
     ) -> tuple[float, bool]:
-        """See `ReducePolicy.reduce`."""
         if group.size == 1:
             grads = [p.grad for p in parameters if p.grad is not None]
             if count and grads:
@@ -82,5 +81,4 @@ class AllSeedsMean(SeedWeightedMean):
     allows_recording: ClassVar[bool] = False
 
     def statistics(self, module: nn.Module, group: Group) -> Statistics:
-        """See `ReducePolicy.statistics`."""
         return GlobalBatchNorm(module, group)

@@ -35,6 +35,7 @@ class LayerMinibatch:
         return self.nodes[: self.ends[-2]]
 
     def unite(self, drawn: Drawn) -> Ids:
+        """Places of the drawn nodes, of which those that are new are added; a layer ends here."""
         new = self.numbered.add(drawn.nodes.astype(self.nodes.dtype))
         self.ends.append(len(self.nodes))
         return new
@@ -81,10 +82,12 @@ class Throw:
 
     @property
     def wants_more(self) -> bool:
+        """True if another throw may find nodes that are still wanted."""
         return bool(self.m.total) and len(self.found) < self.want and self.thrown < self.limit
 
     @property
     def ran_out(self) -> bool:
+        """True if fewer nodes than wanted were found, of those that can be drawn once."""
         return bool(self.m.total) and not self.repeats and len(self.found) < self.want
 
     @property

@@ -20,5 +20,4 @@ class FastGCNSampler(LayerwiseSampler):
 
     @property
     def every_row(self) -> bool:
-        """See `LayerwiseSampler.every_row`."""
         return True

@@ -87,7 +87,6 @@ class LaborSampler:
         return self.iterations > 0
 
     def record(self) -> dict[str, Any]:
-        """See `Sampler.record`."""
         # Options at their defaults are left out, so that older stores fit.
         options: dict[str, Any] = {
             "expand": self.expand != "new",
@@ -110,7 +109,6 @@ class LaborSampler:
             )
 
     def by_relation(self, types: GraphTypes) -> npt.NDArray[np.int64]:
-        """See `NeighborSampler.by_relation`."""
         return NeighborSampler(self.fanout, relations=self.relations).by_relation(types)
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
@@ -211,7 +209,6 @@ class LaborSampler:
         return draw_node_wise(owners, self, request)
 
     def streams(self, request: BulkRequest) -> npt.NDArray[np.uint64]:
-        """See `NodeWise.streams`."""
         return np.repeat(request.keys(1, self.batch_dependency), self.num_layers, axis=1)
 
     def draw(
@@ -223,13 +220,11 @@ class LaborSampler:
         fanout: Any,
         ascending: bool,
     ) -> Drawn:
-        """See `NodeWise.draw`."""
         if block.graph.types is not None:
             return draw_relations(block.graph, 0, rows, splits, keys, fanout, labor=True, poisson=self.poisson)
         return draw_labor(block.graph, rows, splits, keys, fanout, self.poisson, self.weighted)
 
     def sends_weights(self, graph: Graph) -> bool:
-        """See `NodeWise.sends_weights`."""
         return self.poisson or graph.edge_weight is not None or graph.types is not None
 
     def weigh(
@@ -240,7 +235,6 @@ class LaborSampler:
         positions: npt.NDArray[np.int64] | None,
         fanout: npt.NDArray[np.int64] | int = 0,
     ) -> npt.NDArray[np.float32] | None:
-        """See `NodeWise.weigh`."""
         if not self.sends_weights(graph):
             return None
         if self.weighted:

@@ -51,7 +51,6 @@ class LayerwiseSampler:
         return False
 
     def record(self) -> dict[str, Any]:
-        """See `Sampler.record`."""
         found = {"sampler": self.name, "sizes": list(self.sizes), "debias": self.debias}
         return found | ({"edge_ids": True} if self.edge_ids else {})
 
@@ -59,7 +58,6 @@ class LayerwiseSampler:
         """See `Sampler.check`. Any graph is accepted."""
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample`."""
         draw = getattr(kernel, self.name)
         samples = draw(
             graph, request.seeds, request.keys(self.num_layers), self.sizes,
@@ -71,7 +69,6 @@ class LayerwiseSampler:
         return Bulk(request.epoch, request.number, tuple(minibatches))
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample_on_device`."""
         from ..kernels import sampling_backend
         from .resident import layer_wise
 
@@ -82,7 +79,6 @@ class LayerwiseSampler:
         return layer_wise(request, pieces, self.edge_ids)
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
-        """See `Sampler.sample_by_owners`."""
         samples = draw_layer_wise(
             owners, request.seeds, request.keys(self.num_layers), self.sizes,
             debias=self.debias, every_row=self.every_row, keep_positions=self.edge_ids,

@@ -149,7 +149,6 @@ class MatrixSampler(ABC):
         """Nodes and edges of the minibatch, from the Q and S of all products."""
 
     def record(self) -> dict[str, Any]:
-        """See `Sampler.record`."""
         # At its default, `edge_ids` is left out, as other samplers do.
         options = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items() if k != "edge_ids" or v}
         return {"sampler": self.name, **options}
@@ -158,7 +157,6 @@ class MatrixSampler(ABC):
         """See `Sampler.check`. Any graph is accepted."""
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample`."""
         made = self._each(graph, request, kernel, lambda q, s: self._minibatch(request, q, s, graph))
         return Bulk(request.epoch, request.number, tuple(made))
 

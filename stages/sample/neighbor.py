@@ -103,7 +103,6 @@ class NeighborSampler:
         return len(self.fanout)
 
     def record(self) -> dict[str, Any]:
-        """See `Sampler.record`."""
         # Options at their defaults are left out, so that adding one invalidates no existing store.
         options: dict[str, Any] = {
             "replace": self.replace,
@@ -268,11 +267,9 @@ class NeighborSampler:
         )
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
-        """See `Sampler.sample_by_owners`."""
         return draw_node_wise(owners, self, request)
 
     def streams(self, request: BulkRequest) -> npt.NDArray[np.uint64]:
-        """See `NodeWise.streams`."""
         return request.keys(self.num_layers, self.batch_dependency)
 
     def draw(
@@ -284,7 +281,6 @@ class NeighborSampler:
         fanout: Any,
         ascending: bool,
     ) -> Drawn:
-        """See `NodeWise.draw`."""
         if block.graph.types is not None:
             assert isinstance(block.first, int)
             return draw_relations(block.graph, block.first, rows, splits, keys, fanout, replace=self.replace)
@@ -319,7 +315,6 @@ class NeighborSampler:
         return graph.edge_weight is not None and not self.weighted
 
     def sends_weights(self, graph: Graph) -> bool:
-        """See `NodeWise.sends_weights`."""
         return graph.edge_weight is not None or graph.types is not None
 
     def weigh(
@@ -330,7 +325,6 @@ class NeighborSampler:
         positions: npt.NDArray[np.int64] | None,
         fanout: npt.NDArray[np.int64] | int = 0,
     ) -> npt.NDArray[np.float32] | None:
-        """See `NodeWise.weigh`."""
         assert positions is not None or not self._reads_weights(graph)
         return self._weights(graph, rows, kept, graph.edge_weight, positions)
 

@@ -62,7 +62,6 @@ class ResidentMiniBatch(MiniBatch):
         return self.requested
 
     def renumbered(self, index: int) -> "ResidentMiniBatch":
-        """See `MiniBatch.renumbered`."""
         return ResidentMiniBatch(self.epoch, index, self.bulk, self.q, self.edge_ids, self.requested)
 
     def within(self, bulk: ResidentBulk) -> "ResidentMiniBatch":
@@ -98,7 +97,6 @@ class ResidentMiniBatch(MiniBatch):
 
     @property
     def num_edges(self) -> int:
-        """See `MiniBatch.num_edges`."""
         ends = self.bulk.edge_ends
         return int(ends[-1][self.q]) if self.nested else sum(int(e[self.q]) for e in ends)
 

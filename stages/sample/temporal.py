@@ -304,7 +304,6 @@ class TemporalSampler:
         return len(self.fanout)
 
     def record(self) -> dict[str, Any]:
-        """See `Sampler.record`."""
         options = {"replace": self.replace, "edge_ids": self.edge_ids}
         found = {"sampler": self.name, "fanout": list(self.fanout), "strategy": self.strategy}
         return {**found, **{k: v for k, v in options.items() if v}}

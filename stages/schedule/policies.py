@@ -17,19 +17,15 @@ class Epochs:
     takes_modules: ClassVar[bool] = True
 
     def record(self, epochs: int) -> dict[str, Any]:
-        """See `SchedulePolicy.record`."""
         return {}
 
     def build(self, config: ModelConfig, num_features: int, num_classes: int) -> nn.Module:
-        """See `SchedulePolicy.build`."""
         return config.build(num_features, num_classes)
 
     def phases(self, epochs: int, model: nn.Module) -> tuple[Phase, ...]:
-        """See `SchedulePolicy.phases`."""
         return (Phase(0, 0, epochs),)
 
     def begin(self, phase: Phase, model: nn.Module) -> nn.Module:
-        """See `SchedulePolicy.begin`."""
         return model
 
 
@@ -43,15 +39,12 @@ class SuperEpochs:
     """Epochs in a super-epoch."""
 
     def record(self, epochs: int) -> dict[str, Any]:
-        """See `SchedulePolicy.record`."""
         return {"super_epoch": self.repartition_every}
 
     def build(self, config: ModelConfig, num_features: int, num_classes: int) -> nn.Module:
-        """See `SchedulePolicy.build`."""
         return config.build(num_features, num_classes)
 
     def phases(self, epochs: int, model: nn.Module) -> tuple[Phase, ...]:
-        """See `SchedulePolicy.phases`."""
         firsts = range(0, epochs, self.repartition_every)
         return tuple(
             Phase(t, first, min(first + self.repartition_every, epochs), f"super-epoch {t + 1}")
@@ -59,7 +52,6 @@ class SuperEpochs:
         )
 
     def begin(self, phase: Phase, model: nn.Module) -> nn.Module:
-        """See `SchedulePolicy.begin`."""
         return model
 
 
@@ -77,7 +69,6 @@ class LayerByLayer:
         return {**asdict(self.cut), "epochs": epochs}
 
     def build(self, config: ModelConfig, num_features: int, num_classes: int) -> nn.Module:
-        """See `SchedulePolicy.build`."""
         return PhasedModel(config, num_features, num_classes, self.cut)
 
     def phases(self, epochs: int, model: nn.Module) -> tuple[Phase, ...]:
@@ -90,6 +81,5 @@ class LayerByLayer:
         return tuple(Phase(k, k * epochs, (k + 1) * epochs, name, fresh_optimizer=True) for k, name in enumerate(names))
 
     def begin(self, phase: Phase, model: nn.Module) -> nn.Module:
-        """See `SchedulePolicy.begin`."""
         assert isinstance(model, PhasedModel)
         return model.phase(phase.number)

@@ -23,7 +23,6 @@ class ReorderedFeatures:
         self.num_rows, self.num_features, self.dtype = len(order), features.num_features, features.dtype
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
-        """See `FeatureStore.gather`."""
         if len(ids) and (ids.min() < 0 or ids.max() >= self.num_rows):
             raise IndexError(f"feature rows [{ids.min()}, {ids.max()}] asked for; there are {self.num_rows}")
         return self._features.gather(self._order[ids], out)

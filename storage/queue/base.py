@@ -154,7 +154,6 @@ class BoundedQueue(ABC):
         return packed_bytes(bulk)
 
     def put(self, bulk: Bulk, timeout_s: float) -> None:
-        """See `MinibatchQueue.put`."""
         key = (bulk.epoch, bulk.number)
         assert {m.index // self.bulk_size for m in bulk.minibatches} == {bulk.number}, (
             "bulks cut the epoch at multiples of bulk_size"
@@ -191,7 +190,6 @@ class BoundedQueue(ABC):
         self._drop_done()
 
     def get(self, epoch: int, index: int, timeout_s: float) -> MiniBatch:
-        """See `MinibatchQueue.get`."""
         assert epoch >= 0
         assert index >= 0
         n = self.minibatches_per_epoch
@@ -228,7 +226,6 @@ class BoundedQueue(ABC):
 
     @property
     def level(self) -> dict[str, int]:
-        """See `MinibatchQueue.level`."""
         with self._changed:
             return {"bulks": len(self._unreleased), "bytes": self._held_bytes, "bound": self.max_bytes}
 
@@ -245,7 +242,6 @@ class BoundedQueue(ABC):
             return len(self._unreleased)
 
     def release(self, epoch: int, index: int, consumer: int = 0) -> None:
-        """See `MinibatchQueue.release`."""
         with self._changed:
             self._passed[consumer] = max(self._passed[consumer], (epoch, index))
             passed = min(self._passed)
@@ -254,13 +250,11 @@ class BoundedQueue(ABC):
         self._drop_done()
 
     def fail(self, error: BaseException) -> None:
-        """See `MinibatchQueue.fail`."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
 
     def close(self) -> None:
-        """See `MinibatchQueue.close`."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -42,12 +42,10 @@ class Cycled:
 
     @property
     def bulk_size(self) -> int:
-        """See `MinibatchQueue.bulk_size`."""
         return self._store.bulk_size
 
     @property
     def level(self) -> dict[str, int]:
-        """See `MinibatchQueue.level`."""
         return self._store.level
 
     def put(self, bulk: Bulk, timeout_s: float) -> None:
@@ -66,13 +64,10 @@ class Cycled:
         """See `MinibatchQueue.release`; nothing is dropped, since epochs repeat."""
 
     def committed(self, epoch: int) -> set[int]:
-        """See `MinibatchQueue.committed`."""
         return self._store.committed(epoch % self.num_epochs)
 
     def fail(self, error: BaseException) -> None:
-        """See `MinibatchQueue.fail`."""
         self._store.fail(error)
 
     def close(self) -> None:
-        """See `MinibatchQueue.close`."""
         self._store.close()

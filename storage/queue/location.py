@@ -81,11 +81,9 @@ class FolderLocation:
         self.root = root
 
     def path(self, name: str) -> str:
-        """See `Location.path`."""
         return str(self.root / name)
 
     def has(self, name: str) -> bool:
-        """See `Location.has`."""
         return (self.root / name).exists()
 
     def names(self, under: str) -> set[str]:
@@ -93,11 +91,9 @@ class FolderLocation:
         return {p.name for p in (self.root / under).glob("*")}
 
     def manifest(self, name: str, kind: str) -> dict[str, Any]:
-        """See `Location.manifest`."""
         return read_manifest(self.root / name, kind)
 
     def rows(self, name: str) -> zarr.Array:
-        """See `Location.rows`."""
         return open_store(self.root / name, BULK_KIND).array("rows")
 
     def commit(
@@ -110,7 +106,6 @@ class FolderLocation:
         *,
         overwrite: bool = False,
     ) -> None:
-        """See `Location.commit`."""
         folder = self.root / name
         try:
             # A bulk is not synced: if a power cut loses it, it is sampled again, and checksums reveal a torn one.
@@ -123,16 +118,13 @@ class FolderLocation:
                 raise
 
     def remove(self, name: str) -> None:
-        """See `Location.remove`."""
         remove_tree(self.root / name)
 
     def remove_empty(self, name: str) -> None:
-        """See `Location.remove_empty`."""
         with suppress(OSError):  # it holds something, or is gone
             (self.root / name).rmdir()
 
     def sweep(self) -> None:
-        """See `Location.sweep`."""
         for folder in (self.root, *self.root.glob("epoch-*")):
             sweep_leftovers(folder)
 

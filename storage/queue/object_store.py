@@ -87,11 +87,9 @@ class ObjectLocation:
             )
 
     def path(self, name: str) -> str:
-        """See `Location.path`."""
         return "/".join(part for part in (self.url.rstrip("/"), name) if part)
 
     def has(self, name: str) -> bool:
-        """See `Location.has`."""
         with self._asking():
             try:
                 self._obstore.head(self._objects, _manifest(name))
@@ -100,12 +98,10 @@ class ObjectLocation:
         return True
 
     def names(self, under: str) -> set[str]:
-        """See `Location.names`."""
         below = [key.split("/") for key in self._keys(under)]
         return {parts[0] for parts in below if len(parts) > 1 and parts[-1] == MANIFEST}
 
     def manifest(self, name: str, kind: str) -> dict[str, Any]:
-        """See `Location.manifest`."""
         with self._asking():
             try:
                 text = self._obstore.get(self._objects, _manifest(name)).bytes().to_bytes()
@@ -159,7 +155,6 @@ class ObjectLocation:
                 self._obstore.put(self._objects, key, text)
 
     def remove(self, name: str) -> None:
-        """See `Location.remove`."""
         self._delete([_manifest(name)])
         self._delete([f"{name}/{key}" for key in self._keys(name)])
 
@@ -167,13 +162,11 @@ class ObjectLocation:
         """See `Location.remove_empty`. Object stores have no folders."""
 
     def sweep(self) -> None:
-        """See `Location.sweep`."""
         keys = self._keys("")
         whole = {key for key in keys if key.endswith(f"/{MANIFEST}")}
         self._delete([key for key in keys if (m := _BULK_OBJECT.match(key)) and f"{m[1]}/{MANIFEST}" not in whole])
 
     def silence(self, error: Exception) -> RunError | None:
-        """See `Location.silence`."""
         if not _SILENT.search(str(error)):
             return None
         return RunError(
@@ -263,7 +256,6 @@ class ObjectReader(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """See `io.IOBase.tell`."""
         return self._reader.tell()
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:

@@ -246,7 +246,6 @@ class ZarrQueue(BoundedQueue):
             self._location.sweep()
 
     def put(self, bulk: Bulk, timeout_s: float) -> None:
-        """See `MinibatchQueue.put`."""
         assert not self._read_only, "this queue was opened to read"
         super().put(bulk, timeout_s)
 

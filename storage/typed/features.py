@@ -55,7 +55,6 @@ class TypedFeatures:
 
     @property
     def num_rows(self) -> int:
-        """See `FeatureStore.num_rows`."""
         return self.offsets[-1]
 
     @property
@@ -65,11 +64,9 @@ class TypedFeatures:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """See `FeatureStore.dtype`."""
         return np.dtype(self.parts[0].dtype)
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
-        """See `FeatureStore.gather`."""
         if len(ids) and (ids.min() < 0 or ids.max() >= self.num_rows):
             raise IndexError(f"feature rows [{ids.min()}, {ids.max()}] asked for; there are {self.num_rows}")
         rows: Any = np.empty((len(ids), self.num_features), self.dtype) if out is None else out

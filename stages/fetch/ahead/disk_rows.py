@@ -115,7 +115,6 @@ class RowsFromDisk(RowsAhead):
             each.is_wanted = lambda: not self._thread.is_closing
 
     def rows(self, work: MiniBatch) -> Collected | None:
-        """See `RowsAhead.rows`."""
         start = time.perf_counter()
         try:
             return super().rows(work)

@@ -136,12 +136,10 @@ class Units(ABC, Generic[U]):
 
     @property
     def sample_s(self) -> float:
-        """See `Feed.sample_s`."""
         return self._feed.sample_s
 
     @abstractmethod
-    def get(self, epoch: int, index: int) -> MiniBatch:
-        """See `Feed.get`."""
+    def get(self, epoch: int, index: int) -> MiniBatch: ...
 
     @abstractmethod
     def release(self, epoch: int, index: int) -> None:
@@ -272,7 +270,6 @@ class RowsAhead(Units[UnitOfRows]):
                 self._changed.wait(WAIT_S)
 
     def get(self, epoch: int, index: int) -> MiniBatch:
-        """See `Feed.get`."""
         unit = self._wait(epoch, index, lambda u: u.minibatches is not None)
         assert unit.minibatches is not None
         return unit.minibatches[index]

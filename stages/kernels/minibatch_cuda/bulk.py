@@ -188,7 +188,6 @@ class ResidentBulk:
         return max(len(x[2]) for x in back.long_of_each), max(len(x[3]) for x in back.long_of_each), max(back.longest)
 
     def transposed(self, q: int, h: int) -> tuple[DeviceLists, Tensor]:
-        """See `DeviceLists.transposed`."""
         return self.back(h).of(q)
 
 
@@ -206,7 +205,6 @@ class ResidentLists(DeviceLists):
 
     @cached_property
     def transposed(self) -> tuple[DeviceLists, Tensor]:
-        """See `DeviceLists.transposed`."""
         return self.bulk.transposed(self.q, self.h)
 
 

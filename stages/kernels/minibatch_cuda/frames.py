@@ -245,11 +245,9 @@ class Frame:
         return lists
 
     def weight_of(self, q: int, h: int) -> Tensor | None:
-        """See `ResidentBulk.weight_of`."""
         return self._part("weight", h).view(torch.float32) if self.layout.weighted else None
 
     def inverse_kept(self, q: int, h: int, dtype: torch.dtype) -> Tensor:
-        """See `ResidentBulk.inverse_kept`."""
         if dtype == torch.float32:
             return self._part("inverse", h).view(torch.float32)
         return torch.diff(self._part("indptr", h)).clamp_(min=1).to(dtype).reciprocal_()

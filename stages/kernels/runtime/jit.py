@@ -178,7 +178,6 @@ class _DataFirst(IndexDataCacheFile):
     """An index never names code that is not written yet, nor that of an older source."""
 
     def save(self, key: Any, data: Any) -> None:
-        """See `IndexDataCacheFile.save`."""
         overloads = self._load_index()
         name = overloads.get(key)
         if name is None:

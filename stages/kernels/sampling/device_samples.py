@@ -97,23 +97,19 @@ class DeviceEdges(EdgeList):
 
     @property
     def num_edges(self) -> int:
-        """See `EdgeList.num_edges`."""
         return len(self.on_device[0])
 
     @cached_property
     # pyrefly: ignore[bad-override]
     def indices(self) -> Any:
-        """See `EdgeList.indices`."""
         return self._host(0)
 
     @cached_property
     # pyrefly: ignore[bad-override]
     def positions(self) -> Any:
-        """See `EdgeList.positions`."""
         return self._host(1)
 
     @cached_property
     # pyrefly: ignore[bad-override]
     def weight(self) -> Any:
-        """See `EdgeList.weight`."""
         return self._host(2)

@@ -112,7 +112,6 @@ class PyGModel(Stack):
 
     @property
     def spares_torch(self) -> bool:
-        """See `Stack.spares_torch`."""
         return False
 
     @property

@@ -66,17 +66,14 @@ class SequentialLayer:
 
     @property
     def spans_ranks(self) -> bool:
-        """See `Neighbourhood.spans_ranks`."""
         return True
 
     @property
     def degree(self) -> Tensor:
-        """See `Neighbourhood.degree`."""
         return degrees_alone(self._degree_rows)
 
     @property
     def loops(self) -> Loops | None:
-        """See `Neighbourhood.loops`."""
         return loops_of_all(self._degree_rows, self.num_dst)
 
     @property
@@ -92,7 +89,6 @@ class SequentialLayer:
 
     @property
     def names(self) -> npt.NDArray[np.int64]:
-        """See `Neighbourhood.names`."""
         return self.batch.names[: self.num_src]
 
     @property

@@ -81,20 +81,17 @@ class DeviceSparse(Sparse):
     @cached_property
     # pyrefly: ignore[bad-override]
     def columns(self) -> npt.NDArray[np.integer]:
-        """See `Sparse.columns`."""
         return self.host.columns if self.host is not None else self.on_device[0].cpu().numpy()
 
     @cached_property
     # pyrefly: ignore[bad-override]
     def values(self) -> IdArray | None:
-        """See `Sparse.values`."""
         values = self.on_device[1]
         if values is None:
             return None
         return self.host.values if self.host is not None else values.cpu().numpy()
 
     def packed(self) -> "DeviceSparse":
-        """See `Sparse.packed`."""
         columns, values = self.on_device
         if np.array_equal(np.append(self.start, len(columns)), np.append(0, self.stop)):
             return self
