@@ -268,7 +268,7 @@ def needs_all_rows(name: str) -> bool:
     return "batch" in name
 
 
-def learn(model: Any, run: Callable[..., Tensor], fetched: Fetched, group: Group, multilabel: bool) -> dict[str, Any]:
+def learn(model: Any, run: nn.Module, fetched: Fetched, group: Group, multilabel: bool) -> dict[str, Any]:
     """One step, as the loop takes it: what is learnt from `fetched`, by ``run(hoods, h)``."""
     policy = AllSeedsMean()
     statistics = policy.statistics(model, group)
@@ -323,11 +323,22 @@ def train(
     return found
 
 
+class OfTrain(nn.Module):
+    """The rows of the train nodes of a model's result."""
+
+    def __init__(self, model: nn.Module, train: Tensor) -> None:
+        super().__init__()
+        self.model, self.train_nodes = model, train
+
+    def forward(self, neighbourhoods: Any, h: Tensor) -> Tensor:
+        return self.model(neighbourhoods, h)[self.train_nodes]
+
+
 def dense(case: Case, seed: int, name: str) -> dict[str, Any]:
     model, train = build(name), torch.from_numpy(case.split.train)
     neighbourhoods = (whole_graph(case.graph, F64),) * model.num_layers
     fetched = Fetched(seed, 0, neighbourhoods, torch.from_numpy(case.x), case.labels[train])
-    return learn(model, lambda neighbourhoods, h: model(neighbourhoods, h)[train], fetched, Solo(), seed % 2 == 0)
+    return learn(model, OfTrain(model, train), fetched, Solo(), seed % 2 == 0)
 
 
 @pytest.mark.parametrize(("size", "seeds"), [(1, (8,)), (2, (12, 14)), (3, (2, 5)), (4, (DENSE,))])
