@@ -212,7 +212,7 @@ def test_every_end_of_the_driver_can_be_gone_on_from(undisturbed, scheduler, tmp
     )
     assert not family()[0]
 
-    command = Command(out, "--resume")
+    command = Command(out, "--resume", "--scheduler", scheduler)
     command.reach(3)
     ranks, workers = family(command.process.pid)
     command.process.kill()
