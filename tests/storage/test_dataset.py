@@ -60,7 +60,7 @@ def test_to_pyg_is_the_dataset(weight):
 
 def test_to_pyg_without_pyg(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_geometric.data", None)
-    with pytest.raises(MissingExtraError, match=r"millrace-gnn\[pyg\]"):
+    with pytest.raises(MissingExtraError, match=r"\.\[pyg\]"):
         GOOD.to_pyg()
 
 

@@ -346,7 +346,7 @@ def complaints(manifest: Any) -> list[str]:
 def manifest() -> Any:
     words = (
         "--image",
-        "registry/millrace:0.1.0",
+        "registry/millrace:0.2.0",
         "--volume",
         "data",
         "--workers",

@@ -190,7 +190,7 @@ def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "cugraph")
     with pytest.raises(
         MissingExtraError,
-        match=r"RAPIDS, but cugraph cannot be found; use 'metis-work', or pip install 'millrace-gnn\[gpu\]'",
+        match=r"RAPIDS, but cugraph cannot be found; use 'metis-work', or pip install '\.\[gpu\]'",
     ):
         Louvain().assign(graph, 2, 0)
     rapids.install(monkeypatch, 2)

@@ -528,7 +528,7 @@ def test_a_url_that_is_not_usable(url):
 
 def test_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(MissingExtraError, match=r"s3://bucket/q needs obstore.*millrace-gnn\[cloud\]"):
+    with pytest.raises(MissingExtraError, match=r"s3://bucket/q needs obstore.*\.\[cloud\]"):
         read("s3://bucket/q")
 
 
