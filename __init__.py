@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from millrace.storage.minibatch import Block, Bulk, MiniBatch
     from millrace.storage.partition.reorder import reorder
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "Job": "pipeline.config.load",

@@ -3,7 +3,7 @@ ends with the run.
 
     # ca.pem, cert.pem and key.pem: see docs/cluster.md
     kubectl create secret generic millrace-tls --from-file=tls/
-    python examples/on_kubernetes.py --image registry/millrace:0.1.0 --volume millrace-data \
+    python examples/on_kubernetes.py --image registry/millrace:0.2.0 --volume millrace-data \
         --workers 4 --cores 8 --memory 32Gi --dataset /data/store --ranks 4 --out /data/runs/one \
         | kubectl apply -f -
     kubectl logs -f millrace-runner
