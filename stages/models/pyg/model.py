@@ -192,8 +192,9 @@ class PyGModel(Stack):
         conv = self.convs[i]
         before = list(x.chunk(i, dim=1)) if i and self.network is not None and hasattr(self, "jk") else []
         read = {"edge_attr": reads_edge_attr(conv), "edge_weight": reads_weights(conv)}
+        given = {k: v for k, v in values.items() if read[k]}
         try:
-            rows = conv(before[-1] if before else x, edges, **{k: v for k, v in values.items() if read[k]})
+            rows = conv(before[-1] if before else x, edges, **given)
         except Exception:
             return None
         if self.network is not None:

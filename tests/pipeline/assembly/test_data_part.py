@@ -12,7 +12,7 @@ from millrace.tests.fuzz.targets import dataset
 def test_a_sampler_reads_no_rows_and_no_labels(tmp_path: Path) -> None:
     data = dataset()
     write_dataset(tmp_path / "data", data)
-    opened = DataPart(str(tmp_path / "data"), "a name", "zarr", "memory").open()
+    opened = DataPart(str(tmp_path / "data"), "a name", "memory", "memory").open()
     found = graph_and_seeds(opened)
     assert opened.name == "a name" and not {"labels", "features"} & vars(opened).keys()
     assert np.array_equal(found.graph.indices, data.graph.indices)

@@ -282,7 +282,7 @@ def test_rows_that_ranks_own(sbm, on_host, all_rows, tmp_path, options, where):
     [
         ({"sampler": {"name": "labor", "fanout": [3, 2]}}, "for neighbor only, but the sampler is labor; leave kernel"),
         ({"bulk": {"algorithm": "1.5d"}}, 'but bulk.algorithm is "1.5d"; leave one of them out'),
-        ({"queue": {"kind": "zarr"}}, 'queue.kind is "zarr", but bulk.topology is "partitioned"'),
+        ({"queue": {"kind": "zarr"}}, "draw into a queue on disk by their processors; leave kernel out"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )

@@ -188,7 +188,7 @@ def test_a_full_disk_is_a_sentence(tmp_path, monkeypatch):
 
     model, graph, x = build("gcn", 5), hub_graph(), ArrayFeatures(rows_of(40, 5))
     with evaluating(model):
-        layers = FileLayers(lay_out(tmp_path, graph, x, np.arange(40), 3, torch.float64), model)
+        layers = FileLayers(lay_out(tmp_path, graph, x, np.arange(40), 3, torch.float64, None, True), model)
         layers.begin(0, 1)
         sink = in_files._FileSink(tmp_path / "rows-0.npy", 0, 1)
         sink.begin(torch.zeros(1, 8))
@@ -200,4 +200,4 @@ def test_a_full_disk_is_a_sentence(tmp_path, monkeypatch):
             sink.close()
         monkeypatch.setattr(in_files, "_make", full)
         with pytest.raises(RunError, match=r"cannot write to .*No space left"):
-            lay_out(tmp_path, graph, x, np.arange(40), 3, torch.float64)
+            lay_out(tmp_path, graph, x, np.arange(40), 3, torch.float64, None, True)

@@ -97,7 +97,7 @@ def test_minibatches_are_pygs_on_the_sampled_edges(graph: Graph, name: str) -> N
     for i, block in enumerate(work.blocks):
         assert block.edge_id is not None
         edges, attr = edges_of(graph, np.random.default_rng(i).permutation(block.edge_id))
-        want = model.plain_layer(i, want, edges, attr)
+        want = model.plain_layer(i, want, edges, {"edge_attr": attr})
         assert want is not None
     want = want[torch.from_numpy(work.seeds)]
     assert (found - want).abs().max() <= 1e-10
