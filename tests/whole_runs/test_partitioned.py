@@ -471,7 +471,8 @@ def test_the_run_can_be_looked_at_and_evaluated(clustered):
         (["--ranks", 2], "resume with --ranks 4"),
     ],
 )
-def test_a_run_goes_on_with_the_blocks_that_it_began_with(clustered, words, phrase):
+def test_a_run_goes_on_with_the_blocks_that_it_began_with(clustered, scheduler, words, phrase):
+    words = [*words, "--scheduler", scheduler]
     code, _, err = command("run", "--resume", "--out", clustered.out, "--epochs", 3, *words)
     assert code == 2, err
     assert phrase in " ".join(err.split())
