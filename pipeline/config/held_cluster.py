@@ -82,15 +82,14 @@ def cluster_table(scheduler: object = None, cluster: object = None, client: obje
         client: as `scheduler`.
 
     Raises:
-        InputError: two of them name a scheduler, or one is none.
+        InputError: they name different schedulers, or one is none.
     """
     keys = dict(cluster) if isinstance(cluster, Mapping) else {}
     named = {"scheduler": scheduler, "client": client, "cluster": None if isinstance(cluster, Mapping) else cluster}
     given = {name: value for name, value in named.items() if value is not None}
     if keys.get("scheduler") is not None:
         given["cluster.scheduler"] = keys["scheduler"]
-    if len(given) > 1:
-        raise InputError(f"{' and '.join(given)} each name a Dask cluster; give one of them")
-    for value in given.values():
-        keys["scheduler"] = address_of(value)
-    return keys
+    addresses = {address_of(value) for value in given.values()}
+    if len(addresses) > 1:
+        raise InputError(f"{' and '.join(given)} name different Dask clusters; give one of them")
+    return {**keys, "scheduler": addresses.pop()} if addresses else keys

@@ -157,7 +157,7 @@ def as_times(values: npt.ArrayLike, what: str, count: int, unit: str | None = No
         unit: what dates count, rounded down; None: their own unit.
 
     Raises:
-        InputError: another shape, neither numbers nor dates, or one is NaN.
+        InputError: another shape, neither numbers nor dates, or one is NaN or infinite.
     """
     given = np.asarray(values)
     given = given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given
@@ -167,6 +167,11 @@ def as_times(values: npt.ArrayLike, what: str, count: int, unit: str | None = No
         raise InputError(
             f"{what} holds {counted(len(bad), 'time')} that {are(len(bad))} NaN (first: position {bad[0]}); expected a "
             "time for each"
+        )
+    if given.dtype.kind == "f" and len(bad := np.flatnonzero(np.isinf(given))):
+        raise InputError(
+            f"{what} holds {counted(len(bad), 'infinite time')} (first: position {bad[0]}); expected a finite time for "
+            "each"
         )
     if given.dtype.kind == "M" and unit is not None:
         given = given.astype(f"datetime64[{unit}]")
@@ -186,9 +191,9 @@ def check_times(name: str, a: npt.NDArray[Any], count: int) -> None:
     """Raise InputError unless `a` is sound as an array of times."""
     if a.dtype not in (np.int64, np.float64) or a.shape != (count,):
         raise InputError(f"{name} is {a.dtype}{list(a.shape)}; expected int64 or float64 [{count}]")
-    if not np.isfinite(a).all():
-        seen = "NaN" if np.isnan(a).any() else "infinite times"
-        raise InputError(f"{name} holds {seen}; expected a finite time for each")
+    # What has no time among others that have one has been there always: -inf.
+    if not (a < np.inf).all():
+        raise InputError(f"{name} holds {'NaN' if np.isnan(a).any() else 'infinite times'}; expected a time for each")
 
 
 def shown(time: Any, unit: str | None) -> str:

@@ -182,7 +182,10 @@ def test_files_of_pairs_have_dates_of_any_unit(tmp_path):
             found, mr.predict_edges(edges, [[0, 5], [3, 1]], times=["2018-01-01", "2018-07-01"]).logits
         )
     for predict, run in ((mr.predict_links, links), (mr.predict_edges, edges)):
-        with pytest.raises(InputError, match="is string; expected numbers, or dates in UTC without an offset"):
+        with pytest.raises(
+            InputError,
+            match=r"is string \(first: '2018-01-01T00:00\+02:00'\); expected numbers, or dates in UTC without",
+        ):
             predict(run, tmp_path / "offset.csv")
     given = {
         name: ends[ends[:, 0] != ends[:, 1]][part]

@@ -285,5 +285,5 @@ def test_a_bad_file_is_one_sentence_and_exit_2(tmp_path: Path) -> None:
     words = ("--dataset", tmp_path / "bad.npz", "--model", "gine", "--set", "read.direction=directed")
     code, _, said = command("run", *words, "--out", tmp_path / "r")
     assert code == 2
-    assert "1 edge feature value is NaN or infinite (first: edge 2 of the input); correct them" in said
+    assert "1 edge feature value is NaN or infinite (first: edge 2 of the input): 'column 1' 1; set" in said
     assert "Traceback" not in said

@@ -1,5 +1,6 @@
 """Learnt features in whole runs: against plain torch, on several ranks, after a resume, in prediction; and refusals."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -260,11 +261,17 @@ def test_damaged_rows_are_named_and_written_again(tmp_path, damage, sentence):
     rows = rows_of(run)
     other = damage(rows)
     (run / "learned.npy").write_bytes(other) if isinstance(other, bytes) else np.save(run / "learned.npy", other)
+    with pytest.raises(StoreError, match=r"learned\.npy does not match its digest .*--resume"):
+        mr.predict(run)
+    record = json.loads((run / "result.json").read_text())
+    digests = record.pop("files_sha256")
+    (run / "result.json").write_text(json.dumps(record))  # as runs were before their files had digests
     with pytest.raises(StoreError, match=rf"learned\.npy is damaged: {sentence}; .*--resume"):
         mr.predict(run)
     with pytest.raises(StoreError, match=rf"learned\.npy is damaged: {sentence}; .*--resume"):
         mr.run(SPEC, out=tmp_path / "next", learned=4, start_from=str(run), **options)
     assert not (tmp_path / "next").exists()
+    (run / "result.json").write_text(json.dumps({**record, "files_sha256": digests}))
     mr.run(SPEC, out=run, learned=4, resume=True, **options)
     assert np.array_equal(rows_of(run), rows)
 

@@ -70,9 +70,10 @@ class Schema:
         }
 
     def record(self) -> dict[str, Any]:
-        """Plain values of the same, for JSON."""
+        """Plain values of the same, for JSON. Files are named without their folder: a store is the same wherever they
+        lie."""
         return {
-            "files": {t.title: [str(f) for f in t.files] for t in self.source.tables},
+            "files": {t.title: [f.name for f in t.files] for t in self.source.tables},
             "left_out": dict(self.source.left_out),
             "columns": [role._asdict() for role in self.roles],
         }

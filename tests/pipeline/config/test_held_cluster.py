@@ -28,10 +28,12 @@ def test_a_file_of_a_scheduler_is_its_address(tmp_path):
 
 def test_two_clusters_are_refused():
     assert cluster_table(ADDRESS, {"insecure": True}) == {"insecure": True, "scheduler": ADDRESS}
-    with pytest.raises(InputError, match="scheduler and client each name a Dask cluster"):
-        cluster_table(ADDRESS, client=ADDRESS)
-    with pytest.raises(InputError, match=r"client and cluster\.scheduler each name"):
-        cluster_table(None, {"scheduler": ADDRESS}, ADDRESS)
+    assert cluster_table(ADDRESS, {"scheduler": ADDRESS}, ADDRESS) == {"scheduler": ADDRESS} and cluster_table() == {}
+    other = "tcp://10.0.0.2:8786"
+    with pytest.raises(InputError, match="scheduler and client name different Dask clusters"):
+        cluster_table(ADDRESS, client=other)
+    with pytest.raises(InputError, match=r"client and cluster\.scheduler name different"):
+        cluster_table(None, {"scheduler": ADDRESS}, other)
     with pytest.raises(InputError, match="scheduler is a int; expected a Client or cluster of Dask"):
         cluster_table(3)
 

@@ -101,3 +101,9 @@ def test_times_that_are_asked_for():
         as_moments(["soon"], "times", 1, "h")
     with pytest.raises(InputError, match=r"expected numbers or dates \[2\]"):
         as_moments(["1970-01-02"], "times", 2, "h")
+
+
+@pytest.mark.parametrize("infinite", [np.inf, -np.inf])
+def test_times_that_are_given_are_finite(infinite):
+    with pytest.raises(InputError, match=r"when holds 1 infinite time \(first: position 1\); expected a finite time"):
+        as_times(np.array([0.0, infinite]), "when", 2)
