@@ -36,7 +36,6 @@ with ended_in_time({signal.SIGTERM}), checkpoints_in(place), open(aside / "state
     for _ in range(40):
         file.write(b"x")
         time.sleep(0.1)
-print("whole")
 """
 
 
@@ -64,8 +63,10 @@ def test_a_checkpoint_that_is_being_written_is_waited_for(tmp_path: Path) -> Non
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGTERM)
-    out, said = process.communicate(timeout=120)
-    assert (process.returncode, out, said) == (0, "whole\n", "")
+    process.communicate(timeout=120)
+    # Whether the process ends by itself then, or is ended, is a matter of which thread is the first to notice.
+    assert process.returncode in (0, 130)
+    assert (tmp_path / ".writing-step-0-1" / "state").stat().st_size == 40
 
 
 @pytest.mark.slow
