@@ -21,6 +21,7 @@ from millrace.pipeline.machine.malloc import allocator
 from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.telemetry.events import EpochDone, StepDone
+from millrace.pipeline.training import evaluation
 from millrace.stages.capabilities import Cannot, Need
 from millrace.stages.neighbourhood.base import destinations
 from millrace.storage.features import ArrayFeatures
@@ -401,7 +402,8 @@ def test_two_ranks(sbm, tmp_path, monkeypatch):
 # --- going on ---
 
 
-def test_resumed_in_mid_epoch(sbm, tmp_path):
+def test_resumed_in_mid_epoch(sbm, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluation, "STOP_S", float("inf"))  # only steps ask whether to stop
     whole = train(sbm, tmp_path / "whole", "cuda", epochs=3)
     asked = iter(range(1000))
     assert train(sbm, tmp_path / "parts", "cuda", epochs=3, stop=lambda: next(asked) == 3)[1].status == "stopped"
