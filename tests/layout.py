@@ -75,12 +75,8 @@ FOLDER_TESTS: dict[str, tuple[str, ...]] = {
         "stages/sample/test_layerwise.py",
     ),
     "stages/kernels/sampling/cuda": ("stages/kernels/sampling/cuda/test_backend.py",),
+    "stages/kernels/sampling/matrix": ("stages/sample/test_matrix.py",),
     "stages/kernels/sampling/rapids": ("stages/kernels/sampling/rapids/test_neighbor.py",),
-    "stages/kernels/sampling/reference": (
-        "stages/sample/test_neighbor.py",
-        "stages/sample/test_labor.py",
-        "stages/sample/test_layerwise.py",
-    ),
     "stages/learned": ("whole_runs/test_learned.py", "whole_runs/test_learned_on_device.py"),
     "stages/memory": ("stages/memory/test_arena.py",),
     "stages/neighbourhood": ("stages/neighbourhood/test_full_batch.py",),

@@ -18,7 +18,7 @@ LAYERS = ("storage", "stages", "pipeline")
 GPU = {"dask_cuda", "dask_cudf", "cudf", "cugraph", "pylibcugraph", "raft_dask", "cupy"}
 LAZY = GPU | {"torch_geometric", "ogb", "networkx", "obstore", "dgl", "matplotlib", "tensorboard", "mlflow", "wandb"}
 MODULES = sorted(p.relative_to(ROOT) for layer in LAYERS for p in (ROOT / layer).rglob("*.py"))
-BACKENDS = {"cpu", "cuda", "rapids", "reference"}
+BACKENDS = {"cpu", "cuda", "matrix", "rapids"}
 """Folders of `stages/kernels` that are chosen by name, or by device, through `stages.kernels`."""
 MOST_LINES, MOST_FILES, MOST_FUNCTION_LINES = 450, 17, 80
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -242,7 +242,7 @@ def test_backends_are_chosen_in_one_place():
     [
         "from ..kernels.sampling.cuda import backend",
         "def f():\n    from ..kernels.aggregation.cpu.shards import add_rows",
-        "from ..kernels.sampling import reference",
+        "from ..kernels.sampling import matrix",
     ],
 )
 def test_the_check_sees_each_way_to_a_backend(source):

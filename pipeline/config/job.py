@@ -8,6 +8,7 @@ import torch
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from ...stages.kernels import NO_REFERENCE
 from ...stages.models import MODELS
 from ...stages.sample import SAMPLERS
 from ..datasets import ReadOptions
@@ -53,9 +54,9 @@ class Job(Section):
     """Precision of features, activations and parameters."""
     threads: int | None = Field(default=None, ge=1, le=4096)
     """Threads of each rank; by default all cores."""
-    kernel: Literal["cpu", "reference", "cuda", "cugraph"] = "cpu"
-    """Sampling kernels: compiled, SciPy's matrix formulation (slow), or a GPU's; ``cugraph``: RAPIDS, for the sampler
-    ``neighbor``, with other random numbers. By default chosen by `device`."""
+    kernel: Literal["cpu", "matrix", "cuda", "cugraph"] = "cpu"
+    """Sampling kernels: compiled, or a GPU's; ``matrix``: SciPy's products (slow), which check a `MatrixSampler`;
+    ``cugraph``: RAPIDS, for the sampler ``neighbor``, with other random numbers. By default chosen by `device`."""
     track: list[str] = Field(default_factory=list)
     """Trackers that are told of the run: ``tensorboard``, ``mlflow``, ``wandb``, or those of other packages. One may be
     given as a plain word."""
@@ -92,6 +93,13 @@ class Job(Section):
                 "expected 'cpu' or 'cuda': each rank uses one GPU; choose among them with CUDA_VISIBLE_DEVICES",
             )
         return word
+
+    @field_validator("kernel", mode="before")
+    @classmethod
+    def _known_kernel(cls, value: Any) -> Any:
+        if value == "reference":
+            raise PydanticCustomError("kernel", NO_REFERENCE)
+        return value
 
     @field_validator("track", mode="before")
     @classmethod

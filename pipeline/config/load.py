@@ -169,6 +169,8 @@ def read_any_run_table(path: Path) -> dict[str, Any]:
         InputError: see `read_toml`.
     """
     table = read_toml(path)
+    if table.get("kernel") == "reference":
+        del table["kernel"]  # others draw the same minibatches
     for key in (*RENAMED, *REMOVED):
         section, _, name = key.partition(".")
         within = table.get(section)

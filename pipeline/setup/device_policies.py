@@ -53,7 +53,7 @@ def check_types_on_device(job: Job, system: System, graph: str) -> None:
         )
     sampler: Any = getattr(system.sample, "sampler", None)
     by_device = ("cuda",) if getattr(sampler, "draws_relations_on_device", False) else ()
-    if job.kernel not in ("cpu", "reference", *by_device):
+    if job.kernel not in ("cpu", "matrix", *by_device):
         raise InputError(
             f"{graph}, but kernel is '{job.kernel}', by which the sampler {getattr(sampler, 'name', 'of the system')} "
             'draws no relations in this version; use kernel = "cpu"'

@@ -1,6 +1,7 @@
-"""Compiled and reference kernels. Backends of sampling are chosen once, by name, those of aggregation by the
+"""Compiled kernels. Backends of sampling are chosen once, by name, those of aggregation by the
 device of the rows; all of one kind export the same functions."""
 
+from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -10,12 +11,15 @@ from ...storage.errors import InputError, MissingExtraError, nearest
 if TYPE_CHECKING:
     import torch
 
-AGGREGATION = ("cpu", "reference")
-"""Backends of aggregation over tensors in host memory."""
-ON_DEVICE = ("cuda",)
-"""Backends of aggregation over tensors in a device's memory."""
-SAMPLING = ("cpu", "reference", "cuda")
-"""Backends of sampling that have every sampler and draw the same bits."""
+AGGREGATION = ("cpu", "cuda")
+"""Backends of aggregation, by the type of the device whose memory holds the tensors."""
+SAMPLING = ("cpu", "cuda", "matrix")
+"""Backends of sampling that draw the same bits; ``matrix`` has only samplers that are written as matrices."""
+NO_REFERENCE = (
+    "which is no longer part of the package; leave kernel out, which draws the same minibatches, or set kernel = "
+    '"matrix" to check a MatrixSampler by products in SciPy'
+)
+"""End of the sentence that refuses the kernel ``reference`` of earlier versions."""
 OTHER_BITS = ("cugraph",)
 """Backends that have only the sampler ``neighbor`` and draw from the same distributions with other bits; runs must
 record their use."""
@@ -28,12 +32,12 @@ def aggregation_backend(name: str = "cpu") -> ModuleType:
         InputError: no such backend.
         MissingExtraError: it needs Triton, which is not installed.
     """
-    known = (*AGGREGATION, *ON_DEVICE)
-    if name not in known:
-        raise InputError(f"no aggregation backend '{name}'; expected one of {', '.join(known)}{nearest(name, known)}")
-    if name in ON_DEVICE:
+    if name not in AGGREGATION:
+        expected = f"expected one of {', '.join(AGGREGATION)}{nearest(name, AGGREGATION)}"
+        raise InputError(f"no aggregation backend '{name}'; {expected}")
+    if name == "cuda":
         _check_triton("aggregation on a GPU needs Triton, which is not installed: install torch with CUDA, or triton")
-    return import_module(f".aggregation.{name}" if name == "reference" else f".aggregation.{name}.backend", __name__)
+    return import_module(f".aggregation.{name}.backend", __name__)
 
 
 def aggregation_on(device: "torch.device") -> ModuleType:
@@ -63,6 +67,14 @@ def dropout_on(device: "torch.device") -> ModuleType:
     return import_module(".aggregation.cuda.dropout", __name__)
 
 
+def check_known(kernel: str, known: Sequence[str] = (*SAMPLING, *OTHER_BITS)) -> None:
+    """Refuse names that are no sampling kernel's. Raises InputError."""
+    if kernel == "reference":
+        raise InputError(f'kernel is "reference", {NO_REFERENCE}')
+    if kernel not in known:
+        raise InputError(f"no sampling kernel '{kernel}'; expected one of {', '.join(known)}{nearest(kernel, known)}")
+
+
 def sampling_backend(name: str = "cpu") -> ModuleType:
     """The sampling kernels of that name.
 
@@ -70,9 +82,7 @@ def sampling_backend(name: str = "cpu") -> ModuleType:
         InputError: no such backend, or, for "cuda" and "cugraph", no GPU.
         MissingExtraError: Triton, or RAPIDS, is not installed.
     """
-    known = (*SAMPLING, *OTHER_BITS)
-    if name not in known:
-        raise InputError(f"no sampling backend '{name}'; expected one of {', '.join(known)}{nearest(name, known)}")
+    check_known(name)
     if name == "cuda":
         _check_triton('kernel is "cuda", but Triton is not installed; install triton, or leave kernel out')
     module = import_module(f".sampling.{name if name in SAMPLING else 'rapids'}.backend", __name__)

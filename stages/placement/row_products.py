@@ -168,13 +168,13 @@ class RowProducts:
         return self._local, self._held.index(ids)
 
     def multiply(self, Q: Sparse, kernel: Any) -> Sparse:
-        """P = Q A; see `kernels.sampling.reference.matrix.multiply`."""
+        """P = Q A; see `kernels.sampling.matrix.products.multiply`."""
         Q = Q.packed()
         A, rows = self._need(Q.columns)
         return kernel.multiply(Sparse(Q.start, Q.stop, rows, Q.values), A, self.graph.num_nodes)
 
     def edges(self, nodes: Ids) -> EdgeList:
-        """See `kernels.sampling.reference.matrix.induced`: positions are those in the whole graph."""
+        """See `kernels.sampling.matrix.products.induced`: positions are those in the whole graph."""
         _, rows = self._need(nodes)
         held = self._held
         counts, places, weight, positions = extract(held.graph, nodes, rows, self._keep)

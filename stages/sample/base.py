@@ -175,6 +175,11 @@ def check_kernel(sampler: object, kernel: str, *, partitioned: bool = False) -> 
             "leave one of them out"
         )
     name = getattr(sampler, "name", type(sampler).__name__)
+    if kernel == "matrix" and not getattr(sampler, "rows_travel", False):
+        raise InputError(
+            f'kernel is "matrix", which draws samplers that are written as matrices, but the sampler {name} has '
+            "kernels of its own; leave kernel out, which draws the same minibatches"
+        )
     if kernel == "cugraph" and (getattr(sampler, "rows_travel", False) or reads_times(sampler)):
         what = "draws edges by their times" if reads_times(sampler) else "is written as matrices"
         raise InputError(
@@ -187,7 +192,7 @@ def check_kernel(sampler: object, kernel: str, *, partitioned: bool = False) -> 
     if partitioned:
         remedy = "leave iterations out, or have it replicated" if option else "have it replicated"
         raise InputError(f"{which}, but the topology is partitioned; {remedy}")
-    if kernel not in ("cpu", "reference"):
+    if kernel != "cpu":
         remedy = ", or leave iterations out" * option
         raise InputError(f'{which}, but kernel is "{kernel}"; set kernel = "cpu"{remedy}')
 

@@ -48,7 +48,7 @@ class LaborSampler:
     """The i of the paper's LABOR-i, with `poisson` only: at each hop, sources that many rows share become more likely,
     in i iterations, so that fewer distinct nodes are found while each row's sum varies as much as before. Rows keep
     more than `fanout` edges. Each iteration reads the frontier's in-edges once more, at random. Only with the kernels
-    ``cpu`` and ``reference`` and a graph that each rank has whole."""
+    ``cpu`` and a graph that each rank has whole."""
     edge_ids: bool = False
     """Keep the positions of each block's edges in the graph's edge arrays."""
     relations: dict[str, int | tuple[int, ...]] = field(default_factory=dict)

@@ -10,7 +10,7 @@ on a GPU:
         Q = advance(all Q so far, S)                      by default S
     extract(all Q and S)                                  nodes, and edges between them
 
-The backends ``cpu``, ``reference`` and ``cuda`` draw the same bits: a sampler has no kernel of its own. On a GPU,
+The backends ``cpu``, ``cuda`` and ``matrix`` draw the same bits: a sampler has no kernel of its own. On a GPU,
 products, draws and extraction run there; callbacks, which are NumPy, on the host. Over block rows, the rows that
 products need travel (`placement.row_products`).
 """
@@ -49,7 +49,7 @@ class Context:
     A: Sparse
     """[V, V], row v the in-neighbours of v; see `sparse.adjacency`."""
     kernel: Any
-    """`cpu.matrix`, `reference.matrix` or `cuda.matrix`: `multiply`, `choose`, `induced`."""
+    """`cpu.matrix`, `cuda.matrix` or `matrix.products`: `multiply`, `choose`, `induced`."""
     keys: Words
     """uint64, one stream for each draw, and one more for `extract`."""
     known: DenseNumbering | HashedNumbering

@@ -13,7 +13,7 @@ from ...storage.errors import InputError, whole_number
 from ...storage.graph import Graph
 from ...storage.minibatch import MiniBatch
 from ..assignment import SeedPlan
-from ..kernels import SAMPLING, sampling_backend
+from ..kernels import SAMPLING, check_known, sampling_backend
 from ..kernels.runtime.threads import at_most
 from .base import Sampler, check_kernel
 
@@ -50,7 +50,8 @@ def sample_minibatches(
         seed: of the random numbers.
         shuffle: False keeps the seeds in the order given.
         threads: at most this many; by default, and at most, as many as torch uses.
-        kernel: ``cpu`` (compiled), ``reference`` (SciPy, slow) or ``cuda`` (samples on the GPU and copies to the host).
+        kernel: ``cpu`` (compiled), ``cuda`` (samples on the GPU and copies to the host), or ``matrix`` (SciPy,
+            slow, for a `MatrixSampler`).
 
     Raises:
         InputError: an argument is not usable; raised by the call, before the first minibatch is asked for.
@@ -64,8 +65,7 @@ def sample_minibatches(
     if isinstance(sampler, type) or not hasattr(sampler, "sample"):
         shown = f"the class {sampler.__name__}" if isinstance(sampler, type) else _kind(sampler)
         raise InputError(f"sampler is {shown}; expected a sampler, such as mr.NeighborSampler((15, 10, 5))")
-    if kernel not in SAMPLING:
-        raise InputError(f"kernel is {kernel!r}; expected one of {', '.join(SAMPLING)}")
+    check_known(kernel, SAMPLING)
     check_kernel(sampler, kernel)
     sampler.check(lists)
     plan = SeedPlan(

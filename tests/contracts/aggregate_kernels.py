@@ -6,8 +6,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from millrace.stages.kernels import aggregation_backend
 from millrace.stages.kernels.aggregation.attention_args import AttentionRule
 from millrace.stages.kernels.aggregation.lists import InLists
+from millrace.tests.oracles import aggregation as reference
+
+HOST_KERNELS: dict[str, Any] = {"cpu": aggregation_backend("cpu"), "reference": reference}
+"""Backends over tensors in host memory, and their oracle."""
 
 
 def random_lists(n: int, S: int, e: int, seed: int, index: type = np.int32) -> InLists:

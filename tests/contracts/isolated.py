@@ -25,7 +25,6 @@ from millrace.pipeline.training.loop import train_rank
 from millrace.pipeline.training.progress import Progress
 from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.kernels import sampling_backend
-from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.messages import Part, Phase, RankJob
 from millrace.stages.partition.stage import partition_dataset
 from millrace.stages.placement.chunks import Chunks, Isolated
@@ -37,6 +36,7 @@ from millrace.tests.contracts.full_batch import Case, job
 from millrace.tests.contracts.pretended_device import DEVICE
 from millrace.tests.contracts.process_ranks import run_ranks
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
+from millrace.tests.oracles.sampling import backend as reference
 
 EPOCHS = 100
 """Epochs of a run whose phases take one epoch each."""

@@ -72,7 +72,7 @@ def test_its_samples_keep_the_laws_and_pass_for_no_others(tmp_path, gpu):
         ("theirs", "cugraph", True),
         ("theirs", "cpu", False),
         ("ours", "cugraph", False),
-        ("ours", "reference", True),
+        ("ours", "cpu", True),
     ]:
         words = ("--samples", tmp_path / store, "--set", f"kernel={kernel}", "--out", tmp_path / f"{store}-{kernel}")
         code, _, err = command("run", "--dataset", DATASET, *SMALL, *words)
@@ -128,7 +128,7 @@ def test_without_rapids_or_a_gpu_it_is_one_sentence(tmp_path, monkeypatch):
 
 def test_its_name_is_known_and_checked(gpu):
     assert kernels.sampling_backend("cugraph").neighbor is sample_rapids.neighbor
-    with pytest.raises(InputError, match="expected one of cpu, reference, cuda, cugraph; did you mean 'cugraph'"):
+    with pytest.raises(InputError, match="expected one of cpu, cuda, matrix, cugraph; did you mean 'cugraph'"):
         kernels.sampling_backend("cugrap")
 
 

@@ -158,7 +158,7 @@ CUT = {"topology": "partitioned"}
 def test_any_number_of_ranks_distribution_queue_and_store_of_samples_train_the_same(store, tmp_path):
     table = {**JOB, "epochs": 2, "system": "bulk", "minibatches_per_step": 4, "dtype": "float64", "batch_size": 40}
     ways = {
-        "1": {}, "2": {"ranks": 2, "kernel": "reference"},
+        "1": {}, "2": {"ranks": 2},
         "owned": {"ranks": 2, "features": "owned", "bulk": {"cache_fraction": 0.2}},
         "zarr": {"queue": {"kind": "zarr", "bulk_size": 3}},
     }  # fmt: skip

@@ -31,7 +31,6 @@ from millrace.stages.comm.solo import Solo
 from millrace.stages.evaluate.layerwise import evaluate
 from millrace.stages.feed.local_feed import QUIET, Local, nothing
 from millrace.stages.forward_backward import forward_backward
-from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.messages import Phase
 from millrace.stages.models.base import ModelConfig
 from millrace.stages.models.gat import GAT
@@ -53,6 +52,7 @@ from millrace.tests.contracts.command import command
 from millrace.tests.contracts.full_batch import C, Case, F, job, make_case
 from millrace.tests.contracts.isolated import as_job, names, placed, train_processes, train_threads
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
+from millrace.tests.oracles.sampling import backend as reference
 
 NODES, EPOCHS, EVERY, BATCH = 120, 5, 2, 8
 """Three super-epochs, the last one cut short."""

@@ -35,7 +35,6 @@ from millrace.stages.comm.solo import Solo
 from millrace.stages.comm.survivors import Survivors
 from millrace.stages.feed.local_feed import QUIET
 from millrace.stages.forward_backward import forward_backward
-from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.messages import Phase
 from millrace.stages.models.sage import SAGE
 from millrace.stages.partition.stage import partition_dataset
@@ -45,6 +44,7 @@ from millrace.tests.contracts.failing_ranks import DeadError, ThreadedRanks
 from millrace.tests.contracts.full_batch import C, F, job, make_case
 from millrace.tests.contracts.isolated import CasePeers, placed
 from millrace.tests.contracts.process_ranks import run_ranks
+from millrace.tests.oracles.sampling import backend as reference
 
 RANKS, EVERY, EPOCHS, LONG = 3, 2, 4, 36
 TABLE: dict[str, Any] = {

@@ -137,7 +137,7 @@ def test_any_number_of_ranks_queue_and_store_of_samples_train_the_same(store, tm
     table["link"] = {**LINK, "negative_ends": "both"}
     found = {}
     for name, more in {
-        "1": {}, "2": {"ranks": 2, "kernel": "reference"}, "4": {"ranks": 4},
+        "1": {}, "2": {"ranks": 2}, "4": {"ranks": 4},
         "owned": {"ranks": 2, "features": "owned", "bulk": {"cache_fraction": 0.2}},
         "zarr": {"queue": {"kind": "zarr", "bulk_size": 3}},
     }.items():  # fmt: skip

@@ -586,9 +586,9 @@ REFUSED = {
         ["--ranks", 2, CUT, "--set", "bulk.algorithm=2d"],
         "configuration key 'bulk.algorithm' is '2d': input should be 'owners', '1.5d' or 'auto'",
     ),
-    "the reference": (
-        ["--ranks", 2, CUT, "--set", "kernel=reference"],
-        'kernel is "reference", which samples from a whole graph',
+    "products in SciPy": (
+        ["--ranks", 2, CUT, "--set", "kernel=matrix"],
+        'kernel is "matrix", which samples from a whole graph',
     ),
     "GPUs that draw for a host": (
         ["--ranks", 2, CUT, "--set", "kernel=cuda"],

@@ -88,10 +88,26 @@ def test_layout_of_the_work_does_not_show(sbm, tmp_path):
         digest(sbm, tmp_path / "b", queue={"bulk_size": 1}),
         digest(sbm, tmp_path / "c", queue={"kind": "zarr", "keep": "all", "bulk_size": 3}),
         digest(sbm, tmp_path / "d", queue={"kind": "zarr", "keep": "none", "max_bytes": 1}),
-        digest(sbm, tmp_path / "e", kernel="reference"),
     }
     assert len(seen) == 1
     assert digest(sbm, tmp_path / "f", seed=4) not in seen
+
+
+def test_products_in_scipy_draw_what_compiled_ones_do(sbm, tmp_path):
+    given = {k: v for k, v in SMALL.items() if k != "fanout"} | {"sampler": {"name": "saint", "walks": 2, "length": 2}}
+    seen = {mr.run(sbm, out=tmp_path / k, kernel=k, **given).parameters_sha256 for k in ("cpu", "matrix")}
+    assert len(seen) == 1
+
+
+def test_the_kernel_reference_is_refused_and_runs_that_name_it_still_open(sbm, tmp_path):
+    with pytest.raises(mr.InputError, match="'kernel' is 'reference': which is no longer part of the package; leave"):
+        digest(sbm, tmp_path / "a", kernel="reference")
+    kept = digest(sbm, tmp_path / "a", epochs=2)
+    table = tmp_path / "a" / "job.toml"
+    table.write_text(table.read_text().replace('kernel = "cpu"', 'kernel = "reference"'))
+    assert 'kernel = "reference"' in table.read_text()
+    assert len(mr.predict(tmp_path / "a", sbm)) == sbm.graph.num_nodes
+    assert digest(sbm, tmp_path / "a", epochs=2, resume=True) == kept
 
 
 def test_objects_of_other_packages_are_opened(tmp_path):

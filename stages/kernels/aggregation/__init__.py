@@ -1,1 +1,1 @@
-"""Aggregation over neighbour lists: one reference, and a backend for each device."""
+"""Aggregation over neighbour lists: a backend for each device."""

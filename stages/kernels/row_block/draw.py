@@ -60,7 +60,7 @@ def draw_rows(
         splits: int64 [m + 1]; ``rows[splits[i]:splits[i+1]]`` belong to minibatch i.
         keys: uint64 [m], stream of each minibatch in this hop.
         fanout: edges of a row at most; -1 takes all.
-        replace: see `reference.neighbor.neighbor`.
+        replace: see `cpu.neighbor.neighbor`.
         table: see there; of the block's rows.
         ascending: true if ids ascend within each segment: rows are then read in step.
         keep_positions: also return positions.

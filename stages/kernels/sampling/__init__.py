@@ -1,1 +1,1 @@
-"""Bulk sampling: literal matrix products as the reference, and a backend for each device."""
+"""Bulk sampling: a backend for each device, and sparse products that check samplers written as matrices."""

@@ -15,7 +15,6 @@ from millrace.stages.assignment import SeedPlan
 from millrace.stages.feed.queue_feed import Producer
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.sample.base import Sampler
 from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
@@ -25,6 +24,7 @@ from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.queue.base import MemoryQueue, MinibatchQueue
 from millrace.storage.queue.zarr import ZarrQueue
+from millrace.tests.oracles.sampling import backend as reference
 
 V, MINIBATCHES, BATCH = 300, 67, 2
 """Three bulks of 32, the last one of 3 minibatches, the last of which has one seed."""

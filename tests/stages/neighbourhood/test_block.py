@@ -10,6 +10,7 @@ from millrace.stages.neighbourhood.block import BlockNeighbourhood, whole_graph
 from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.minibatch import Block
+from millrace.tests.contracts.aggregate_kernels import HOST_KERNELS
 from millrace.tests.contracts.neighbourhood import (
     Call,
     Edges,
@@ -25,13 +26,13 @@ from millrace.tests.contracts.neighbourhood import (
 
 
 class WholeGraph(NeighbourhoodTests):
-    backend = "cpu"
+    kernels = HOST_KERNELS["cpu"]
 
     def run(
         self, graph: Graph, call: Call, rows: Tensors, params: Tensors, grad: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         leaves = {k: v.clone().requires_grad_() for k, v in {**rows, **params}.items()}
-        neighbourhood = whole_graph(graph, torch.float64, aggregation_backend(self.backend))
+        neighbourhood = whole_graph(graph, torch.float64, self.kernels)
         out = call(neighbourhood, {k: leaves[k] for k in rows}, {k: leaves[k] for k in params})
         grads = torch.autograd.grad((out * grad).sum(), list(leaves.values()))
         return out.detach(), dict(zip(leaves, grads))
@@ -42,7 +43,7 @@ class TestCpu(WholeGraph):
 
 
 class TestReference(WholeGraph):
-    backend = "reference"
+    kernels = HOST_KERNELS["reference"]
 
 
 @given(case=blocks(), shape=st.sampled_from([(), (1,), (5,), (2, 3), (0,)]))
@@ -241,7 +242,7 @@ MISTAKES = {
     ),
     "cannot reduce": lambda: neighbourhood().apply(lambda s, d, w: s, torch.ones(3, 1), reduce="min"),
     "the message's result": lambda: neighbourhood().apply(lambda s, d, w: s[:1], torch.ones(3, 1)),
-    "did you mean 'reference'": lambda: aggregation_backend("refrence"),
+    "did you mean 'cuda'": lambda: aggregation_backend("cudas"),
 }
 
 

@@ -15,7 +15,6 @@ from torch import nn
 
 from millrace.stages.assignment import BulkRequest
 from millrace.stages.fetch.isolated import CoverageFetch
-from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.messages import Phase, Placement
 from millrace.stages.placement.chunk_schedule import ChunkSchedule
 from millrace.stages.placement.chunks import Chunks, Isolated
@@ -27,6 +26,7 @@ from millrace.storage.graph import from_edges
 from millrace.storage.minibatch import MiniBatch
 from millrace.tests.contracts.full_batch import Case, F, job, make_case
 from millrace.tests.contracts.isolated import EPOCHS, CasePeers, Seat, names, placed, weighted_degree
+from millrace.tests.oracles.sampling import backend as reference
 
 CASES = st.builds(make_case, st.integers(0, 10**6), st.sampled_from([1, 2, 3, 4]), st.booleans())
 SWEEPS = ("sweep", "fixed", "none")

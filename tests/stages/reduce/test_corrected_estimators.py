@@ -14,7 +14,6 @@ from torch import nn
 from millrace.stages.assignment import BulkRequest
 from millrace.stages.comm.solo import Solo
 from millrace.stages.fetch.isolated import CoverageFetch
-from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.messages import Fetched, StepRules
 from millrace.stages.models.gcn import GCN
 from millrace.stages.placement.chunks import Chunks, Isolated
@@ -24,6 +23,7 @@ from millrace.storage.dataset import Split
 from millrace.storage.graph import Graph, from_edges
 from millrace.tests.contracts.full_batch import C, Case, F, job
 from millrace.tests.contracts.isolated import Seat, names, placed
+from millrace.tests.oracles.sampling import backend as reference
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

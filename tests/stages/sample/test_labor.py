@@ -13,7 +13,6 @@ from millrace.stages.assignment import BulkRequest, SeedPlan
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.cpu import bulk as bulk_module
-from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.random import node_words
 from millrace.stages.sample import SAMPLERS
 from millrace.stages.sample.labor import LaborSampler
@@ -22,6 +21,7 @@ from millrace.storage.errors import InputError, RunError
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
 from millrace.tests.contracts.graphs import copied, outcomes
+from millrace.tests.oracles.sampling import backend as reference
 
 KERNELS = [pytest.param(cpu, id="cpu"), pytest.param(reference, id="reference")]
 WAYS = pytest.mark.parametrize("poisson", [False, True], ids=["exact", "poisson"])

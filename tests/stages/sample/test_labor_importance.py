@@ -14,7 +14,6 @@ import millrace as mr
 from millrace.stages.assignment import BulkRequest, SeedPlan
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.sample.base import check_kernel
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.neighbor import NeighborSampler
@@ -23,6 +22,7 @@ from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
 from millrace.tests.contracts.graphs import copied, outcomes
 from millrace.tests.contracts.messages import graphs
+from millrace.tests.oracles.sampling import backend as reference
 
 fanouts = st.lists(st.sampled_from([-1, 1, 2, 3, 7, 40]), min_size=1, max_size=3).map(tuple)
 KERNELS = pytest.mark.parametrize("kernel", [pytest.param(cpu, id="cpu"), pytest.param(reference, id="reference")])

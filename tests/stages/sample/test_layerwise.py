@@ -19,9 +19,6 @@ from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.cpu import buffers as room
 from millrace.stages.kernels.sampling.cpu import layerwise as layerwise_cpu
 from millrace.stages.kernels.sampling.cpu import terms as terms_cpu
-from millrace.stages.kernels.sampling.reference import backend as reference
-from millrace.stages.kernels.sampling.reference import layerwise as layerwise_reference
-from millrace.stages.kernels.sampling.reference import skeleton as skeleton_reference
 from millrace.stages.neighbourhood.block import BlockNeighbourhood
 from millrace.stages.sample import SAMPLERS
 from millrace.stages.sample.fastgcn import FastGCNSampler
@@ -29,6 +26,9 @@ from millrace.stages.sample.ladies import LadiesSampler
 from millrace.storage.errors import InputError, RunError
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
+from millrace.tests.oracles.sampling import backend as reference
+from millrace.tests.oracles.sampling import layerwise as layerwise_reference
+from millrace.tests.oracles.sampling import skeleton as skeleton_reference
 
 KERNELS = [pytest.param(cpu, id="cpu"), pytest.param(reference, id="reference")]
 BOTH = pytest.mark.parametrize("kind", [LadiesSampler, FastGCNSampler])

@@ -12,7 +12,6 @@ from millrace.pipeline.config.load import resolve
 from millrace.stages.assignment import BulkRequest
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.kernels.sampling.sparse import Sparse, adjacency, stacked
 from millrace.stages.random import node_words
 from millrace.stages.sample import matrix as base
@@ -25,6 +24,7 @@ from millrace.storage.graph import Graph, from_edges
 from millrace.tests.contracts.block_sampling import random_graph, random_request, unlike
 from millrace.tests.contracts.graphs import copied
 from millrace.tests.contracts.matrix_neighbor import MatrixNeighbor
+from millrace.tests.oracles.sampling import backend as reference
 
 BACKENDS = (cpu.matrix, reference.matrix)
 

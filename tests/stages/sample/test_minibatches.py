@@ -43,7 +43,9 @@ def test_minibatches_are_those_of_a_run(sampler: Any):
     cpu = sampling_backend("cpu")
     plan = SeedPlan(seeds, 7, 2, 5)
     wanted = [m for n in range(plan.num_bulks) for m in sampler.sample(graph, plan.request(3, n), cpu).minibatches]
-    for bulk_size, number, kernel in ((1, None, "cpu"), (3, 1, "cpu"), (64, 2, "cpu"), (2, None, "reference")):
+    for bulk_size, number, kernel in ((1, None, "cpu"), (3, 1, "cpu"), (64, 2, "cpu"), (2, None, "matrix")):
+        if kernel == "matrix" and not isinstance(sampler, mr.MatrixSampler):
+            continue
         given = sample_minibatches(
             graph, sampler, seeds, batch_size=7, bulk_size=bulk_size, epoch=3, seed=5, threads=number, kernel=kernel
         )
@@ -142,7 +144,9 @@ def test_threads_are_limited_while_sampling_only(monkeypatch: pytest.MonkeyPatch
         ({"epoch": -1}, "epoch is -1; expected a whole number, 0 or more"),
         ({"seed": "x"}, "seed is 'x'"),
         ({"threads": 0}, "threads is 0"),
-        ({"kernel": "gpu"}, "kernel is 'gpu'; expected one of cpu, reference, cuda"),
+        ({"kernel": "reference"}, 'or set kernel = "matrix" to check a MatrixSampler'),
+        ({"kernel": "matrix"}, "the sampler neighbor has kernels of its own; leave kernel out"),
+        ({"kernel": "gpu"}, "no sampling kernel 'gpu'; expected one of cpu, cuda, matrix"),
     ],
 )
 def test_bad_arguments_are_refused_by_the_call(change: dict[str, Any], message: str):

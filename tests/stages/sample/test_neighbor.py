@@ -14,7 +14,6 @@ from scipy.stats import chi2
 from millrace.stages.assignment import BulkRequest, SeedPlan
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.sample import SAMPLERS
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
@@ -24,6 +23,7 @@ from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.store.manifest import require_fingerprint
 from millrace.tests.contracts.graphs import copied
+from millrace.tests.oracles.sampling import backend as reference
 
 KERNELS = [pytest.param(cpu, id="cpu"), pytest.param(reference, id="reference")]
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from millrace.stages.assignment import BulkRequest, SeedPlan
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.sample.base import Sampler, check_kernel
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.neighbor import NeighborSampler
@@ -16,6 +15,7 @@ from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.minibatch import MiniBatch
 from millrace.tests.contracts.messages import graphs
+from millrace.tests.oracles.sampling import backend as reference
 
 KINDS = {
     "neighbor": lambda k: NeighborSampler((10, 5), batch_dependency=k),

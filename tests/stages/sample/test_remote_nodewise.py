@@ -25,7 +25,6 @@ from millrace.stages.kernels.sampling import layerwise
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.cpu.alias import alias_table
 from millrace.stages.kernels.sampling.cpu.terms import Rates
-from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.placement.row_blocks import BlockRows, Grid
 from millrace.stages.placement.row_owners import Owners
 from millrace.stages.sample import darts
@@ -65,6 +64,7 @@ from millrace.tests.contracts.sampling_traffic import (
     unlike_the_model,
 )
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
+from millrace.tests.oracles.sampling import backend as reference
 
 
 @pytest.fixture(autouse=True)

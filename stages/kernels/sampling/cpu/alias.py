@@ -1,5 +1,5 @@
 """Alias tables, compiled: made row by row, and drawn from with table and sources prefetched; the bits of
-`reference.alias`."""
+`oracles.alias`."""
 
 import numpy as np
 
@@ -26,7 +26,7 @@ may wait for in a while."""
 
 
 def alias_table(graph: Graph) -> AliasTable:
-    """See `reference.alias.alias_table`.
+    """Alias tables of a weighted graph.
 
     Raises:
         InputError: a row has too many in-edges to number its slots.

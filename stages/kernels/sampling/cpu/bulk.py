@@ -260,7 +260,7 @@ def sample_hops(bulk: Bulk, hops: int, expand: str, draw: Draw) -> list[Neighbor
     Args:
         bulk: with its seeds.
         hops: L.
-        expand: "new" or "all"; see `reference.neighbor.neighbor`.
+        expand: "new" or "all"; see `cpu.neighbor.neighbor`.
         draw: draws one hop.
     """
     k = bulk.k

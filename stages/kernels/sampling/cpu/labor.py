@@ -1,5 +1,5 @@
 """Compiled LABOR: every in-edge of a frontier is read once (`cpu.labor_rows`); `cpu.bulk` numbers the nodes found.
-GIL-free, the same bits as `reference.labor`. Importance iterations read them more often (`cpu.labor_importance`).
+GIL-free, the same bits as `oracles.labor`. Importance iterations read them more often (`cpu.labor_importance`).
 
 A source's number is computed when needed, many edges at a time: a table would be read at random.
 """
@@ -34,7 +34,29 @@ def labor(
     by_relation: IdArray | None = None,
     workspace: Workspace | None = None,
 ) -> list[NeighborSample]:
-    """See `reference.labor.labor`: the same arguments, the same bits."""
+    """Sample k minibatches node by node, with one random number per source node and minibatch.
+
+    Args:
+        graph: in-neighbour lists.
+        seeds: k vectors of distinct node ids.
+        keys: uint64 [k], the stream of each minibatch: all its hops share it.
+        fanout: L numbers, nearest the seeds first; -1 takes every in-edge.
+        poisson: keep an edge into v iff its source's number is below fanout / degree(v); else keep the min(fanout,
+            degree) edges whose sources have the smallest numbers (of parallel edges, the first).
+        weight: float32 [E], with rows of exact size only: a source's number u becomes the time -log2(u) / weight of
+            each of its edges, and a row keeps its first edges (an exponential race that rows share); never an edge of
+            weight 0.
+        expand: see `cpu.neighbor.neighbor`.
+        keep_positions: see there.
+        iterations: with `poisson` and without `weight` only: how often a hop's importance is computed anew. A row v
+            then keeps the edge of a source t with chance min(1, c_v pi_t), and says 1 / chance in `EdgeList.weight`.
+        by_relation: int64 [L, R], of a graph with types: fanout of each hop and relation, in place of `fanout`; each
+            relation of a row is a row of its own, with the same numbers, and `EdgeList.weight` has 1 / chance.
+        workspace: buffers to reuse.
+
+    Returns:
+        k samples, rows in the graph's own order.
+    """
 
     def draw(bulk: Bulk, h: int, ends: list[IdArray]) -> None:
         s = fanout[h]

@@ -1,4 +1,4 @@
-"""Importance iterations of LABOR, compiled: the bits of `reference.labor`.
+"""Importance iterations of LABOR, compiled: the bits of `oracles.labor`.
 
 A source's importance stands in a table over all nodes, one for each thread, which is read and written at random: each
 iteration reads all in-edges of a hop's rows once more. The last one draws.
@@ -32,7 +32,7 @@ def _look_up(sources, lo, hi, table, pi):
 
 @njit(**_JIT)
 def _factor(pi, inverse, d, s):
-    """The c of a row of d in-edges: see `reference.labor.factor`."""
+    """The c of a row of d in-edges: see `oracles.labor.factor`."""
     total, largest = 0.0, 0.0
     for i in range(d):
         x = 1.0 / np.float64(pi[i])

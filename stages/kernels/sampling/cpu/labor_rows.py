@@ -1,5 +1,5 @@
 """Drawing rows of LABOR-0, compiled: the in-edges whose sources have the smallest numbers; the bits of
-`reference.labor`.
+`oracles.labor`.
 
 In-edges are many times as many as kept edges, so a row is a stream: the numbers of a piece of it are computed by vector
 instructions, and 64 at a time are compared with a bound below which somewhat more of them lie than are kept. Among

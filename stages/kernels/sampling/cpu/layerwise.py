@@ -1,5 +1,5 @@
 """Compiled layer-wise sampling: one pass over the rows' in-edges per hop, GIL-free, the same bits as
-`reference.layerwise`.
+`oracles.layerwise`.
 
 P is not formed (`cpu.terms`): darts find the columns, and the pass that extracts the block adds P up at those columns,
 all of whose edges it keeps. Only when the darts hit too few distinct columns is P accumulated and the rest drawn by a
@@ -280,7 +280,21 @@ def ladies(
     keep_positions: bool = False,
     workspace: Workspace | None = None,
 ) -> list[LayerSample]:
-    """See `reference.layerwise.ladies`: the same arguments, the same bits."""
+    """Sample k minibatches layer by layer: columns in proportion to the squared weights that the minibatch's own rows
+    give them.
+
+    Args:
+        graph: in-neighbour lists.
+        seeds: k vectors of distinct node ids.
+        keys: uint64 [k, L], the stream of each minibatch and hop.
+        sizes: L numbers, nearest the seeds first: nodes drawn per hop; fewer if the rows have fewer neighbours.
+        debias: see `LadiesSampler`; all but "with_replacement" give the same structure.
+        keep_positions: also return the positions of edges in the graph's edge arrays.
+        workspace: buffers to reuse.
+
+    Returns:
+        k samples.
+    """
     return _bulk(graph, seeds, keys, sizes, debias, workspace, every_row=False, keep_positions=keep_positions)
 
 
@@ -294,5 +308,6 @@ def fastgcn(
     keep_positions: bool = False,
     workspace: Workspace | None = None,
 ) -> list[LayerSample]:
-    """See `reference.layerwise.fastgcn`: the same arguments, the same bits."""
+    """As `ladies`, but columns are drawn in proportion to the squared weights that all V rows give them, whatever the
+    minibatch."""
     return _bulk(graph, seeds, keys, sizes, debias, workspace, every_row=True, keep_positions=keep_positions)

@@ -1,4 +1,4 @@
-"""Compiled bulk sampling, node by node: parallel over minibatches, GIL-free, and the same bits as `reference.neighbor`.
+"""Compiled bulk sampling, node by node: parallel over minibatches, GIL-free, and the same bits as `oracles.neighbor`.
 
 A hop draws in-edges (`cpu.draw`); `cpu.bulk` numbers the nodes found.
 """
@@ -61,7 +61,27 @@ def neighbor(
     by_relation: IdArray | None = None,
     workspace: Workspace | None = None,
 ) -> list[NeighborSample]:
-    """See `reference.neighbor.neighbor`: the same arguments, the same bits."""
+    """Sample k minibatches node by node.
+
+    Args:
+        graph: in-neighbour lists.
+        seeds: k vectors of distinct node ids.
+        keys: uint64 [k, L], the stream of each minibatch and hop.
+        fanout: L numbers, nearest the seeds first; -1 takes every in-edge.
+        replace: draw independently (an edge may come twice; rows without in-edges stay empty).
+        table: draw in proportion to the weights that it is made of, and never an edge of weight 0; None draws
+            uniformly. Without replacement: successive sampling, see `sampling.alias`.
+        expand: "new": only newly found nodes are expanded in the next hop; "all": every node so far, again.
+        keep_positions: also return each edge's position in the graph's edge arrays.
+        keep_weights: also return each edge's weight in the graph.
+        by_relation: int64 [L, R], of a graph with types: fanout of each hop and relation, in place of `fanout`; each
+            relation of a row is drawn for itself, by a stream of its own. Positions are kept, and the weight of an edge
+            is the number of its row's edges in its relation divided by the number kept.
+        workspace: buffers to reuse.
+
+    Returns:
+        k samples.
+    """
     if by_relation is not None:
         return _by_relation(graph, seeds, keys, by_relation, replace, expand, workspace)
     bulk = Bulk(graph, seeds, workspace, keep_positions, keep_weights)

@@ -1,4 +1,4 @@
-"""Weighted draws from alias tables on the device; the bits of `reference.alias`.
+"""Weighted draws from alias tables on the device; the bits of `oracles.alias`.
 
 Each draw reads one slot of 8 bytes. A program draws for a tile of rows, one draw of each row after the other, and
 compares it with the row's earlier ones in registers. Rows that repeat too much, and rows of few positive weights among
@@ -30,7 +30,7 @@ _LOW = tl.constexpr(FULL - 1)
 
 @triton.jit
 def pick(slots, start, degree, word, i, some):
-    """See `reference.alias.pick`; int64."""
+    """The i-th draw of a row: a position in it, int64."""
     bits, d = draw_word(word, i), degree.to(tl.uint64)
     t = (bits >> 32) * d + (((bits & _LOW) * d) >> 32)
     number = (t >> 32).to(tl.int64)

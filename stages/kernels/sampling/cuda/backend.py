@@ -170,7 +170,7 @@ def neighbor(
     keep_weights: bool = False,
     **options: Any,
 ) -> list[NeighborSample]:
-    """See `reference.neighbor.neighbor`: the same arguments, the same bits.
+    """See `cpu.neighbor.neighbor`: the same arguments, the same bits.
 
     Raises:
         InputError: there is no GPU.
@@ -237,7 +237,7 @@ def labor(
     fanout: Sequence[int],
     **options: Any,
 ) -> list[NeighborSample]:
-    """See `reference.labor.labor`: the same arguments, the same bits. Raises what `neighbor` raises."""
+    """See `cpu.labor.labor`: the same arguments, the same bits. Raises what `neighbor` raises."""
     if (by_relation := options.get("by_relation")) is not None:
         fanout_of = by_relation if options.get("poisson") else None
         pieces = labor_pieces(graph, seeds, keys, fanout, **options)
@@ -296,7 +296,7 @@ def ladies(
     keep_positions: bool = False,
     **options: Any,
 ) -> list[LayerSample]:
-    """See `reference.layerwise.ladies`: the same arguments, the same bits. Raises what `neighbor` raises."""
+    """See `cpu.layerwise.ladies`: the same arguments, the same bits. Raises what `neighbor` raises."""
     pieces = layer_pieces(graph, seeds, keys, sizes, every_row=False, **options)
     return [s for _, made in pieces for s in _layers(made, keep_positions)]
 
@@ -310,7 +310,7 @@ def fastgcn(
     keep_positions: bool = False,
     **options: Any,
 ) -> list[LayerSample]:
-    """See `reference.layerwise.fastgcn`: the same arguments, the same bits. Raises what `neighbor` raises."""
+    """See `cpu.layerwise.fastgcn`: the same arguments, the same bits. Raises what `neighbor` raises."""
     pieces = layer_pieces(graph, seeds, keys, sizes, every_row=True, **options)
     return [s for _, made in pieces for s in _layers(made, keep_positions)]
 

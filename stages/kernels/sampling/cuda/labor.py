@@ -1,4 +1,4 @@
-"""LABOR-0 on the device: a warp walks the in-edges of one row after the other; the same bits as `reference.labor`.
+"""LABOR-0 on the device: a warp walks the in-edges of one row after the other; the same bits as `oracles.labor`.
 
 In-edges are hundreds of times as many as kept edges, so nothing is written for each of them, and each is read once. The
 number of edges that a row of exact size keeps is known before: min(fanout, degree). Its warp takes the edges whose
@@ -342,7 +342,7 @@ def labor(
     workspace: Workspace,
     draw_relations: Callable[[Rows, int, Tables], Drawn] | None = None,
 ) -> DeviceSample:
-    """See `reference.labor.labor`.
+    """See `cpu.labor.labor`.
 
     Args:
         graph: in-neighbour lists.
@@ -351,7 +351,7 @@ def labor(
         keys: int64 [k], the bits of the streams.
         fanout: L numbers.
         poisson: decide each edge independently.
-        weight: float32 [E], or None; see `reference.labor.labor`.
+        weight: float32 [E], or None; see `cpu.labor.labor`.
         again: see `cuda.neighbor.expand`.
         workspace: keeps the tables.
         draw_relations: draws rows of a graph with types in a hop, in place of `fanout`.

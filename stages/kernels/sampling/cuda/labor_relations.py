@@ -1,4 +1,4 @@
-"""LABOR-0 relation by relation on the device: the bits of `reference.labor`. The segment of each relation of a row is a
+"""LABOR-0 relation by relation on the device: the bits of `oracles.labor`. The segment of each relation of a row is a
 row of its own, with the numbers of all: the kernels of `labor` walk segments, those of one fanout after the other."""
 
 import numpy as np

@@ -1,5 +1,5 @@
 """LADIES and FastGCN on the device: the minibatches of a bulk do each hop together; the same bits as
-`reference.layerwise`.
+`oracles.layerwise`.
 
 Launches and waits take longer than the work: the host waits once a hop, for the number of new nodes and for that of the
 edges of the hop before, and once at the end. Edges are written and weighed while the host waits for the next message
@@ -194,7 +194,7 @@ def layers(
     every_row: bool,
     workspace: Workspace,
 ) -> DeviceLayers:
-    """See `reference.layerwise.ladies`, or with `every_row` `fastgcn`.
+    """See `cpu.layerwise.ladies`, or with `every_row` `fastgcn`.
 
     Args:
         terms: of the graph.

@@ -1,4 +1,4 @@
-"""Products and draws of samplers that are written as sparse matrices, on the device: the bits of `reference.matrix`.
+"""Products and draws of samplers that are written as sparse matrices, on the device: the bits of `matrix.products`.
 
 Torch operations alone. Entries stay on the device; the host has where rows begin and end, and copies entries when a
 callback reads them. Values are whole numbers, so sums have the same bits in any order; random words are functions of
@@ -153,7 +153,7 @@ def _entries(start: IdArray, lengths: IdArray, to: torch.device) -> tuple[Tensor
 
 
 def multiply(Q: Sparse, A: Sparse, num_columns: int) -> DeviceSparse:
-    """See `reference.matrix.multiply`."""
+    """See `matrix.products.multiply`."""
     A = _there(A)
     columns, values = A.on_device
     if _is_selector(Q):
@@ -224,7 +224,7 @@ def _below_each_other(parts: Sequence[DeviceSparse]) -> DeviceSparse:
 
 
 def choose(P: Sparse, s: int, words: Words, *, replace: bool = False) -> DeviceSparse:
-    """See `reference.matrix.choose`."""
+    """See `matrix.products.choose`."""
     P = _there(P)
     if s < 0:
         return P.packed()
@@ -302,7 +302,7 @@ def _exponential_race(P: DeviceSparse, s: int, stream: Tensor) -> DeviceSparse:
 
 
 def induced(graph: Graph, known: "DenseNumbering", keep_positions: bool = False) -> EdgeList:
-    """See `reference.matrix.induced`. Sources are looked up among the sorted nodes: no array over all nodes."""
+    """See `matrix.products.induced`. Sources are looked up among the sorted nodes: no array over all nodes."""
     there, nodes = in_memory(graph, "samplers written as matrices"), known.nodes
     row, at = _entries(graph.indptr[nodes], graph.in_degree[nodes], there.device)
     ids, number = torch.sort(to_device(nodes, there.device))

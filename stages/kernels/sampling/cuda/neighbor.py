@@ -1,5 +1,5 @@
 """Bulk sampling, node by node, on the device: the minibatches of a bulk are drawn together; bits of
-`reference.neighbor`.
+`oracles.neighbor`.
 
 Functions take and return tensors on the device; the host knows only sizes. It waits once a hop, for the number of nodes
 found (and once before if not even a bound is known: all in-edges, or races). `cuda.backend` converts from and to NumPy.
@@ -103,7 +103,7 @@ def neighbor(
     workspace: Workspace,
     by_relation: tuple[Segments, npt.NDArray[np.int64]] | None = None,
 ) -> DeviceSample:
-    """See `reference.neighbor.neighbor`.
+    """See `cpu.neighbor.neighbor`.
 
     Args:
         graph: in-neighbour lists.

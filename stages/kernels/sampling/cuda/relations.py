@@ -1,4 +1,4 @@
-"""Drawing in-edges relation by relation on the device: bits of `reference.neighbor`.
+"""Drawing in-edges relation by relation on the device: bits of `oracles.neighbor`.
 
 Edges of a row are sorted by relation, so a relation is a segment of the row, and the segments of all rows are the rows
 of a graph with the same edges. A hop lists the segments of its rows, and draws within each: those that keep all of

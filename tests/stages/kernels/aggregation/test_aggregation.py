@@ -10,8 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from millrace.stages.kernels import AGGREGATION, aggregation_backend
-from millrace.stages.kernels.aggregation import reference
 from millrace.stages.kernels.aggregation.attention_args import AttentionRule
 from millrace.stages.kernels.aggregation.cpu import backend as aggregate_cpu
 from millrace.stages.kernels.aggregation.cpu import row_ranges as cut
@@ -20,7 +18,8 @@ from millrace.stages.kernels.aggregation.lists import InLists
 from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.memory.lazy_rows import LazyRows, base_and_ids
 from millrace.stages.neighbourhood.gradients import Attend, AttendShared, Maximum, Spmm, SpmmBeside
-from millrace.tests.contracts.aggregate_kernels import random_lists, results
+from millrace.tests.contracts.aggregate_kernels import HOST_KERNELS, random_lists, results
+from millrace.tests.oracles import aggregation as reference
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +35,7 @@ lists_of = st.builds(random_lists, *SHAPES, st.sampled_from([np.int32, np.int64]
 @given(lists=lists_of, width=st.sampled_from([1, 7, 16, 33]), dropout=st.sampled_from([0.0, 0.3]))
 @settings(deadline=None, max_examples=25)
 def test_cpu_equals_reference(lists: InLists, width: int, dropout: float) -> None:
-    got, want = (results(aggregation_backend(name), lists, width, torch.float64, dropout) for name in AGGREGATION)
+    got, want = (results(HOST_KERNELS[name], lists, width, torch.float64, dropout) for name in HOST_KERNELS)
     for a, b in zip(got, want, strict=True):
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
@@ -167,11 +166,11 @@ def test_the_mask_drops_what_was_asked_independently() -> None:
     assert float(off.abs().max()) < 5 / math.sqrt(n)
 
 
-@pytest.mark.parametrize("name", AGGREGATION)
+@pytest.mark.parametrize("name", HOST_KERNELS)
 def test_dropout_near_one_and_the_expectation(name: str) -> None:
     assert AttentionRule(0.2, 0.0, 0).threshold == 0
     assert AttentionRule(0.2, 1 - 2**-33, 0).threshold == 2**32 - 1
-    lists, k = random_lists(3, 5, 9, 6), aggregation_backend(name)
+    lists, k = random_lists(3, 5, 9, 6), HOST_KERNELS[name]
     z, a, logit = torch.randn(5, 2, 3), torch.randn(2, 3), torch.randn(3, 2)
     plain, _ = k.attend(lists, z, a, logit, AttentionRule(0.2, 0.0, 0))
     many = torch.stack([k.attend(lists, z, a, logit, AttentionRule(0.2, 0.5, key))[0] for key in range(400)])

@@ -103,7 +103,7 @@ def test_nothing_is_begun_for_a_process_that_has_ended(tmp_path, monkeypatch):
         ({"model": "gat"}, False),
         ({"dtype": "float64"}, False),
         ({"device": "cuda"}, False),
-        ({"kernel": "reference"}, False),
+        ({"kernel": "matrix"}, False),
     ],
 )
 def test_only_jobs_like_the_default_have_them_compiled(table, expected):

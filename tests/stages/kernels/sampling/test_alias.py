@@ -14,13 +14,13 @@ from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling import alias
 from millrace.stages.kernels.sampling.cpu import alias as cpu_alias
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.kernels.sampling.reference import alias as reference_alias
-from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.random import node_words
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
+from millrace.tests.oracles.sampling import alias as reference_alias
+from millrace.tests.oracles.sampling import backend as reference
 
 FULL = 1 << 32
 weights = st.lists(

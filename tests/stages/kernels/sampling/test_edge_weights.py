@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from millrace.stages.assignment import BulkRequest
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.edge_weights import scaled
-from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.graph import from_edges
 from millrace.tests.contracts.messages import graphs
+from millrace.tests.oracles.sampling import backend as reference
 
 
 def test_scaled_is_a_product_rounded_once():

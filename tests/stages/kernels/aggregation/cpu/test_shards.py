@@ -11,8 +11,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from millrace.stages.kernels import AGGREGATION, aggregation_backend
-from millrace.stages.kernels.aggregation import reference
 from millrace.stages.kernels.aggregation.attention_args import AttentionRule, EdgeNumbers
 from millrace.stages.kernels.aggregation.cpu import backend as aggregate_cpu
 from millrace.stages.kernels.aggregation.cpu import row_ranges as cut
@@ -22,6 +20,8 @@ from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.memory.arena import Arena, reusing
 from millrace.stages.memory.lazy_rows import LazyRows, base_and_ids
 from millrace.stages.random import draw, node_words
+from millrace.tests.contracts.aggregate_kernels import HOST_KERNELS
+from millrace.tests.oracles import aggregation as reference
 
 HEADS = 2
 
@@ -132,7 +132,7 @@ def sums(
     return total[:, :width], dx
 
 
-@pytest.mark.parametrize("name", AGGREGATION)
+@pytest.mark.parametrize("name", HOST_KERNELS)
 @example(case=RICH, width=4, weighted=True, scaled=True)
 @given(case=cases, width=widths, weighted=st.booleans(), scaled=st.booleans())
 @settings(deadline=None, max_examples=25)
@@ -149,7 +149,7 @@ def test_sums_are_those_of_the_dense_matrix(name: str, case: Case, width: int, w
     dense.index_put_((torch.from_numpy(lists.rows), torch.from_numpy(lists.indices).long()), weight, accumulate=True)
     want = (dense if scale is None else scale[:, None] * dense) @ x
     want.backward(grad)
-    got = sums(aggregation_backend(name), case, x.detach(), grad, coef, scale)
+    got = sums(HOST_KERNELS[name], case, x.detach(), grad, coef, scale)
     torch.testing.assert_close(got, (want.detach(), x.grad), rtol=1e-10, atol=1e-10)
 
 
@@ -172,7 +172,7 @@ def maxima(k: Any, case: Case, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor,
     return result, winner, dx
 
 
-@pytest.mark.parametrize("name", AGGREGATION)
+@pytest.mark.parametrize("name", HOST_KERNELS)
 @example(case=RICH, width=4, nan=True)
 @given(case=cases, width=widths, nan=st.booleans())
 @settings(deadline=None, max_examples=25)
@@ -182,7 +182,7 @@ def test_maxima_and_their_ties_are_those_of_the_whole_graph(name: str, case: Cas
     if nan:
         x[case.rand(V, width, salt=3) > 1] = torch.nan
     want, first = reference.maximum(case.lists, x)
-    got, winner, dx = maxima(aggregation_backend(name), case, x, grad)
+    got, winner, dx = maxima(HOST_KERNELS[name], case, x, grad)
     torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(winner, first.long())
     torch.testing.assert_close(dx, reference.maximum_backward(case.lists, first, grad), rtol=1e-12, atol=1e-12)
@@ -250,8 +250,8 @@ def test_attention_is_that_of_the_whole_graph(case: Case, width: int, dropout: f
     want = [out.detach(), log_sum.detach(), *torch.autograd.grad(out, leaves, grad)]
     plain = [x.detach() for x in leaves]
     steps = []
-    for name in AGGREGATION:
-        k = aggregation_backend(name)
+    for name in HOST_KERNELS:
+        k = HOST_KERNELS[name]
         found, way = attention(k, case, *plain, rule, grad)
         torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-9)
         steps.append(way)
@@ -262,9 +262,9 @@ def test_attention_is_that_of_the_whole_graph(case: Case, width: int, dropout: f
     torch.testing.assert_close(*steps, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", AGGREGATION)
+@pytest.mark.parametrize("name", HOST_KERNELS)
 def test_the_order_of_edges_in_a_list_does_not_matter_to_numbered_edges(name: str) -> None:
-    k, lists, rng = aggregation_backend(name), make_case(9, 60, 1, 5).lists, np.random.default_rng(0)
+    k, lists, rng = HOST_KERNELS[name], make_case(9, 60, 1, 5).lists, np.random.default_rng(0)
     edge = np.lexsort((rng.random(60), lists.rows)).astype(np.int32)
     other = InLists.of(lists.indptr, lists.indices[edge], 9)
     numbers = EdgeNumbers(np.zeros(9, np.int64), 60 + np.arange(9), edge)
@@ -297,7 +297,7 @@ def test_the_order_of_edges_in_a_list_does_not_matter_to_numbered_edges(name: st
         assert not torch.allclose(unnumbered, want) or want.shape == logit.shape
 
 
-@pytest.mark.parametrize("name", AGGREGATION)
+@pytest.mark.parametrize("name", HOST_KERNELS)
 def test_large_logits_stay_finite(name: str) -> None:
     case, rule = make_case(12, 60, 3, 8), AttentionRule(1.0, 0.0, 0)
     z, a, logit, grad = (
@@ -306,17 +306,17 @@ def test_large_logits_stay_finite(name: str) -> None:
         case.rand(12, HEADS, salt=2),
         case.rand(12, HEADS, 4, salt=3),
     )
-    near, _ = attention(aggregation_backend(name), case, z, a, logit, rule, grad)
+    near, _ = attention(HOST_KERNELS[name], case, z, a, logit, rule, grad)
     for shift in (2000, -2000):
-        far, _ = attention(aggregation_backend(name), case, z, a, logit + shift, rule, grad)
+        far, _ = attention(HOST_KERNELS[name], case, z, a, logit + shift, rule, grad)
         far[1] -= shift
         torch.testing.assert_close(far, near, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("name", AGGREGATION)
+@pytest.mark.parametrize("name", HOST_KERNELS)
 def test_a_later_shard_may_outweigh_the_first_by_far(name: str) -> None:
     """The old row's factor underflows to 0, and so does the new one's the other way round."""
-    k, rule = aggregation_backend(name), AttentionRule(1.0, 0.0, 0)
+    k, rule = HOST_KERNELS[name], AttentionRule(1.0, 0.0, 0)
     one, none = InLists.of(np.array([0, 1]), np.array([0], np.int32), 1), np.array([0], np.int32)
     a, logit = torch.ones(1, 1), torch.zeros(1, 1)
     for values in ([1.0, 3000.0], [3000.0, 1.0]):
@@ -383,10 +383,10 @@ def test_named_rows_are_read_where_they_lie(rows: IntArray | None) -> None:
     assert base_and_ids(named)[1] is ids
 
 
-@pytest.mark.parametrize("name", AGGREGATION)
+@pytest.mark.parametrize("name", HOST_KERNELS)
 @pytest.mark.parametrize("shape", [(0,), (1,), (7,), (3, 5), (2, 0)])
 def test_rows_are_taken_and_added(name: str, shape: tuple[int, ...]) -> None:
-    k, x = aggregation_backend(name), torch.randn(6, *shape, dtype=torch.float64)
+    k, x = HOST_KERNELS[name], torch.randn(6, *shape, dtype=torch.float64)
     factor = torch.randn(6, dtype=torch.float64)
     for ids in (np.array([4, 0, 5]), np.array([], np.int32)):
         assert torch.equal(k.take_rows(x, ids), x[ids.astype(np.int64)])

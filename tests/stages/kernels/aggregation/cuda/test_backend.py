@@ -17,7 +17,6 @@ from torch import Tensor
 
 from millrace.stages.kernels import aggregation_backend, aggregation_on, products_cuda
 from millrace.stages.kernels.aggregation import lists as lists_cuda
-from millrace.stages.kernels.aggregation import reference
 from millrace.stages.kernels.aggregation.attention_args import AttentionRule
 from millrace.stages.kernels.aggregation.lists import InLists
 from millrace.stages.memory.lazy_rows import LazyRows
@@ -26,6 +25,7 @@ from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph
 from millrace.tests.contracts.aggregate_kernels import random_lists, results
 from millrace.tests.contracts.aggregations import CALLS
+from millrace.tests.oracles import aggregation as reference
 from millrace.tests.stages.kernels.aggregation.cpu.test_shards import (
     HEADS,
     attention,

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from millrace.stages.assignment import SeedPlan
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.sample.labor import LaborSampler
 from millrace.storage.errors import InputError
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.tests.contracts.typed import typed_dataset, typed_graphs
+from millrace.tests.oracles.sampling import backend as reference
 
 numbers = st.sampled_from([-1, 1, 2, 3, 70])
 

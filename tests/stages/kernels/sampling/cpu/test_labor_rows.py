@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.cpu import labor_rows
-from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.random import node_words
 from millrace.storage.graph import Graph
+from millrace.tests.oracles.sampling import backend as reference
 
 
 def graph_of(rows: list[np.ndarray], num_nodes: int) -> Graph:

@@ -14,13 +14,13 @@ from millrace.stages.assignment import SeedPlan
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.cpu.draw import BLOCK_ROWS
-from millrace.stages.kernels.sampling.reference import backend as reference
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import from_edges
 from millrace.storage.typed.graph_types import GraphTypes
 from millrace.tests.contracts.typed import typed_dataset, typed_graphs
+from millrace.tests.oracles.sampling import backend as reference
 
 ROWS = 5 * BLOCK_ROWS
 numbers = st.sampled_from([-1, 1, 2, 3, 70])

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...random import draw, node_words
-from .attention_args import AttentionRule, EdgeNumbers
-from .lists import InLists, IntArray
+from millrace.stages.kernels.aggregation.attention_args import AttentionRule, EdgeNumbers
+from millrace.stages.kernels.aggregation.lists import InLists, IntArray
+from millrace.stages.random import draw, node_words
 
 
 def _edges(lists: InLists, rows: IntArray | None = None) -> tuple[Tensor, Tensor]:

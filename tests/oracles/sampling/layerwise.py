@@ -12,9 +12,18 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from .....storage.graph import Graph
-from ..layerwise import Drawn, LayerSample, factors, fraction_bits, integers, same_scale, squares, weight_scale
-from .skeleton import edges_of, extract, normalise, sample, select
+from millrace.stages.kernels.sampling.layerwise import (
+    Drawn,
+    LayerSample,
+    factors,
+    fraction_bits,
+    integers,
+    same_scale,
+    squares,
+    weight_scale,
+)
+from millrace.storage.graph import Graph
+from millrace.tests.oracles.sampling.skeleton import edges_of, extract, normalise, sample, select
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,21 +73,7 @@ def ladies(
     keep_positions: bool = False,
     workspace: object = None,
 ) -> list[LayerSample]:
-    """Sample k minibatches layer by layer: columns in proportion to the squared weights that the minibatch's own rows
-    give them.
-
-    Args:
-        graph: in-neighbour lists.
-        seeds: k vectors of distinct node ids.
-        keys: uint64 [k, L], the stream of each minibatch and hop.
-        sizes: L numbers, nearest the seeds first: nodes drawn per hop; fewer if the rows have fewer neighbours.
-        debias: see `LadiesSampler`; all but "with_replacement" give the same structure.
-        keep_positions: also return the positions of edges in the graph's edge arrays.
-        workspace: buffers to reuse (compiled kernels only).
-
-    Returns:
-        k samples.
-    """
+    """See `cpu.layerwise.ladies`: the same arguments, the same bits."""
     return _layers(graph, seeds, keys, sizes, debias, every_row=False, keep_positions=keep_positions)
 
 
@@ -92,8 +87,7 @@ def fastgcn(
     keep_positions: bool = False,
     workspace: object = None,
 ) -> list[LayerSample]:
-    """As `ladies`, but columns are drawn in proportion to the squared weights that all V rows give them, whatever the
-    minibatch."""
+    """See `cpu.layerwise.fastgcn`: the same arguments, the same bits."""
     return _layers(graph, seeds, keys, sizes, debias, every_row=True, keep_positions=keep_positions)
 
 

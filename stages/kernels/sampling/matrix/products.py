@@ -11,7 +11,6 @@ from .. import exponential_race
 from ..numbering import DenseNumbering
 from ..samples import EdgeList
 from ..sparse import Sparse, adjacency
-from .skeleton import edges_of, extract
 
 __all__ = ["adjacency", "choose", "induced", "multiply"]
 TOGETHER = False
@@ -89,6 +88,11 @@ def induced(graph: Graph, known: DenseNumbering, keep_positions: bool = False) -
     """EXTRACT: all edges of the graph between the known nodes, with their weights if it has any; with `keep_positions`
     also where they are in its edge arrays."""
     nodes = known.nodes.astype(np.int64)
-    indptr, indices, positions = extract(graph, edges_of(graph), nodes, nodes)
+    number = np.full(graph.num_nodes, -1, np.int32)
+    number[nodes] = np.arange(len(nodes), dtype=np.int32)
+    rows = [np.arange(graph.indptr[v], graph.indptr[v + 1]) for v in nodes]
+    kept = [row[number[graph.indices[row]] >= 0] for row in rows]
+    positions = np.concatenate([np.empty(0, np.int64), *kept])
+    indptr = np.cumsum([0, *map(len, kept)]).astype(np.int32)
     weight = None if graph.edge_weight is None else graph.edge_weight[positions]
-    return EdgeList(indptr, indices, positions if keep_positions else None, weight)
+    return EdgeList(indptr, number[graph.indices[positions]], positions if keep_positions else None, weight)

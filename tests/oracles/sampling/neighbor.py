@@ -20,12 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from .....storage.graph import Graph
-from ....random import branches, draw, node_words
-from ..alias import AliasTable
-from ..samples import EdgeList, NeighborSample
-from . import alias
-from .skeleton import edges_of, normalise, select
+from millrace.stages.kernels.sampling.alias import AliasTable
+from millrace.stages.kernels.sampling.samples import EdgeList, NeighborSample
+from millrace.stages.random import branches, draw, node_words
+from millrace.storage.graph import Graph
+from millrace.tests.oracles.sampling import alias
+from millrace.tests.oracles.sampling.skeleton import edges_of, normalise, select
 
 
 def _columns(P: sp.csr_array, r: int) -> npt.NDArray[np.int64]:
@@ -77,27 +77,7 @@ def neighbor(
     by_relation: npt.NDArray[np.int64] | None = None,
     workspace: object = None,
 ) -> list[NeighborSample]:
-    """Sample k minibatches node by node.
-
-    Args:
-        graph: in-neighbour lists.
-        seeds: k vectors of distinct node ids.
-        keys: uint64 [k, L], the stream of each minibatch and hop.
-        fanout: L numbers, nearest the seeds first; -1 takes every in-edge.
-        replace: draw independently (an edge may come twice; rows without in-edges stay empty).
-        table: draw in proportion to the weights that it is made of, and never an edge of weight 0; None draws
-            uniformly. Without replacement: successive sampling, see `sampling.alias`.
-        expand: "new": only newly found nodes are expanded in the next hop; "all": every node so far, again.
-        keep_positions: also return each edge's position in the graph's edge arrays.
-        keep_weights: also return each edge's weight in the graph.
-        by_relation: int64 [L, R], of a graph with types: fanout of each hop and relation, in place of `fanout`; each
-            relation of a row is drawn for itself, by a stream of its own. Positions are kept, and the weight of an edge
-            is the number of its row's edges in its relation divided by the number kept.
-        workspace: buffers to reuse (compiled kernels only).
-
-    Returns:
-        k samples.
-    """
+    """See `cpu.neighbor.neighbor`: the same arguments, the same bits."""
     A = edges_of(graph)
     k = len(seeds)
     nodes = [np.asarray(s, np.int64) for s in seeds]

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from .....storage.graph import Graph
-from ....random import GOLDEN, mix
-from ..layerwise import Drawn, budget, clock, complete, dart_word, with_replacement
+from millrace.stages.kernels.sampling.layerwise import Drawn, budget, clock, complete, dart_word, with_replacement
+from millrace.stages.random import GOLDEN, mix
+from millrace.storage.graph import Graph
 
 
 def select(frontiers: Sequence[npt.NDArray[np.integer]], num_nodes: int) -> sp.csr_array:

@@ -3,10 +3,10 @@
 import numpy as np
 import numpy.typing as npt
 
-from .....storage.graph import Graph
-from ....random import draw, draw_word
-from .. import exponential_race
-from ..alias import RACE, SLOT_BITS, AliasTable, tries
+from millrace.stages.kernels.sampling import exponential_race
+from millrace.stages.kernels.sampling.alias import RACE, SLOT_BITS, AliasTable, tries
+from millrace.stages.random import draw, draw_word
+from millrace.storage.graph import Graph
 
 FULL = 1 << SLOT_BITS
 _LOW = FULL - 1

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
-from .....storage.graph import Graph
-from ....random import node_words
-from .. import exponential_race
-from ..samples import NeighborSample
-from .neighbor import extract_rows
-from .skeleton import edges_of, select
+from millrace.stages.kernels.sampling import exponential_race
+from millrace.stages.kernels.sampling.samples import NeighborSample
+from millrace.stages.random import node_words
+from millrace.storage.graph import Graph
+from millrace.tests.oracles.sampling.neighbor import extract_rows
+from millrace.tests.oracles.sampling.skeleton import edges_of, select
 
 
 def labor(
@@ -33,29 +33,7 @@ def labor(
     by_relation: npt.NDArray[np.int64] | None = None,
     workspace: object = None,
 ) -> list[NeighborSample]:
-    """Sample k minibatches node by node, with one random number per source node and minibatch.
-
-    Args:
-        graph: in-neighbour lists.
-        seeds: k vectors of distinct node ids.
-        keys: uint64 [k], the stream of each minibatch: all its hops share it.
-        fanout: L numbers, nearest the seeds first; -1 takes every in-edge.
-        poisson: keep an edge into v iff its source's number is below fanout / degree(v); else keep the min(fanout,
-            degree) edges whose sources have the smallest numbers (of parallel edges, the first).
-        weight: float32 [E], with rows of exact size only: a source's number u becomes the time -log2(u) / weight of
-            each of its edges, and a row keeps its first edges (an exponential race that rows share); never an edge of
-            weight 0.
-        expand: see `reference.neighbor.neighbor`.
-        keep_positions: see there.
-        iterations: with `poisson` and without `weight` only: how often a hop's importance is computed anew. A row v
-            then keeps the edge of a source t with chance min(1, c_v pi_t), and says 1 / chance in `EdgeList.weight`.
-        by_relation: int64 [L, R], of a graph with types: fanout of each hop and relation, in place of `fanout`; each
-            relation of a row is a row of its own, with the same numbers, and `EdgeList.weight` has 1 / chance.
-        workspace: buffers to reuse (compiled kernels only).
-
-    Returns:
-        k samples, rows in the graph's own order.
-    """
+    """See `cpu.labor.labor`: the same arguments, the same bits."""
     A, k = edges_of(graph), len(seeds)
     nodes = [np.asarray(s, np.int64) for s in seeds]
     begin, ends = [0] * k, [[len(s)] for s in nodes]
