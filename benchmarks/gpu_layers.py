@@ -167,7 +167,7 @@ class Layer:
     @classmethod
     def of(cls, lab: Lab, indptr: np.ndarray, indices: np.ndarray, num_src: int) -> "Layer":
         """Bytes of a block's arrays on the host."""
-        lists = InLists.of(indptr, indices, num_src)
+        lists = InLists.from_arrays(indptr, indices, num_src)
         edges = torch.stack([torch.from_numpy(lists.indices.astype(np.int64)), torch.from_numpy(lists.rows)]).to(
             lab.device
         )
@@ -216,7 +216,7 @@ def layers(lab: Lab) -> None:
             ours, theirs = (partial(f, layer, a_src, a_dst) for f in (_attention, _pyg_attention))
             _compare(lab, f"attention of layer {i + 1}", layer, ours, theirs, x, HIDDEN)
         with lab.attempt(f"layers: lists by source of layer {i + 1}"):
-            there = lists.on(lab.device)
+            there = lists.to_device(lab.device)
             least = 12 * lists.num_edges + 16 * lists.num_src
             # A copy knows nothing of what was made for the original.
             ms = lab.ms(lambda there=there: replace(there).transposed)

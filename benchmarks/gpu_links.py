@@ -31,7 +31,7 @@ def link_bulks(lab: Lab) -> None:
     chosen = np.random.default_rng(0).integers(graph.num_edges, size=batch * sizes[-1])
     ends = graph.indices[chosen], np.searchsorted(graph.indptr, chosen, side="right") - 1
     labels = np.stack([*ends, np.zeros(len(chosen), np.int64)], axis=1).astype(np.int64)
-    links = TrainPairs.of(graph, Pairs(labels, {}), Negatives())
+    links = TrainPairs.from_graph(graph, Pairs(labels, {}), Negatives())
     for expand in ("new", "all"):
         sampler = NeighborSampler(FANOUT, expand=expand)
         without, name = WithoutOwnEdges(sampler), "sampling links" + ", all nodes again" * (expand == "all")

@@ -74,7 +74,7 @@ def measure_algorithms(args: argparse.Namespace, report: dict[str, Any]) -> None
     """Section ``algorithms``."""
     graph = make(RECIPES[args.recipe], 0)
     train = np.sort(np.random.default_rng(0).permutation(graph.num_nodes)[: args.train])
-    samplers, degrees = [NeighborSampler(args.fanout), LadiesSampler(args.sizes)], Degrees.of(graph.in_degree)
+    samplers, degrees = [NeighborSampler(args.fanout), LadiesSampler(args.sizes)], Degrees.histogram(graph.in_degree)
     print(
         f"\nALGORITHMS: {args.recipe}, {graph.num_nodes:,} nodes, {graph.num_edges:,} edges; {len(train):,} seeds, "
         f"minibatches of {args.batch}; k of each rank in a bulk. Words sent and messages waited for by a rank, mean; "

@@ -77,7 +77,7 @@ class Lines:
     def meet(cls, group: Group, grid: Grid) -> "Lines":
         """Make both groups; all ranks of `group` call this, once for each c."""
         c = grid.replication
-        return cls(grid.among(group, f"column of {c}"), grid.across(group, f"row of {c}"))
+        return cls(grid.subgroup(group, f"column of {c}"), grid.across(group, f"row of {c}"))
 
 
 @dataclass

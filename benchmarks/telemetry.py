@@ -95,7 +95,7 @@ def switched(kind: str, browser: Browser):
     os.environ["MILLRACE_TELEMETRY"], before = kind, os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(SWITCH), *([before] if before else [])])
     is_on = runpy.run_path(str(SWITCH / "sitecustomize.py"))["is_on"]
-    shown, poll, tell = rank_work.show_run, plugin.MillracePage._poll, publisher._Publisher.tell
+    shown, poll, tell = rank_work.show_run, plugin.MillracePage._poll, publisher._Publisher.publish
     browser.on = is_on(0)
 
     @contextmanager
@@ -105,7 +105,7 @@ def switched(kind: str, browser: Browser):
     if kind == "off":
         rank_work.show_run = hidden
     plugin.MillracePage._poll = lambda self: poll(self) if browser.on else None
-    publisher._Publisher.tell = lambda self, **message: (
+    publisher._Publisher.publish = lambda self, **message: (
         tell(self, **message) if browser.on or "about" in message else None
     )
 
@@ -118,7 +118,7 @@ def switched(kind: str, browser: Browser):
     try:
         yield hear
     finally:
-        rank_work.show_run, plugin.MillracePage._poll, publisher._Publisher.tell = shown, poll, tell
+        rank_work.show_run, plugin.MillracePage._poll, publisher._Publisher.publish = shown, poll, tell
         del os.environ["MILLRACE_TELEMETRY"]
         if before is None:
             del os.environ["PYTHONPATH"]

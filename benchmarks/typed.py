@@ -61,7 +61,7 @@ def checker(folder: Path, fanout: tuple[int, ...]) -> Check:
     """See `check.check_relations`."""
     from millrace.stages.kernels.row_block.relation_rows import RelationRows
 
-    cut = RelationRows.of(load(folder))
+    cut = RelationRows.from_graph(load(folder))
     return lambda path, expand: check_relations(cut, path, fanout, expand)
 
 

@@ -63,8 +63,8 @@ class Unfused(nn.Module):
         if lists not in self._lists:
             n, loops = lists.num_dst, np.arange(lists.num_dst)
             indices = np.insert(lists.indices, lists.indptr[1:], loops.astype(lists.indices.dtype))
-            both = InLists.of(lists.indptr + np.arange(n + 1), indices, lists.num_src)
-            self._lists[lists] = both, InLists.of(both.transposed.indptr, both.transposed.edge, both.num_edges)
+            both = InLists.from_arrays(lists.indptr + np.arange(n + 1), indices, lists.num_src)
+            self._lists[lists] = both, InLists.from_arrays(both.transposed.indptr, both.transposed.edge, both.num_edges)
         return self._lists[lists]
 
 

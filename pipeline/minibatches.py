@@ -229,7 +229,7 @@ def minibatches(
     check_samples(sampling, samples)
     _check(sampling)
     placement = placement_of(sampling.job, data, edges, loops=True)
-    return Minibatches(sampling, Outline.of(data, job), placement, samples, rank, ranks)
+    return Minibatches(sampling, Outline.from_dataset(data, job), placement, samples, rank, ranks)
 
 
 def _check(sampling: Sampling) -> None:

@@ -44,7 +44,7 @@ from .setup.run_folder import (
     write_atomically,
 )
 from .setup.simulated_clients import client_record, with_clients
-from .telemetry.console import heard
+from .telemetry.console import console_events
 from .telemetry.control import Control
 from .telemetry.events import Emit, Note
 from .telemetry.heartbeat import Heartbeat
@@ -135,7 +135,7 @@ def run(
     call = RunCall(
         dataset, system, model, code, out=out, resume=resume, samples=samples, config=config, options=options
     )
-    with allowing(allow_code), heard(emit, verbose) as tell:
+    with allowing(allow_code), console_events(emit, verbose) as tell:
         return _run(call, Control(tell, stop, save))
 
 

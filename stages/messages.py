@@ -62,9 +62,7 @@ class Seeded(Protocol):
     def pairs(self) -> Pairs | None: ...
 
     @property
-    def pair_time(self) -> npt.NDArray[np.number] | None:
-        """See `Placement.pair_time`."""
-        ...
+    def pair_time(self) -> npt.NDArray[np.number] | None: ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,7 +44,7 @@ def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None, first: 
     found = _array(nodes)
     names = None
     if found.dtype.kind in "Uiu" and found.ndim < 2 and dataset is not None and dataset.node_names is not None:
-        names = NodeNames.of(dataset.node_names).between(range(first, first + num_nodes))
+        names = NodeNames.from_values(dataset.node_names).between(range(first, first + num_nodes))
     if dataset is not None and names is not None and found.dtype.kind == "U":
         # Nodes of other types may have the same names.
         wanted = found.reshape(-1).tolist()

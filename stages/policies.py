@@ -106,7 +106,7 @@ class FetchPolicy(Protocol):
 class KeepsRows(FetchPolicy, Protocol):
     """A policy whose fetchers read rows that were put on the device once."""
 
-    def rows_there(self, features: FeatureStore, job: RankJob, locked: bool = False) -> Tensor | None:
+    def device_rows(self, features: FeatureStore, job: RankJob, locked: bool = False) -> Tensor | None:
         """[V, F], all rows in the memory of the job's device, as fetchers read them; None if they lie on the host. With
         `locked`, also those in locked memory of the host, which kernels of the device read."""
         ...

@@ -91,7 +91,7 @@ def write_dataset(
     }
     arrays: dict[str, Rows] = {**of_graph, "labels": dataset.labels, **{name: getattr(split, name) for name in SPLITS}}
     arrays |= {name: array for name in OF_SOME_GRAPHS if (array := getattr(graph, name)) is not None}
-    names = None if dataset.node_names is None else NodeNames.of(dataset.node_names)
+    names = None if dataset.node_names is None else NodeNames.from_values(dataset.node_names)
     if names is not None:
         arrays |= {"node_name_text": names.text, "node_name_starts": names.starts}
     arrays |= {name: array for name in PAIR_ARRAYS if (array := getattr(dataset, name)) is not None}
@@ -291,8 +291,8 @@ def check_loaded(store: Store, dataset: Dataset, graph: GraphAccess) -> None:
     made = DatasetDigests(dataset, remade=True)
     if graph == "memory":
         store.require_digest("graph", made["graph"])
-    store.require_digest("labels", made.of("labels"))
-    store.require_digest("split", made.of(*SPLITS))
+    store.require_digest("labels", made.combined("labels"))
+    store.require_digest("split", made.combined(*SPLITS))
 
 
 @dataclass(frozen=True, eq=False)

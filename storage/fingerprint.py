@@ -219,7 +219,7 @@ class DatasetDigests:
             self._known[name] = self._make(name)
         return self._known[name]
 
-    def of(self, *names: str) -> str:
+    def combined(self, *names: str) -> str:
         """Digest of several arrays: `digest_arrays` of them."""
         return digest_record({name: self[name] for name in names})
 
@@ -245,8 +245,8 @@ class DatasetDigests:
         return {
             "graph": self["graph"],
             "features": self["features"],
-            "labels": self.of("labels"),
-            "split": self.of(*SPLITS),
+            "labels": self.combined("labels"),
+            "split": self.combined(*SPLITS),
             **({"edge_features": self["edge_features"]} if self._dataset.num_edge_features else {}),
         }
 

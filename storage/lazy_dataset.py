@@ -84,7 +84,6 @@ class LazyGraph(Graph):
 
     @property
     def time_unit(self) -> str | None:
-        """See `Graph.time_unit`."""
         return checked_unit(self._store)
 
     @property
@@ -111,12 +110,10 @@ class LazyGraph(Graph):
 
     @cached_property
     def edge_weight(self) -> npt.NDArray[np.float32] | None:
-        """See `Graph.edge_weight`."""
         return self._of_edges("edge_weight") if "edge_weight" in self._store else None
 
     @cached_property
     def edge_id(self) -> npt.NDArray[np.int64] | None:
-        """See `Graph.edge_id`."""
         return self._of_edges("edge_id") if "edge_id" in self._store else None
 
     @cached_property
@@ -127,12 +124,10 @@ class LazyGraph(Graph):
 
     @cached_property
     def edge_time(self) -> npt.NDArray[Any] | None:
-        """See `Graph.edge_time`."""
         return self._times("edge_time", self.num_edges)
 
     @cached_property
     def node_time(self) -> npt.NDArray[Any] | None:
-        """See `Graph.node_time`."""
         return self._times("node_time", self.num_nodes)
 
     def _times(self, name: str, count: int) -> npt.NDArray[Any] | None:
@@ -252,7 +247,6 @@ class LazyDataset(Dataset):
 
     @cached_property
     def pair_time(self) -> npt.NDArray[Any] | None:
-        """See `Dataset.pair_time`."""
         return self._store.read("pair_time") if "pair_time" in self._store else None
 
     @cached_property
@@ -265,7 +259,6 @@ class LazyDataset(Dataset):
 
     @cached_property
     def pair_features(self) -> npt.NDArray[np.float32] | None:
-        """See `Dataset.pair_features`."""
         return self._store.read("pair_features") if "pair_features" in self._store else None
 
     @property
@@ -288,7 +281,6 @@ class LazyDataset(Dataset):
 
     @cached_property
     def labels(self) -> npt.NDArray[Any]:
-        """See `Dataset.labels`."""
         return self._store.read("labels")
 
     @cached_property
@@ -300,7 +292,6 @@ class LazyDataset(Dataset):
 
     @cached_property
     def node_names(self) -> NodeNames | None:
-        """See `Dataset.node_names`."""
         return open_names(self._store) if self._names else None
 
     def check(self) -> "Dataset":

@@ -38,7 +38,7 @@ class NodeNames(Sequence[str]):
     """True if the names are whole numbers in the input, False if they are text there; None: see `are_integers`."""
 
     @classmethod
-    def of(cls, names: Iterable[Any]) -> "NodeNames":
+    def from_values(cls, names: Iterable[Any]) -> "NodeNames":
         """Build from strings, or whole numbers, one for each node."""
         if isinstance(names, NodeNames):
             return names
@@ -220,7 +220,7 @@ class NodeNames(Sequence[str]):
             whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], pa.large_string())
         _, starts, text = whole.buffers()
         if not len(whole):
-            return cls.of([])
+            return cls.from_values([])
         offsets = np.frombuffer(starts, np.int64)[whole.offset : whole.offset + len(whole) + 1]
         letters = np.frombuffer(text, np.uint8) if text is not None else np.empty(0, np.uint8)
         return cls(letters[offsets[0] : offsets[-1]], offsets - offsets[0], False)

@@ -49,7 +49,7 @@ def start(job: Job) -> Engine:
     if kind == "links":
         sampler = WithoutOwnEdges(sampler)
         kinds = np.zeros((len(job.seeds), 1), np.int64)
-        links = TrainPairs.of(graph, Pairs(np.concatenate([job.pairs(), kinds], axis=1), {}), Negatives())
+        links = TrainPairs.from_graph(graph, Pairs(np.concatenate([job.pairs(), kinds], axis=1), {}), Negatives())
     workspace = cpu.Workspace()
     stages: dict[str, float] = defaultdict(float)
     epochs = iter(range(1 << 30))

@@ -66,7 +66,7 @@ def measure(task: Task) -> dict[str, Any]:
     found = measured(task, data, config(task), started)
     own = 1000 * clock.taken() / (task.minibatches * (task.epochs + 2))
     found["parts_ms"] |= {"forward_backward": found["parts_ms"]["forward_backward"] - own, "head": own}
-    links = TrainPairs.of(data.graph, Pairs(data.pairs, {}), None)
+    links = TrainPairs.from_graph(data.graph, Pairs(data.pairs, {}), None)
     plan = LinkPlan(data.split.train, PAIRS, 8, 0, links=links)
     return {**found, **sizes_of(mr.NeighborSampler(FANOUT), data.graph, plan)}
 

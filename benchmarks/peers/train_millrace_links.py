@@ -37,7 +37,7 @@ def dataset(task: Task) -> mr.Dataset:
 
 def sizes(data: mr.Dataset) -> dict[str, float]:
     """See `train_millrace.sizes`."""
-    links = TrainPairs.of(data.graph, Pairs(data.labels, {}), Negatives())
+    links = TrainPairs.from_graph(data.graph, Pairs(data.labels, {}), Negatives())
     plan = LinkPlan(data.split.train, PAIRS, 8, 0, links=links)
     return sizes_of(WithoutOwnEdges(mr.NeighborSampler(FANOUT)), data.graph, plan)
 

@@ -78,7 +78,7 @@ def main() -> NoReturn:
     os.dup2(2, 1)  # a print in a user's module must not be taken for a message
     lock = threading.Lock()
 
-    def tell(message: dict[str, Any]) -> None:
+    def send(message: dict[str, Any]) -> None:
         with lock:
             messages.write(json.dumps(message) + "\n")
 
@@ -86,9 +86,9 @@ def main() -> NoReturn:
     threading.Thread(target=_follow_lifeline, daemon=True).start()
     status = 0
     try:
-        tell({"report": _run(spec, sys.argv[1], tell)})
+        send({"report": _run(spec, sys.argv[1], send)})
     except BaseException as e:
-        tell({"failed": _failure(e)})
+        send({"failed": _failure(e)})
         status = 1
     messages.flush()
     sys.stderr.flush()
@@ -132,7 +132,7 @@ def _follow_orders(store: Any, generation: int, stop: threading.Event, save: thr
             save.set()
 
 
-def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+def _run(spec: RankSpec, own_host: str, send: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     import torch
 
     from ...stages.kernels.runtime.threads import set_num_threads
@@ -152,11 +152,11 @@ def _run(spec: RankSpec, own_host: str, tell: Callable[[dict[str, Any]], None]) 
         target=_follow_orders, args=(connect(spec.meeting), spec.generation, stop, save), daemon=True
     ).start()
     work = _train if spec.fill is None else _fill
-    return asdict(work(spec, own_host, tell, clock, stop, save))
+    return asdict(work(spec, own_host, send, clock, stop, save))
 
 
 def _fill(
-    spec: RankSpec, own_host: str, tell: Tell, clock: Any, stop: threading.Event, save: threading.Event
+    spec: RankSpec, own_host: str, send: Tell, clock: Any, stop: threading.Event, save: threading.Event
 ) -> "Filled":
     """Draw this rank's share of a store of minibatches."""
     from torch.distributed.distributed_c10d import PrefixStore
@@ -169,14 +169,14 @@ def _fill(
     from .rendezvous import connect
     from .sample_by_owners import sample_by_owners
 
-    order, teller = unpickled(spec.fill), _Teller(tell, steps=False)
+    order, teller = unpickled(spec.fill), _Teller(send, steps=False)
     group = Gloo(
         PrefixStore(f"{spec.generation}/gloo", connect(spec.meeting)),
         spec.rank,
         spec.size,
         Ledger(),
         host=own_host,
-        on_wait=lambda text: tell({"event": "Note", "text": text}),
+        on_wait=lambda text: send({"event": "Note", "text": text}),
         slow_peer_warning_s=order.slow_peer_warning_s,
     )
     assert spec.parts is not None
@@ -185,7 +185,7 @@ def _fill(
 
 
 def _train(
-    spec: RankSpec, own_host: str, tell: Tell, clock: Any, stop: threading.Event, save: threading.Event
+    spec: RankSpec, own_host: str, send: Tell, clock: Any, stop: threading.Event, save: threading.Event
 ) -> "RankReport":
     """Train this rank's share."""
     import torch
@@ -215,7 +215,7 @@ def _train(
             size,
             ledger,
             host=own_host,
-            on_wait=lambda text: tell({"event": "Note", "text": text}),
+            on_wait=lambda text: send({"event": "Note", "text": text}),
             slow_peer_warning_s=job.cluster.slow_peer_warning_s,
         )
 
@@ -226,11 +226,11 @@ def _train(
     reporting, alive = None, lambda: True
     if prepared.has_minibatches:
         queue, alive = queue_for_rank(prepared, spec.queue, spec.samples)
-        reporting = ReportingQueue(queue, tell, prepared.minibatches_per_epoch)
+        reporting = ReportingQueue(queue, send, prepared.minibatches_per_epoch)
     alone = spec.queue is None and spec.samples is None
-    teller = _Teller(tell, steps=spec.rank == 0 or goes_on)
+    teller = _Teller(send, steps=spec.rank == 0 or goes_on)
     with Heartbeat(
-        spec.rank, clock, ledger, reporting if alone else None, teller, lambda pulse: tell({"shown": vars(pulse)})
+        spec.rank, clock, ledger, reporting if alone else None, teller, lambda pulse: send({"shown": vars(pulse)})
     ) as heart:
         return train_and_evaluate(
             prepared,
@@ -286,8 +286,8 @@ def _prepared(spec: RankSpec, job: Any) -> Any:
 class _Teller:
     """Sends events as messages: steps at intervals, and none that the driver hears from the first rank already."""
 
-    def __init__(self, tell: Callable[[dict[str, Any]], None], steps: bool) -> None:
-        self._tell, self._steps = tell, steps
+    def __init__(self, send: Callable[[dict[str, Any]], None], steps: bool) -> None:
+        self._tell, self._steps = send, steps
         self._step_at = 0.0
 
     def __call__(self, event: Any) -> None:

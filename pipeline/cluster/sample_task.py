@@ -41,7 +41,7 @@ def sample_bulk(order: SampleOrder, epoch: int, number: int) -> dict[str, Any]:
     Raises:
         RunError: the queue cannot be written.
     """
-    graph, plan, kernel, queue = _opened.of(order)
+    graph, plan, kernel, queue = _opened.opened(order)
     if getattr(_local, "order", None) != order:
         _local.order, _local.workspace = order, kernel.Workspace() if hasattr(kernel, "Workspace") else None
     start = time.perf_counter()
@@ -67,7 +67,7 @@ class _Opened:
     lock: threading.Lock = field(default_factory=threading.Lock)
     held: tuple[Any, ...] = ()
 
-    def of(self, order: SampleOrder) -> tuple[Any, ...]:
+    def opened(self, order: SampleOrder) -> tuple[Any, ...]:
         with self.lock:
             if not self.held or self.held[0] != order:
                 self.held = ()

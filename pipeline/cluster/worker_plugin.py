@@ -11,5 +11,4 @@ class IgnoreSignals(WorkerPlugin):
     """A signal to a whole tree of processes is for its driver, and workers have to last until that is done with it."""
 
     def setup(self, worker: Any) -> None:
-        """See `WorkerPlugin.setup`."""
         leave_signals_to_driver()

@@ -50,7 +50,7 @@ def record_type(section: str, registry: Registry[Any], table: Mapping[str, Any])
     return found
 
 
-def needs_topology_there(job: Job) -> bool:
+def device_topology_only(job: Job) -> bool:
     """True if the job keeps neighbour lists in the host's memory, where its sampler's GPU kernels do not read them."""
     kind = record_type("sampler", SAMPLERS, dict(job.sampler))
     return job.gpu.topology == "pinned" and bool(getattr(kind, "needs_topology_there", False))

@@ -69,7 +69,7 @@ def show(client: Client, about: Callable[[], dict[str, Any]], run: str, emit: Em
             address = f"{str(client.dashboard_link).removesuffix('/status')}/{PAGE}"
             emit(Note(f"{what}: {address}?token={token}"))
             heard = _Publisher(client, TOPIC, run, emit)
-            heard.tell(about=about())
+            heard.publish(about=about())
     except Exception as e:
         emit(_no_page(what, f"{type(e).__name__}: {e}"))
     if heard is None:
@@ -82,7 +82,7 @@ def show(client: Client, about: Callable[[], dict[str, Any]], run: str, emit: Em
         ended = "interrupted" if isinstance(e, Interrupted | KeyboardInterrupt) else f"failed: {e}"
         raise
     finally:
-        heard.tell(ended=ended)
+        heard.publish(ended=ended)
         heard.close()
 
 
@@ -138,10 +138,10 @@ class _Publisher:
             if heard := event.done == event.total or now - self._advanced >= EVERY_S:
                 self._advanced = now
         if heard:
-            self.tell(said={"event": type(event).__name__, **vars(event)})
+            self.publish(said={"event": type(event).__name__, **vars(event)})
         self._emit(event)
 
-    def tell(self, **message: Any) -> None:
+    def publish(self, **message: Any) -> None:
         """Queue a message: see `history.History.record_driver`."""
         self._messages.put({"run": self._run, **message})
 

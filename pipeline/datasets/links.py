@@ -435,7 +435,6 @@ def _check_apart(sets: Mapping[str, PairArray], dataset: Dataset, relation: _Rel
 
 
 def _as_labels(sets: Mapping[str, PairArray]) -> tuple[PairArray, Split]:
-    """See `storage.links.pairs`."""
     rows, first, numbers, none = [], 0, {}, sets["train"][:0]
     for name in SPLITS:
         pairs = sets.get(name, none)

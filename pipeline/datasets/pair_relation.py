@@ -106,7 +106,7 @@ def _one_group(graph: Graph, number: int) -> tuple[list[tuple[int, ...]], list[s
     assert graph.types is not None
     keys, relations, notes = _Keys(graph), graph.types.relations, []
     source, name, destination = relations[number]
-    found, pairs = _reverses(graph.types, number, keys), keys.of(number)
+    found, pairs = _reverses(graph.types, number, keys), keys.of_relation(number)
     for r, (src, _, dst) in enumerate(relations):
         text = ",".join(relations[r])
         if r in found:
@@ -115,7 +115,7 @@ def _one_group(graph: Graph, number: int) -> tuple[list[tuple[int, ...]], list[s
         ways = [(src, dst) == (destination, source), (src, dst) == (source, destination)]
         if r == number or not any(ways) or not len(pairs):
             continue
-        also = [contains(of(r), pairs) for of, there in zip((keys.turned, keys.of), ways) if there]
+        also = [contains(of(r), pairs) for of, there in zip((keys.turned, keys.of_relation), ways) if there]
         if (share := np.any(also, axis=0).mean()) >= 0.5:
             notes.append(
                 f"Edges of {text} join {share:.0%} of the pairs of {name} too, and stay; where they would not be known "
@@ -161,7 +161,10 @@ def _reverses(types: GraphTypes, number: int, keys: "_Keys") -> list[int]:
         if r == number or (src, dst) != (destination, source):
             continue
         by_name = other == REVERSE + name or name == REVERSE + other
-        if by_name or (len(keys.of(r)) == len(keys.of(number)) and np.array_equal(keys.turned(r), keys.of(number))):
+        if by_name or (
+            len(keys.of_relation(r)) == len(keys.of_relation(number))
+            and np.array_equal(keys.turned(r), keys.of_relation(number))
+        ):
             found.append(r)
     return found
 
@@ -176,7 +179,7 @@ class _Keys:
         ends = np.cumsum(np.bincount(graph.edge_type, minlength=graph.types.num_relations))
         self._keys = [np.unique(part) for part in np.split(edge_keys(graph)[order], ends[:-1])]
 
-    def of(self, relation: int) -> PairArray:
+    def of_relation(self, relation: int) -> PairArray:
         """int64, of its edges."""
         return self._keys[relation]
 

@@ -165,7 +165,7 @@ class GivenPairs:
     """[n], the column time of the table, if it has one."""
 
     @classmethod
-    def of(cls, pairs: Any, dataset: Dataset) -> "GivenPairs":
+    def read(cls, pairs: Any, dataset: Dataset) -> "GivenPairs":
         """Pairs of an array, a tensor or a list, or of a file: a table, whose dates count as those of the dataset, or
         ``.npy``.
 
@@ -213,7 +213,7 @@ def read_pairs(path: Path, dataset: Dataset, ends: Ends | None = None) -> tuple[
     Raises:
         InputError: see `read_sets`.
     """
-    given = GivenPairs.of(path, dataset)
+    given = GivenPairs.read(path, dataset)
     return given.ends(slice(None), dataset, ends), given.time
 
 
@@ -233,7 +233,7 @@ def as_pairs(pairs: Any, dataset: Dataset, what: str, ends: Ends | None = None) 
         raise InputError(f"{what} has shape {list(rows.shape)}; expected pairs [n, 2]{fix}")
     ends = ends or node_ranges(dataset.graph.types, dataset.num_nodes)
     if rows.dtype.kind in "UOiu" and dataset.node_names is not None:
-        names = NodeNames.of(dataset.node_names)
+        names = NodeNames.from_values(dataset.node_names)
         try:
             if dataset.graph.types is None:
                 rows = names.meant(rows.reshape(-1)).reshape(-1, 2)
@@ -280,7 +280,6 @@ def sets_of(pairs: Mapping[str, Any] | str | Path, dataset: Dataset) -> tuple[di
 
 
 def _given_sets(pairs: Mapping[str, Any], dataset: Dataset) -> tuple[dict[str, PairArray], Times]:
-    """See `sets_of`."""
     for name in pairs:
         if name not in (*SETS, *TIMES):
             raise InputError(

@@ -79,7 +79,7 @@ def predict_edges(
         use = "predict_links" if result.task == "link" else "predict"
         raise InputError(f"{trained.folder} predicts no labels of edges (task {result.task}); use mr.{use}")
     of_split = isinstance(pairs, str) and pairs in SPLITS
-    call = Call(dataset, options, Workers.of(workers, scheduler, cluster, client), emit)
+    call = Call(dataset, options, Workers.from_arguments(workers, scheduler, cluster, client), emit)
     found = opened(trained, call, "predict_edges", labelled=of_split)
     data = found.data
     types = types_of_pairs(result, data)

@@ -120,7 +120,7 @@ def embed(
         StoreError: something in the run's folder is damaged.
     """
     of_split = isinstance(nodes, str) and nodes in BY_LABELS
-    call = Call(dataset, options, Workers.of(workers, scheduler, cluster, client), emit)
+    call = Call(dataset, options, Workers.from_arguments(workers, scheduler, cluster, client), emit)
     found = opened(run, call, "embed", model, labelled=of_split)
     num_layers = int(layered(found.model).num_layers)
     if layer is None and found.of_pairs:

@@ -54,7 +54,9 @@ def evaluate_run(
         StoreError: the model is damaged, or does not fit the dataset.
     """
     trained = load(run, model=model, device=device, emit=emit)
-    found = opened(trained, Call(dataset, options, Workers.of(workers, scheduler, cluster), emit), "evaluate")
+    found = opened(
+        trained, Call(dataset, options, Workers.from_arguments(workers, scheduler, cluster), emit), "evaluate"
+    )
     result, data = trained.result, found.data
     classes = result.num_classes if result.task != "link" else 1
     of_edges = data.has_edge_labels
@@ -101,7 +103,7 @@ def evaluate_run(
 def _measures(trained: TrainedRun, data: Dataset) -> Measures:
     """The built-in metrics of a run; its own loss and metrics are not kept."""
     task, train = data.task, trained.config.train
-    outline = Outline.of(data, balanced=train.loss.is_balanced)
+    outline = Outline.from_dataset(data, balanced=train.loss.is_balanced)
     own_loss = "loss" in trained.result.fingerprint
     wanted = {*train.metrics, *ALWAYS.get(task, ())} - {"accuracy", *(["loss"] if own_loss else [])}
     loss = None if own_loss else loss_of(train.loss, outline, OwnCode())

@@ -130,10 +130,10 @@ def predict_links(
             f"pairs are given, but the task of {trained.folder} is {trained.result.task}; leave them out, or train "
             'with task = "link"'
         )
-    call = Call(dataset, options, Workers.of(workers, scheduler, cluster, client), emit)
+    call = Call(dataset, options, Workers.from_arguments(workers, scheduler, cluster, client), emit)
     found = opened(trained, call, "predict_links", labelled=False)
     data, types = found.data, types_of_pairs(trained.result, found.data)
-    given = GivenPairs.of(pairs, data)
+    given = GivenPairs.read(pairs, data)
     related = given.relations if relation is None and types is not None and types.predicts_several else relation
     groups = list(asked_of_each(types, related, len(given), trained.folder))
     wanted, first = np.empty((len(given), 2), np.int64), np.zeros((len(given), 2), np.int64)
@@ -168,10 +168,12 @@ def ends_at(wanted: PairArray, times: Any, read: Any, found: Opened, trained: Tr
         raise InputError(f"times are given, but {trained.folder} was trained without them; leave them out")
     graph, given = found.data.graph, read if times is None else times
     if not temporal:
-        return Ends.of(wanted, None, graph.num_nodes)
+        return Ends.from_pairs(wanted, None, graph.num_nodes)
     if given is None:
-        return Ends.of(wanted, np.full(len(wanted), np.inf), graph.num_nodes)
-    return Ends.of(wanted, like_edges(as_moments(given, "times", len(wanted), graph.time_unit), graph), graph.num_nodes)
+        return Ends.from_pairs(wanted, np.full(len(wanted), np.inf), graph.num_nodes)
+    return Ends.from_pairs(
+        wanted, like_edges(as_moments(given, "times", len(wanted), graph.time_unit), graph), graph.num_nodes
+    )
 
 
 def ends_called(wanted: PairArray, data: Dataset) -> npt.NDArray[Any] | None:

@@ -17,7 +17,7 @@ def device_of(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters() if p.is_floating_point()), torch.device("cpu"))
 
 
-def chunks_there(model: nn.Module, data: Dataset, job: Job, seeds: int | None) -> temporal.Chunk | None:
+def device_chunks(model: nn.Module, data: Dataset, job: Job, seeds: int | None) -> temporal.Chunk | None:
     """Outputs over draws of the model's GPU; None if the host draws: it has the model, or the run's ``kernel`` says so.
 
     Args:
@@ -32,17 +32,17 @@ def chunks_there(model: nn.Module, data: Dataset, job: Job, seeds: int | None) -
     if device.type != "cuda" or by_host:
         return None
     # Needs Triton.
-    from ...stages.evaluate.temporal_cuda import ChunksThere
+    from ...stages.evaluate.temporal_cuda import DeviceChunks
 
     timed_graph(data.graph).on_device(job.gpu.topology)
     stores = data.features, data.graph.edge_features if reads_edges(model) else None
     # One minibatch reads the rows of its own nodes; others share rows.
     several = seeds is None or seeds > temporal.CHUNK
-    rows = [_rows_there(x, device, job) if x is not None and several else None for x in stores]
-    return ChunksThere(data.graph, *rows)
+    rows = [_device_rows(x, device, job) if x is not None and several else None for x in stores]
+    return DeviceChunks(data.graph, *rows)
 
 
-def _rows_there(features: FeatureStore, device: torch.device, job: Job) -> Tensor | None:
+def _device_rows(features: FeatureStore, device: torch.device, job: Job) -> Tensor | None:
     """All rows where kernels of the device read them, as ``gpu.features`` says; None if neither the device nor the host
     has room for a copy."""
     from ...stages.fetch.gather_cuda import upload

@@ -25,7 +25,7 @@ from ..setup.result import Result
 from ..telemetry.events import Emit, Note, StageAdvanced
 from .by_tasks import Workers, outputs_by_tasks
 from .finished_run import TrainedRun, load
-from .on_device import chunks_there, device_of
+from .on_device import device_chunks, device_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +81,8 @@ class Opened:
         return times
 
     def chunk(self, seeds: int | None = None) -> Chunk | None:
-        """Who computes outputs by time: see `chunks_there`."""
-        return chunks_there(self.model, self.data, self.job, seeds)
+        """Who computes outputs by time: see `device_chunks`."""
+        return device_chunks(self.model, self.data, self.job, seeds)
 
     def outputs(
         self,
@@ -169,17 +169,17 @@ def opened(
             )
         own = isinstance(dataset, Dataset) and call.options is None
         data = dataset if own else open_dataset(dataset, options=call.options or DEFAULT_OPTIONS)
-        _tell_device(run, by, emit)
+        _note_device(run, by, emit)
         return Opened(as_model(run), data, None, type(run).__name__, data.task, data.class_names, resolve({}), by)
     trained = run if isinstance(run, TrainedRun) else load(run, model=model, emit=emit)
-    _tell_device(trained.model, by, emit)
+    _note_device(trained.model, by, emit)
     how: dict[str, Any] = {"lazy": by is not None, "labelled": labelled, "options": call.options}
     result, data = trained.result, trained.open_dataset(dataset, emit=emit, **how)
     names, of_edges = result.class_names, result.labels_of == "edges"
     return Opened(trained.model, data, trained.folder, result.model, result.task, names, trained.config, by, of_edges)
 
 
-def _tell_device(model: nn.Module, workers: Workers | None, emit: Emit) -> None:
+def _note_device(model: nn.Module, workers: Workers | None, emit: Emit) -> None:
     """Tell a user whose model is on a GPU that workers leave it alone."""
     if workers is not None and device_of(model).type == "cuda":
         emit(Note("workers compute on processors; without them (workers, scheduler) this process would use the GPU"))

@@ -60,7 +60,7 @@ def predict(
         StoreError: something in the run's folder is damaged.
     """
     of_split = isinstance(nodes, str) and nodes in BY_LABELS
-    call = Call(dataset, options, Workers.of(workers, scheduler, cluster, client), emit)
+    call = Call(dataset, options, Workers.from_arguments(workers, scheduler, cluster, client), emit)
     found = opened(run, call, "predict", model, labelled=of_split)
     data, classes = found.data, found.class_names
     if found.task == "link":

@@ -88,7 +88,9 @@ def recommend(
     """
     trained = run if isinstance(run, TrainedRun) else load(run, model=model, emit=emit)
     wanted = Wanted(k, nodes, relation, exclude_known, time)
-    found = _open(trained, wanted, Call(dataset, options, Workers.of(workers, scheduler, cluster, client), emit))
+    found = _open(
+        trained, wanted, Call(dataset, options, Workers.from_arguments(workers, scheduler, cluster, client), emit)
+    )
     pieces = list(found.pieces(len(found.sources), emit))
     return pieces[0]
 
@@ -186,7 +188,7 @@ def _open(trained: TrainedRun, wanted: Wanted, call: Call, of_text: bool = False
     emit(StageEnded("predict", time.perf_counter() - start))
     names = None
     if data.node_names is not None:
-        every = NodeNames.of(data.node_names)
+        every = NodeNames.from_values(data.node_names)
         names = every.between(of_sources), every.between(among)
     return Recommender(
         trained.model, NodeRows(ids, rows), sources, known, of, k, (of_sources.start, among.start), names
@@ -203,7 +205,9 @@ def _known(data: Dataset, of: Asked, when: Any, exclude: bool) -> KnownPairs:
     if when is not None and data.task == "link" and data.pair_time is not None:
         labels = labels[data.pair_time < when]
     labels = labels[_of_relation(labels, data, of)]
-    return KnownPairs.of(Graph(graph.indptr, graph.indices, types=types, edge_type=graph.edge_type), labels, edges)
+    return KnownPairs.from_graph(
+        Graph(graph.indptr, graph.indices, types=types, edge_type=graph.edge_type), labels, edges
+    )
 
 
 def _of_relation(labels: Any, data: Dataset, of: Asked) -> npt.NDArray[np.bool_]:

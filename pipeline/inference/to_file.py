@@ -50,7 +50,7 @@ class FileRequest:
     @property
     def computed_by(self) -> Workers | None:
         """Who computes outputs; None: this process."""
-        return Workers.of(self.workers, self.scheduler, self.cluster)
+        return Workers.from_arguments(self.workers, self.scheduler, self.cluster)
 
     @property
     def arguments(self) -> dict[str, Any]:

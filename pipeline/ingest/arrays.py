@@ -195,7 +195,7 @@ class Matrix(NamedTuple):
             kept, given = narrow(rows, self.kind), rows
             rows = widen(kept, self.kind)
             if self.kind != "float32":
-                loss = NarrowLoss.of_record(record["loss"]) + NarrowLoss.of(given, rows, self.kind)
+                loss = NarrowLoss.of_record(record["loss"]) + NarrowLoss.from_rows(given, rows, self.kind)
                 record["loss"] = loss.record()
         self._put_sample(first, rows, self._sample)
         if self.npy:

@@ -296,7 +296,7 @@ def convert(
         RunError: the disk is full, a file is lost, or workers are killed; the same call goes on.
     """
     from ..config.load import resolve
-    from ..telemetry.console import heard
+    from ..telemetry.console import console_events
 
     require_options(options)
     if not isinstance(out, str | os.PathLike):
@@ -306,7 +306,7 @@ def convert(
     job = resolve(table).model_copy(update={"read": options or ReadOptions()})
     if isinstance(source, str | Path):
         job = job.model_copy(update={"dataset": str(source)})
-    with heard(emit, verbose) as listener:
+    with console_events(emit, verbose) as listener:
         given = None if isinstance(source, str | Path) else source
         to = out if isinstance(out, str) and is_url(out) else expanded(out)
         return convert_job(job, given, to, Formats(features, graph, feature_dtype), memory, workers, listener)

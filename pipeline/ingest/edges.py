@@ -128,7 +128,7 @@ def spill_edges(work: EdgeWork, own: EdgeTable, number: int, span: Span) -> dict
             more = [x for x in (w.weight, w.rows) if x is not None]
             for at, a, b, kind, relation in _ways(work, own, src, dst):
                 rows = b.astype(np.int64) * work.relations + relation if work.relations else b
-                writers[at].add(cells.of(b, kind), edge_keys(a, rows, work.num_nodes), *more)
+                writers[at].add(cells.numbered(b, kind), edge_keys(a, rows, work.num_nodes), *more)
     except BaseException as e:
         for writer in writers:
             writer.__exit__(type(e), e, None)
@@ -205,8 +205,8 @@ def _cleaned(
     if own.width:
         rows, given = own.feature_rows.of_batch(batch)
         bad = taken_out(rows)
-        held.seen += Seen.of(rows, bad, begin, given)
-        rows = own.treatment.of(rows, bad)
+        held.seen += Seen.from_rows(rows, bad, begin, given)
+        rows = own.treatment.apply(rows, bad)
     if own.width < work.width:
         rows = _widened(rows, batch.num_rows, work.width)
     if own.weighted:

@@ -79,7 +79,7 @@ def treatment_of(rows: FeatureRows, spans: Sequence[Span], run: Run) -> Treatmen
         found = middle_bins(run("bins", "medians of features", count_values, each(dict.fromkeys(gaps))))
         wanted = {c: bins for c, (bins, _) in found.items()}
         medians = medians_of(run("medians", "medians", count_values, each(wanted)), found, moments.known)
-    return Treatment.by(options, moments, medians)
+    return Treatment.from_moments(options, moments, medians)
 
 
 def measure(rows: FeatureRows, span: Span) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def measure(rows: FeatureRows, span: Span) -> dict[str, Any]:
     found = Moments.none(rows.width)
     for _, x, _ in rows.parts(span):
         bad = taken_out(x)
-        found += Moments.of(normalized_rows(x, rows.options), bad)
+        found += Moments.from_rows(normalized_rows(x, rows.options), bad)
     return found.record()
 
 
@@ -205,5 +205,5 @@ class _Cleaning:
     ) -> npt.NDArray[np.float32]:
         """Rows after cleaning; `numbers` is that of the first row's node, or those of all."""
         bad = taken_out(x)
-        self.seen += Seen.of(x, bad, numbers, given)
-        return self._treatment.of(x, bad)
+        self.seen += Seen.from_rows(x, bad, numbers, given)
+        return self._treatment.apply(x, bad)

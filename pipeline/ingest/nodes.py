@@ -202,7 +202,7 @@ class NodeTable:
         written = self._run("features", "features", task, items)
         seen = sum(map(Seen.of_record, written), Seen.none(self.width))
         seen.check(options, notes, self.columns.features)
-        columns_of.tell_normalized(seen.magnitude, options, notes)
+        columns_of.note_normalized(seen.magnitude, options, notes)
         card += treatment.columns_of(seen, self.columns.features, of)
         if moved:
             cells = cells_of(self.map.num_nodes)

@@ -35,10 +35,10 @@ from ..datasets.cleaning.edges import (
     WeightFaults,
     check_range,
     check_weights,
+    note_loops,
+    note_repeats,
+    note_reverses,
     settled_direction,
-    tell_loops,
-    tell_repeats,
-    tell_reverses,
 )
 from ..datasets.cleaning.filling import Seen, Treatment
 from ..datasets.cleaning.node_ids import check_id_column, unknown
@@ -198,7 +198,7 @@ class Ingest:
         except UnequalListsError as e:
             raise self._explained(own) from e
 
-    def _tell_edge_features(self, own: EdgeTable, totals: dict[str, Any], notes: list[str]) -> None:
+    def _note_edge_features(self, own: EdgeTable, totals: dict[str, Any], notes: list[str]) -> None:
         """Note what features of edges hold. Raises InputError: see `Seen.check`."""
         seen, columns, key = Seen.of_record(totals["features"]), own.columns.features, own.table.source.type
         seen.check(replace(self.settings.options, normalize_features="none"), notes, columns, "edge")
@@ -298,18 +298,18 @@ class Ingest:
                 check_range(name, low, high, num_nodes)
         if self.ignored:
             notes.append(IGNORED)
-        self._tell_edge_features(self.tables[0], totals, notes)
+        self._note_edge_features(self.tables[0], totals, notes)
         check_weights(WeightFaults(totals["infinite"], totals["negative"], totals["least_weight"]))
-        tell_loops(totals["loops"], totals["first_loop"], options, notes)
+        note_loops(totals["loops"], totals["first_loop"], options, notes)
         if options.direction == "reverse":
             notes.append(REVERSED)
         found = self._sorted(work)
         repeats = [r["repeats"] for r in found]
         first = next((key for count, key in repeats if count), 0)
-        tell_repeats((sum(c for c, _ in repeats), first), num_nodes, work.weighted, work.width > 0, options, notes)
+        note_repeats((sum(c for c, _ in repeats), first), num_nodes, work.weighted, work.width > 0, options, notes)
         before, after = sum(r["before"] for r in found), sum(r["edges"] for r in found)
         settled_direction(all(r["symmetric"] for r in found), before, options, None, notes)
-        tell_reverses(before, after, notes)
+        note_reverses(before, after, notes)
         return found
 
     def _sorted(self, work: edge_tasks.EdgeWork) -> list[dict[str, Any]]:
@@ -365,7 +365,7 @@ class Ingest:
         entries = matrix.make()
         if nodes.width:
             return self._written(matrix, entries, nodes.write_features(matrix, treatment, self.notes, self.card))
-        columns_of.tell_missing(options, self.notes)
+        columns_of.note_missing(options, self.notes)
         begins = np.cumsum([0, *(r["rows"] for r in groups)]).tolist()
         ends = [edge_tasks.sorted_file(self.folder, "indptr", k) for k in range(len(groups))]
         items = [(self.folder, matrix, ends[k], k, begins[k], r["rows"]) for k, r in enumerate(groups)]

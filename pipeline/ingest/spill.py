@@ -61,7 +61,7 @@ class Cells:
     def __len__(self) -> int:
         return self._firsts[-1]
 
-    def of(self, numbers: npt.NDArray[np.integer], kind: int) -> npt.NDArray[np.int16]:
+    def numbered(self, numbers: npt.NDArray[np.integer], kind: int) -> npt.NDArray[np.int16]:
         """int16, cells of numbers in range `kind`."""
         within = numbers - self._offsets[kind] if kind else numbers
         cells = (within >> self._shifts[kind]).astype(np.int16)

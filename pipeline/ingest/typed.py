@@ -14,7 +14,7 @@ from ..datasets.cleaning.edges import IGNORED, WeightFaults, check_weights
 from ..datasets.cleaning.filling import Treatment
 from ..datasets.cleaning.node_ids import check_id_column, unknown
 from ..datasets.cleaning.options import ReadOptions
-from ..datasets.cleaning.typed import note_of_types, noted, reversed_relations, tell_unweighted
+from ..datasets.cleaning.typed import note_of_types, note_unweighted, noted, reversed_relations
 from ..datasets.readers.graph import about, check_ends, check_options, dropped_note
 from ..datasets.readers.parquet import UnequalListsError, feature_rows, labels_of
 from ..datasets.schema.columns import Columns
@@ -92,7 +92,7 @@ class TypedIngest(Ingest):
         if given and options.edge_weights == "ignore":
             self.later_notes.append(IGNORED)
         elif given:
-            tell_unweighted([key for key in edges if key not in given], self.later_notes)
+            note_unweighted([key for key in edges if key not in given], self.later_notes)
         return edges
 
     def _make_types(self, edges: Mapping[RelationType, Table], columns: Mapping[RelationType, Columns]) -> None:
@@ -165,7 +165,7 @@ class TypedIngest(Ingest):
                 check_weights(WeightFaults(found["infinite"], found["negative"], found["least_weight"]))
             own_notes, own = list[str](), next(own for own in self.tables if own.table.source.type == key)
             with about(f"relation {','.join(key)}"):
-                self._tell_edge_features(own, found, own_notes)
+                self._note_edge_features(own, found, own_notes)
             self.notes += [f"Relation {','.join(key)}: {note}" for note in own_notes]
 
     # -- features

@@ -34,7 +34,6 @@ class UrlFile:
 
     @property
     def suffixes(self) -> list[str]:
-        """See `Path.suffixes`."""
         return PurePosixPath(self.name).suffixes
 
     def resolve(self) -> "UrlFile":

@@ -95,7 +95,7 @@ def conv_weights(model: nn.Module, library: Library) -> list[State]:
     Raises:
         InputError: the model is another one, or a convolution has no counterpart there.
     """
-    return [_there(conv, _names(conv, library)) for conv in _convs(model, library)]
+    return [_translated(conv, _names(conv, library)) for conv in _convs(model, library)]
 
 
 def set_conv_weights(model: nn.Module, convs: Sequence[Any], library: Library) -> nn.Module:
@@ -148,7 +148,7 @@ def _names(conv: nn.Module, library: Library) -> dict[str, tuple[str, str]]:
     return names
 
 
-def _there(conv: nn.Module, names: Mapping[str, tuple[str, str]]) -> State:
+def _translated(conv: nn.Module, names: Mapping[str, tuple[str, str]]) -> State:
     state: State = {}
     for name, value in conv.state_dict().items():
         other, form = names[name]

@@ -74,7 +74,7 @@ class ManyTypes:
             graph = Graph(indptr, nothing, None, np.empty(0, np.int64), None, types, kinds)
         if self.weighted:
             graph = replace(graph, edge_weight=self._weights(weight_attr)[graph.edge_id])
-        self.graph, self.relations = graph, RelationRows.of(graph)
+        self.graph, self.relations = graph, RelationRows.from_graph(graph)
 
     def _edges(self, relation: EdgeType) -> tuple[IdArray, IdArray]:
         """Global ids of an edge type's sources and destinations."""
@@ -244,7 +244,7 @@ class ManyTypes:
             time[first:stop] = value
         rows = self.relations.graph
         assert rows.edge_id is not None
-        timed = TimedGraph.of(rows, time[rows.indices if of_nodes else rows.edge_id])
+        timed = TimedGraph.from_graph(rows, time[rows.indices if of_nodes else rows.edge_id])
         lasts = tuple(last and (r[0] if of_nodes else r) in values for r in self.types.relations)
         return Times(timed, lasts, time if of_nodes else None, frozenset(values if of_nodes else ()))
 

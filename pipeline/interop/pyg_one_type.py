@@ -97,7 +97,7 @@ class OneType:
             )
         assert graph.edge_id is not None
         try:
-            timed = TimedGraph.of(graph, time[graph.indices] if of_nodes else time[graph.edge_id])
+            timed = TimedGraph.from_graph(graph, time[graph.indices] if of_nodes else time[graph.edge_id])
         except InputError as e:
             raise InputError(f"time_attr: data.{time_attr}: {e}") from None
         return Times(timed, (last,), time if of_nodes else None, frozenset([None] if of_nodes else []))

@@ -37,7 +37,7 @@ def grid_forecasts(at: Setting, job: Job) -> tuple[GridForecast, ...]:
         return ()
     # An epoch may have fewer minibatches than a bulk.
     bulk = min(job.queue.bulk_size, math.ceil(at.train / batch / job.ranks))
-    seen = Degrees.of(graph.in_degree)
+    seen = Degrees.histogram(graph.in_degree)
     degrees = Degrees(seen.nodes * at.growth, seen.edges * at.growth)
     link = (LATENCY_S, BANDWIDTH) if at.link is None else (at.link.latency_s, at.link.bandwidth)
     found = []

@@ -55,7 +55,7 @@ class Numbers:
         return self.task == "link" or self.pairs > 0
 
     @classmethod
-    def of(cls, dataset: Dataset) -> "Numbers":
+    def from_dataset(cls, dataset: Dataset) -> "Numbers":
         """The size of a dataset."""
         edges, width = dataset.has_edge_labels, dataset.num_classes
         of_labels = 4 * width if dataset.task in MATRIX_TASKS else 8

@@ -34,14 +34,14 @@ def _table(s: Candidate, nodes: float) -> float:
     return (1 + state_rows(s) + s.validates) * row_bytes_of(s) * nodes
 
 
-def _is_there(s: Candidate) -> bool:
+def _is_on_device(s: Candidate) -> bool:
     """True if rows are in the memory of GPUs, for a candidate that was `forecast.placed`."""
     return s.at.gpus > 0 and s.job.gpu.features == "device"
 
 
 def table_on_device(s: Candidate, nodes: float, ranks: int) -> float:
     """Memory of a rank's rows on its GPU, if they are there. See `table_memory`."""
-    return _table(s, nodes) / ranks if _is_there(s) else 0.0
+    return _table(s, nodes) / ranks if _is_on_device(s) else 0.0
 
 
 def table_memory(s: Candidate, nodes: float, ranks: int, gathers: bool) -> dict[str, int]:
@@ -56,7 +56,7 @@ def table_memory(s: Candidate, nodes: float, ranks: int, gathers: bool) -> dict[
     """
     if not row_bytes_of(s):
         return {}
-    whole, there = round(_table(s, nodes)), _is_there(s)
+    whole, there = round(_table(s, nodes)), _is_on_device(s)
     own = {} if there else {"learned": round(whole / ranks)}
     return own | ({"checkpoint": whole} if gathers and (ranks > 1 or there) else {})
 

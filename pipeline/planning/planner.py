@@ -17,7 +17,7 @@ from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ..config.aliases import with_options
 from ..config.systems import SYSTEMS
-from ..telemetry.console import heard
+from ..telemetry.console import console_events
 from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted
 from .choice import choice
 from .forecast import Forecast
@@ -101,7 +101,7 @@ def plan(
     where = (cluster or Cluster()).check(first.ranks)
     fitted, forecasts, seen, left_out = {}, [], {}, []
     with ExitStack() as exits:
-        tell = exits.enter_context(heard(emit, verbose))
+        tell = exits.enter_context(console_events(emit, verbose))
         scratch = exits.enter_context(tempfile.TemporaryDirectory(prefix="millrace-plan-"))
         trials = Trials(first, dataset, numbers, where, Path(scratch), tell, exits)
         at = trials.at

@@ -103,7 +103,7 @@ def plan_of(s: Candidate, seeds: Any) -> SeedPlan:
     if (pairs := pairs_of(data)) is None:
         return SeedPlan(*shape)
     negatives, time = negatives_of(job) if data.task == "link" else None, data.pair_time if s.reads_times else None
-    return LinkPlan(*shape, links=TrainPairs.of(data.graph, pairs, negatives, time))
+    return LinkPlan(*shape, links=TrainPairs.from_graph(data.graph, pairs, negatives, time))
 
 
 def measured(

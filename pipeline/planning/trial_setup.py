@@ -100,7 +100,7 @@ class Trials:
             if source is None or isinstance(source, str | Path):
                 spec = str(job.dataset if source is None else source)
             data = data or open_data(job, source, emit, lazy=True)
-            self.name, numbers = data.name, Numbers.of(data)
+            self.name, numbers = data.name, Numbers.from_dataset(data)
         else:
             self.name = f"{numbers.nodes:,} nodes and {numbers.edges:,} edges"
         stands_in = data is None or numbers.is_large
@@ -128,7 +128,7 @@ class Trials:
         room = gpus and (cluster.device_bytes or free // -(-per_host // gpus))
         most = MOST_RANKS if backend(job) == "gloo" else min(MOST_RANKS, max(2, gpus))
         self._ranks = min(job.ranks, most, max(2, per_host))
-        outline = Outline.of(data, job)
+        outline = Outline.from_dataset(data, job)
         if stands_in and not numbers.of_pairs:
             outline = replace(outline, task=numbers.task, num_classes=numbers.classes)
         self.at = Setting(data, numbers, outline, stands_in, per_host, threads, cores, gpus, room, cluster.link)

@@ -114,7 +114,7 @@ def overlaid(runs: list[Run], value: str, by_time: bool) -> Draw | None:
     if not curves:
         return None
 
-    def on(sheet: Sheet) -> None:
+    def draw(sheet: Sheet) -> None:
         (ax,) = sheet.rows([2.6])
         for name, points, style in curves:
             ax.plot(*points.T, label=name, marker="o" if len(points) < 30 else None, markersize=3, **style)
@@ -125,7 +125,7 @@ def overlaid(runs: list[Run], value: str, by_time: bool) -> Draw | None:
             by_epoch(ax)
         sheet.legend(*ax.get_legend_handles_labels())
 
-    return on
+    return draw
 
 
 def stacked(runs: list[Run], of: Callable[[Run], dict[str, float]], colours: dict[str, str], unit: str) -> Draw | None:
@@ -135,7 +135,7 @@ def stacked(runs: list[Run], of: Callable[[Run], dict[str, float]], colours: dic
     if not names:
         return None
 
-    def on(sheet: Sheet) -> None:
+    def draw(sheet: Sheet) -> None:
         (ax,) = sheet.rows([0.4 + 0.36 * len(bars)])
         left = np.zeros(len(bars))
         handles = []
@@ -148,7 +148,7 @@ def stacked(runs: list[Run], of: Callable[[Run], dict[str, float]], colours: dic
         ax.set_xlabel(unit)
         sheet.legend(handles, names)
 
-    return on
+    return draw
 
 
 def pictures_of(runs: list[Run]) -> dict[str, tuple[str, Draw]]:
@@ -190,4 +190,4 @@ def pictures_of(runs: list[Run]) -> dict[str, tuple[str, Draw]]:
             stacked(runs, by_memory, {**KINDS, "other": STAGES["other"]}, "MiB"),
         ),
     }
-    return {name: (caption, on) for name, (caption, on) in found.items() if on is not None}
+    return {name: (caption, draw) for name, (caption, draw) in found.items() if draw is not None}

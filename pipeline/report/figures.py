@@ -46,7 +46,7 @@ def thinned(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def when(run: RunRecord, line: Timeline, summary: Summary, first: float = 0.0) -> Draw:
     """Stages of the run, and below them the time of each rank by stage, from second `first` on."""
 
-    def on(sheet: Sheet) -> None:
+    def draw(sheet: Sheet) -> None:
         ranks = shown_ranks(line, summary)
         spans = [(s.stage, *line.positions([s.begin, s.end])) for s in run.history.spans]
         spans = [(stage, max(begin, first), end) for stage, begin, end in spans if end >= first]
@@ -80,7 +80,7 @@ def when(run: RunRecord, line: Timeline, summary: Summary, first: float = 0.0) -
         names = [name for name in ROWS if name in patches]
         sheet.legend([patches[name] for name in names], names)
 
-    return on
+    return draw
 
 
 def _stairs(ax: Any, edges: Any, low: Any, high: Any, **options: Any) -> Any:
@@ -105,7 +105,7 @@ def curves(run: RunRecord) -> Draw | None:
     if not history.epochs and not history.steps:
         return None
 
-    def on(sheet: Sheet) -> None:
+    def draw(sheet: Sheet) -> None:
         validated = [
             (e + 1, seen["validation"]) for e, seen in sorted(history.epochs.items()) if seen["validation"] is not None
         ]
@@ -161,7 +161,7 @@ def curves(run: RunRecord) -> Draw | None:
             for end in ends:
                 ax.axvline(end, color=INK, linewidth=0.8)
 
-    return on
+    return draw
 
 
 def bars_of_bytes(summary: Summary) -> Draw | None:
@@ -170,7 +170,7 @@ def bars_of_bytes(summary: Summary) -> Draw | None:
     if not rows:
         return None
 
-    def on(sheet: Sheet) -> None:
+    def draw(sheet: Sheet) -> None:
         (ax,) = sheet.rows([0.5 + 0.24 * len(rows)])
         ax.barh(
             range(len(rows)),
@@ -187,7 +187,7 @@ def bars_of_bytes(summary: Summary) -> Draw | None:
         ax.set_xticks([])
         ax.spines["bottom"].set_visible(False)
 
-    return on
+    return draw
 
 
 def pairs(summary: Summary) -> Draw | None:
@@ -196,7 +196,7 @@ def pairs(summary: Summary) -> Draw | None:
     if not tables:
         return None
 
-    def on(sheet: Sheet) -> None:
+    def draw(sheet: Sheet) -> None:
         size = len(next(iter(tables.values())))
         height = min(4.2, 1.0 + 0.42 * size)
         for ax, (channel, table) in zip(sheet.grid(len(tables), height, 2), tables.items()):
@@ -233,7 +233,7 @@ def pairs(summary: Summary) -> Draw | None:
                 + ("" if size <= WRITTEN_OUT else f", at most {amount(most)} a pair")
             )
 
-    return on
+    return draw
 
 
 def memory(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None:
@@ -244,7 +244,7 @@ def memory(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None:
         return None
     held = (run.result or {}).get("memory_bytes") or []
 
-    def on(sheet: Sheet) -> None:
+    def draw(sheet: Sheet) -> None:
         patches: dict[str, Any] = {}
         top = max(max(history[rank].rss_bytes) for rank in ranks) / 2**20
         for ax, rank in zip(
@@ -269,7 +269,7 @@ def memory(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None:
             ax.label_outer()
         sheet.legend(list(patches.values()), list(patches))
 
-    return on
+    return draw
 
 
 def _over_time(line: Timeline, log: RankLog, values: Any) -> np.ndarray[Any, Any]:
@@ -286,7 +286,7 @@ def queue_level(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None
         return None
     bound = max(queue[-1][3] for queue in levels.values())
 
-    def on(sheet: Sheet) -> None:
+    def draw(sheet: Sheet) -> None:
         axes = sheet.grid(2, 2.0, 2, sharex=True)
         for number, (label, queue) in enumerate(levels.items()):
             table = np.array(queue, dtype=float)
@@ -305,7 +305,7 @@ def queue_level(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None
         if len(levels) > 1:
             sheet.legend(*axes[0].get_legend_handles_labels())
 
-    return on
+    return draw
 
 
 def parts(run: RunRecord) -> Draw | None:
@@ -314,7 +314,7 @@ def parts(run: RunRecord) -> Draw | None:
     if quality is None:
         return None
 
-    def on(sheet: Sheet) -> None:
+    def draw(sheet: Sheet) -> None:
         count = len(quality.parts)
         rows = range(count)
         axes = sheet.grid(2, 0.7 + 0.22 * min(count, 24), 2)
@@ -334,7 +334,7 @@ def parts(run: RunRecord) -> Draw | None:
             ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
             ax.locator_params(axis="x", nbins=4)
 
-    return on
+    return draw
 
 
 def pictures_of(run: RunRecord, line: Timeline | None, summary: Summary) -> dict[str, tuple[str, Draw]]:
@@ -353,4 +353,4 @@ def pictures_of(run: RunRecord, line: Timeline | None, summary: Summary) -> dict
         found["memory"] = "Resident memory of each rank, and the known part of it.", memory(run, line, summary)
         found["queue"] = "Bulks and bytes that wait in the queue.", queue_level(run, line, summary)
     found["parts"] = "Nodes and in-edges of each part, and how many come from other parts.", parts(run)
-    return {name: (caption, on) for name, (caption, on) in found.items() if on is not None}
+    return {name: (caption, draw) for name, (caption, draw) in found.items() if draw is not None}

@@ -27,7 +27,7 @@ from ...storage.typed.graph_types import GraphTypes
 from ..config.capabilities import RefusedError, counted_types, needs_of
 from ..config.load import Job
 from ..config.optimizer import check_optimizer
-from ..config.records import needs_topology_there
+from ..config.records import device_topology_only
 from ..config.refusals import refuse
 from ..config.schema import Learned, Train
 from ..config.systems import SYSTEMS, System
@@ -271,7 +271,7 @@ def check_topology(job: Job) -> None:
     Raises:
         InputError: names the keys to change.
     """
-    if job.kernel == "cuda" and needs_topology_there(job):
+    if job.kernel == "cuda" and device_topology_only(job):
         raise InputError(
             f"kernel is 'cuda' and gpu.topology is 'pinned', but the sampler {job.sampler['name']} reads neighbour "
             "lists in the GPU's memory only; leave one of them out"

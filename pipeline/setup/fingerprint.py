@@ -60,7 +60,7 @@ def fingerprint_of(
     fingerprint = {
         **sample_fingerprint(job, dataset, system),
         "features": digests["feature_sample"],
-        "labels": digests.of("labels", "val"),
+        "labels": digests.combined("labels", "val"),
         "model": digest_record(model.description),
         "train": digest_record({**train, "dtype": job.dtype, "system": system.name}),
     }
@@ -86,7 +86,7 @@ def _system_digest(job: Job, digests: DatasetDigests, system: System) -> str:
     """Digest of a system's options that affect parameters, and of the nodes absent from its graph."""
     entry = SYSTEMS.find(system.name)
     options = {k: v for k, v in system.options.items() if k not in entry.free_options}
-    absent = {name: digests.of(name) for name in entry.absent_nodes(system)}
+    absent = {name: digests.combined(name) for name in entry.absent_nodes(system)}
     return digest_record({**system.schedule.record(job.epochs), "options": options, **absent})
 
 
@@ -110,7 +110,7 @@ def changed_since(fingerprint: Mapping[str, str], dataset: Dataset) -> list[str]
     """Names of what a dataset has otherwise than the data of a run with this fingerprint: labels, train nodes, or both.
     The rest is not compared, which for a large graph takes long."""
     digests = DatasetDigests(dataset)
-    found = {"labels": digests.of("labels", "val"), "seeds": sets_digest(dataset, digests)}
+    found = {"labels": digests.combined("labels", "val"), "seeds": sets_digest(dataset, digests)}
     differing = [key for key, value in found.items() if fingerprint.get(key, value) != value]
     if differing:
         # A run of an earlier version has other digests of the same arrays.
@@ -142,7 +142,7 @@ def _flat(**arrays: npt.NDArray[Any]) -> str:
 def sets_digest(dataset: Dataset, digests: DatasetDigests | None = None) -> str:
     """Digest of the train set: of its nodes, or of its pairs."""
     pairs = ["labels"] if dataset.of_pairs else []
-    return (digests or DatasetDigests(dataset)).of("train", *pairs)
+    return (digests or DatasetDigests(dataset)).combined("train", *pairs)
 
 
 def _drawn_by(job: Job, system: System) -> dict[str, str]:

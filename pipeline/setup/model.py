@@ -97,11 +97,10 @@ class Outline:
 
     @property
     def num_scores(self) -> int:
-        """See `Dataset.num_outputs`."""
         return outputs_of(self.task, self.num_classes)
 
     @classmethod
-    def of(cls, dataset: Dataset, job: Job | None = None, *, balanced: bool = False) -> "Outline":
+    def from_dataset(cls, dataset: Dataset, job: Job | None = None, *, balanced: bool = False) -> "Outline":
         """The outline of a dataset, with the learnt features of a job if one is given, and `train_counts` if the loss
         is balanced by them."""
         width = dataset.num_features if job is None else job.learned.num_read(dataset.num_features)
@@ -120,7 +119,6 @@ class Outline:
 
 
 def types_of(dataset: Dataset) -> dict[str, Any] | None:
-    """See `Outline.types`."""
     types = dataset.graph.types
     if types is None:
         return None

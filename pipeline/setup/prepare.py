@@ -109,7 +109,7 @@ def prepare(
     job, system = sampling.job, sampling.system
     check_losses(job, system)
     check_learned(job, system)
-    outline = Outline.of(dataset, job, balanced=job.train.loss.is_balanced)
+    outline = Outline.from_dataset(dataset, job, balanced=job.train.loss.is_balanced)
     part = model_of(job, outline, system, model)
     built = part.build()
     part = replace(part, reads_loops=reads_loops(built))

@@ -221,7 +221,7 @@ def _digests(dataset: Dataset) -> dict[str, str]:
     return {
         "graph": digests["graph"],
         "features": digests["feature_sample"],
-        "labels": digests.of("labels", "val"),
+        "labels": digests.combined("labels", "val"),
     }
 
 
@@ -256,7 +256,7 @@ def _holds(store: Store, dataset: Dataset) -> bool:
     if ("node_name_text" in store) != (dataset.node_names is not None):
         return False
     if dataset.node_names is not None:
-        names = NodeNames.of(dataset.node_names)
+        names = NodeNames.from_values(dataset.node_names)
         kept = (("node_name_text", names.text), ("node_name_starts", names.starts))
         if store.meta.get(INTEGER_NAMES) != names.integers:
             return False

@@ -29,7 +29,7 @@ class Pace:
     steps_per_epoch: int
 
     @classmethod
-    def of(cls, steps: Steps) -> "Pace":
+    def from_steps(cls, steps: Steps) -> "Pace":
         """The pace of an epoch of these steps."""
         return cls(steps.per_step, len(steps))
 
@@ -42,7 +42,7 @@ class Pace:
         """
         if "pace" in state:
             return cls(**state["pace"])
-        return cls.of(Steps(minibatches, train.per_step(len(state["ledgers"]))))
+        return cls.from_steps(Steps(minibatches, train.per_step(len(state["ledgers"]))))
 
     def position(self, steps: int, now: "Pace") -> tuple[int, int]:
         """Convert a number of steps taken at this pace to the pace `now`.

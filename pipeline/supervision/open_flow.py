@@ -34,7 +34,7 @@ def open_flow(run: ClusterRun, generation: int, workers: list[str]) -> Flow | No
         return Flow(queue)
     minibatches = sampling.minibatches_per_epoch
     steps = Steps(minibatches, job.train.per_step(run.ranks))
-    pace, found = Pace.of(steps), work.checkpoints(run.out).latest()
+    pace, found = Pace.from_steps(steps), work.checkpoints(run.out).latest()
     taken = Pace.written(found[1], job.train, minibatches).position(found[0].step, pace)[0] if found else 0
     epoch, step = divmod(taken, pace.steps_per_epoch)
     order = SampleOrder(

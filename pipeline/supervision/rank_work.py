@@ -116,7 +116,7 @@ class Filling:
     def begin(self, sampling: Sampling) -> None:
         """Make the store, once the nodes are cut."""
         store = self._create(sampling)
-        self._order = pickled(FillOrder.of(sampling, self._queue, store, threads_of_ranks(sampling)))
+        self._order = pickled(FillOrder.from_sampling(sampling, self._queue, store, threads_of_ranks(sampling)))
 
     def resume_point(self, out: Path) -> str:
         """Words for the place from which the command can go on."""

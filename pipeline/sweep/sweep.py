@@ -29,7 +29,7 @@ from ..setup.configure import tables_of_system
 from ..setup.open_data import absolute_source
 from ..setup.result import read_result, write_json
 from ..setup.run_folder import locked
-from ..telemetry.console import heard
+from ..telemetry.console import console_events
 from ..telemetry.events import Emit, Note, StageAdvanced, StageEnded, StageStarted
 from ..telemetry.main_metric import main_metric_of
 from .grid import Point, points
@@ -92,7 +92,7 @@ def sweep(
     Raises:
         InputError: the settings do not go together, or `out` holds another sweep.
     """
-    with heard(emit, verbose) as tell:
+    with console_events(emit, verbose) as tell:
         return _sweep(dataset, grid or {}, seeds, expanded(out), jobs, share, tell, config, options)
 
 

@@ -28,7 +28,7 @@ from ...stages.schedule.policies import Epochs
 from ...storage.errors import InputError
 from ..config.capabilities import Form, needs_of
 from ..config.job import Job
-from ..config.records import needs_topology_there, record_type
+from ..config.records import device_topology_only, record_type
 from ..config.refusals import refuse
 from ..config.schema import Section
 from ..config.systems import Inputs, Registered, System
@@ -131,7 +131,7 @@ def _draws_on_device(job: Job) -> bool:
     """True if the sampler has kernels for GPUs that draw from the job's topology."""
     kind = record_type("sampler", SAMPLERS, dict(job.sampler))
     if job.options.topology == "replicated":
-        return not needs_topology_there(job)
+        return not device_topology_only(job)
     return job.options.algorithm == "owners" and getattr(kind, "draws_by_owners_on_device", False)
 
 
@@ -258,7 +258,7 @@ class _Bulk(Registered):
             sample = LinksByOwners(**options, negatives=negatives)
         else:
             assert isinstance(sample, Sampled)
-            sample = SampledLinks.of(sample.sampler, negatives, hidden)
+            sample = SampledLinks.of_sampler(sample.sampler, negatives, hidden)
         if isinstance(fetch, ExchangeFetch):
             owned = {f.name: getattr(fetch, f.name) for f in fields(ExchangeFetch)}
             fetch = LinkExchangeFetch(**owned, sample=sample)

@@ -23,7 +23,7 @@ from ...stages.schedule.policies import SuperEpochs
 from ...storage.errors import InputError
 from ..config.capabilities import OF_SYSTEM, QUEUE_GIVEN, Form, needs_of
 from ..config.job import Job
-from ..config.records import needs_topology_there
+from ..config.records import device_topology_only
 from ..config.refusals import refuse
 from ..config.schema import Queue, Section
 from ..config.systems import Inputs, Registered, System
@@ -140,7 +140,7 @@ class _Grappa(Registered):
                 f"configuration key 'train.minibatches_per_step' is {job.train.minibatches_per_step}, but under system "
                 f"'grappa' each of the {job.ranks} ranks trains on one minibatch of its own in every step; leave it out"
             )
-        if job.device == "cuda" and "kernel" not in job.model_fields_set and not needs_topology_there(job):
+        if job.device == "cuda" and "kernel" not in job.model_fields_set and not device_topology_only(job):
             job = job.with_defaults(kernel="cuda")
         return job
 

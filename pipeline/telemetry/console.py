@@ -121,7 +121,7 @@ class Terminal:
 
 
 @contextmanager
-def heard(emit: Emit | None, verbose: bool) -> Iterator[Emit]:
+def console_events(emit: Emit | None, verbose: bool) -> Iterator[Emit]:
     """The listener of a call from Python: `emit` if given, else a `Terminal` if `verbose`.
 
     A notebook gets plain lines on standard output, since it shows standard error like an error message.

@@ -36,7 +36,7 @@ def recorded(path: Path, emit: Emit, resume: bool) -> Iterator[Emit]:
 
     with own_file(path, append=resume) as f:
 
-        def tell(event: Event) -> None:
+        def forward(event: Event) -> None:
             try:
                 # First: whoever reads of a step in the file may send a signal, which `emit` must have prepared for.
                 if not isinstance(event, Pulse | QueueLevel):
@@ -56,7 +56,7 @@ def recorded(path: Path, emit: Emit, resume: bool) -> Iterator[Emit]:
                         f.write(json.dumps({"event": kind.__name__, "time": time.time(), **values}) + "\n")
                 seen[kind] += 1
 
-        yield tell
+        yield forward
 
 
 def is_kept(number: int) -> bool:

@@ -76,7 +76,7 @@ class _Beside:
         self._failed = False
         self._thread.start()
 
-    def tell(self, told: Told) -> None:
+    def send(self, told: Told) -> None:
         """Hand something over, unless too much is waiting."""
         if not self._failed:
             with suppress(queue.Full):
@@ -161,7 +161,7 @@ class Tracking:
             return
         before, self._emit = self._emit, emit
 
-        def tell(event: Event) -> None:
+        def forward(event: Event) -> None:
             emit(event)
             now = time.monotonic()
             if isinstance(event, StepDone):
@@ -171,10 +171,10 @@ class Tracking:
             told = numbers_of(event, now - self._start)
             if told is not None:
                 for tracker in self._beside:
-                    tracker.tell(told)
+                    tracker.send(told)
 
         try:
-            yield tell
+            yield forward
         finally:
             self._emit = before
 
@@ -183,7 +183,7 @@ class Tracking:
         self._status = result.status
         values = {"test_accuracy": result.test_accuracy} | {f"test_{k}": v for k, v in result.test_metrics.items()}
         for tracker in self._beside:
-            tracker.tell(("epoch", result.epochs, _finite(values)))
+            tracker.send(("epoch", result.epochs, _finite(values)))
 
     def _note(self, event: Event) -> None:
         self._emit(event)

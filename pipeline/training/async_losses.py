@@ -37,13 +37,13 @@ class StepLosses:
 
     def poll(self) -> None:
         """Report the losses that have arrived, and wait while too many are on their way."""
-        self._tell(lambda x: len(self._waiting) > MOST or x.arrived.query())
+        self._report(lambda x: len(self._waiting) > MOST or x.arrived.query())
 
     def wait(self) -> None:
         """Wait for all losses and report them."""
-        self._tell(lambda _: True)
+        self._report(lambda _: True)
 
-    def _tell(self, while_: Callable[[_Waiting], bool]) -> None:
+    def _report(self, while_: Callable[[_Waiting], bool]) -> None:
         while self._waiting and while_(self._waiting[0]):
             first = self._waiting.popleft()
             first.arrived.synchronize()

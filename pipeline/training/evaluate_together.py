@@ -106,9 +106,9 @@ def evaluate_links_together(
             table = pairs.table
             if known.order is not None:
                 rows, table = rows[torch.from_numpy(known.order)], pairs.renumbered(np.argsort(known.order)).table
-            of_set = (table, pairs.sets[split], split, names, known.of, known.types)
+            of_set = (table, pairs.sets[split], split, names, known.relation, known.types)
             found = link_metrics(decoder_of(module), rows, *of_set)
-        return told(found, names, group)
+        return broadcast_score(found, names, group)
 
 
 def evaluate_edges_together(
@@ -134,7 +134,7 @@ def evaluate_edges_together(
         num_layers: L.
         group: the ranks, in the order of their blocks. What they exchange is counted under ``evaluation``.
         measures: what is measured.
-        by_class: see `Measures.of`.
+        by_class: see `Measures.measured`.
     """
     visitor, module = _where_visited(module, visits), _on_host(module)
     with group.counting("evaluation"), evaluating(module), evaluating(visitor):
@@ -145,10 +145,10 @@ def evaluate_edges_together(
             own = pairs.labels.take(numbers)
             of_pairs = (pairs.table[numbers], own.values, own.features)
             found = scored_edges(measures, decoder_of(module), rows, *of_pairs, by_class)
-        return told(found, measures.all_names, group)
+        return broadcast_score(found, measures.all_names, group)
 
 
-def told(scored: Scored | None, names: Sequence[str], group: Group) -> Scored:
+def broadcast_score(scored: Scored | None, names: Sequence[str], group: Group) -> Scored:
     """The metrics that the first rank has, on all; those by class and by relation stay there. Collective.
 
     Args:
@@ -183,7 +183,7 @@ class KnownOfSet:
         each = OneRelation.each(table, placed.pairs.sets[split], types)
         return cls(types, {one.place: KnownOfBlocks.of_blocks(placed, one, split, group) for one in each})
 
-    def of(self, one: OneRelation) -> "KnownOfBlocks":
+    def relation(self, one: OneRelation) -> "KnownOfBlocks":
         """Those of a relation."""
         return self.by_place[one.place]
 
@@ -288,13 +288,13 @@ def _rows_of(module: nn.Module, share: Share, visits: Visits, num_layers: int) -
     return h.cpu()
 
 
-def fits_there(share: Share, module: nn.Module, device: torch.device) -> bool:
+def fits_device(share: Share, module: nn.Module, device: torch.device) -> bool:
     """True if a rank's rows, its edges and two layers take at most half of what is free on the device, and what stays
     there between evaluations at most half of what training has left over."""
     whole = share.graph.whole
     widest = max((max(p.shape) for p in module.parameters() if p.ndim > 1), default=1)
     layers = 3 * (whole.num_src + whole.remote_rows) * max(widest, share.x.shape[1]) * share.x.itemsize
-    stays, half = share.new_bytes_on(device), DeviceBudget.on(device).num_bytes
+    stays, half = share.new_bytes_on(device), DeviceBudget.from_free_memory(device).num_bytes
     used = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
     return stays + layers <= half and stays <= half - used // 2
 

@@ -35,11 +35,11 @@ from ..setup.prepare import Prepared
 from ..telemetry.events import Emit, StageAdvanced
 from .evaluate_together import (
     KnownOfSet,
+    broadcast_score,
     evaluate_edges_together,
     evaluate_links_together,
     evaluate_together,
-    fits_there,
-    told,
+    fits_device,
 )
 from .hosts import machine_number, ranks_by_host, threads_of
 
@@ -84,7 +84,7 @@ def scores(
         if prepared.system.replication > 1:
             # Each grid column has all rows, and gets the same result.
             grid = Grid(job.group.size, prepared.system.replication)
-            job = replace(job, group=grid.among(job.group, "evaluation"))
+            job = replace(job, group=grid.subgroup(job.group, "evaluation"))
         part = cache(lambda: _whole_of(data, system, job))
 
         def placed() -> object:
@@ -112,16 +112,16 @@ def _never() -> bool:
     return False
 
 
-def _chunks_there(prepared: Prepared, policy: FetchPolicy, job: RankJob) -> Chunk:
+def _chunks_on_device(prepared: Prepared, policy: FetchPolicy, job: RankJob) -> Chunk:
     """Draws of the device that this rank trains on, for evaluation by time, over the rows that it trains on."""
     # Needs Triton.
-    from ...stages.evaluate.temporal_cuda import ChunksThere
+    from ...stages.evaluate.temporal_cuda import DeviceChunks
 
     placed = prepared.placement
     stores = placed.features, placed.edge_features if prepared.model.reads_edges else None
     keeps = policy if isinstance(policy, KeepsRows) else None
-    rows = [None if keeps is None or x is None else keeps.rows_there(x, job, locked=True) for x in stores]
-    return ChunksThere(placed.graph, *rows)
+    rows = [None if keeps is None or x is None else keeps.device_rows(x, job, locked=True) for x in stores]
+    return DeviceChunks(placed.graph, *rows)
 
 
 @dataclass(frozen=True)
@@ -176,9 +176,9 @@ def _by_leaders(
         by_class = split == "test"
         if prepared.reads_times:
             sampler, order = prepared.system.sample.sampler, (job.measures, module, counted)
-            chunk = _chunks_there(prepared, policy, job) if job.resident and job.produce else None
+            chunk = _chunks_on_device(prepared, policy, job) if job.resident and job.produce else None
             return temporal_scored(*order, sampler, job.seed, split, known, by_class, advance, chunk)
-        rows = policy.rows_there(prepared.placement.features, job) if isinstance(policy, KeepsRows) else None
+        rows = policy.device_rows(prepared.placement.features, job) if isinstance(policy, KeepsRows) else None
         limits = {"scratch": out, "on_progress": advance, "base": rows, "group": among}
         found = split_rows(module, counted, prepared.placement.degree, (split,), **limits)
         if group.rank > 0:
@@ -209,7 +209,7 @@ def _by_leaders(
         if group.rank in (who := leaders()).ranks:
             with threads_of(who.waiting), nullcontext() if who.group is None else who.group.counting("evaluation"):
                 found = evaluated(module, split, who.group, advance)
-        return told(found, job.measures.all_names, group)
+        return broadcast_score(found, job.measures.all_names, group)
 
     return score
 
@@ -231,7 +231,7 @@ def _together(
         if device is not None:
             there = all(p.device.type == device.type for p in model.parameters())
             with job.group.counting("evaluation"):
-                if job.group.any(not (there and fits_there(held, model, device))):
+                if job.group.any(not (there and fits_device(held, model, device))):
                     device = None
         return held, Visits(held, (), PREFETCH_BYTES, job.group, device)
 

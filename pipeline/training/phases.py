@@ -65,7 +65,7 @@ class PhaseTraining:
         self.phase_optimizer = self.runner.phase_optimizer
         if before is not None:
             self.phase_optimizer.load_state_dict(before)
-        self.pace = Pace.of(self.steps)
+        self.pace = Pace.from_steps(self.steps)
         self.checkpoints = Checkpointer(
             context, progress, clock, self.runner.losses, self.pace, len(self.steps) * phase.epochs
         )
@@ -157,7 +157,7 @@ class PhaseTraining:
             EpochDone(epoch, self.total_epochs, loss, accuracy, progress.epoch_seconds, best, lr, values)
         )
         self.phase_optimizer.end_epoch(found)
-        self._tell_callbacks(record, found)
+        self._call_callbacks(record, found)
         progress.loss_sum = progress.loss_seeds = progress.epoch_seconds = 0.0
         every_epochs = context.update.checkpoint.every_epochs
         due = every_epochs is not None and (epoch + 1) % every_epochs == 0
@@ -172,7 +172,7 @@ class PhaseTraining:
         record = {"val_accuracy": found.accuracy, **record}
         return record if self.context.update.train.monitor is None else {**record, "merit": found.merit}
 
-    def _tell_callbacks(self, record: dict[str, float], found: Validation | None) -> None:
+    def _call_callbacks(self, record: dict[str, float], found: Validation | None) -> None:
         """Call the callbacks of an epoch's end; each of them may end training, on whatever rank."""
         context, callbacks = self.context, self.context.control.callbacks
         if callbacks is None:

@@ -269,9 +269,9 @@ class StepRunner:
             step = f"a step's tensors {mib['step']} in buffers that later steps reuse"
             self.context.control.emit(Note(f"memory: {text}, {step}"))
         if meter is not None and self.context.job.group.rank == 0:
-            self._tell_validation()
+            self._emit_validation()
 
-    def _tell_validation(self) -> None:
+    def _emit_validation(self) -> None:
         """Note what a validation costs, where that is much beside an epoch of sampled minibatches."""
         context, data = self.context, self.context.data
         if context.validate is None or not isinstance(data, Placement) or not self.first_counts:

@@ -357,7 +357,6 @@ class PlacedOnce:
 
     @property
     def evaluates_on_shares(self) -> bool:
-        """See `PartitionPolicy.evaluates_on_shares`."""
         return self._policy.evaluates_on_shares
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: PlacedData | None = None) -> PlacedData:

@@ -96,7 +96,7 @@ class Gloo:
             raise InputError(
                 f"host {host!r} is not an address of this machine ({_gist(e)}); name one that other ranks can reach"
             ) from e
-        with self._speaking("the first meeting"):
+        with self._naming_lost_peer("the first meeting"):
             self._group: Any = backend(store, rank, size, options)
             # Connected to all is not yet connected by all: a rank that ends at once must not disturb the meeting of the
             # others.
@@ -134,11 +134,11 @@ class Gloo:
         assert flat.is_contiguous()
         if not flat.numel():
             return
-        with self._speaking("all_reduce"):
+        with self._naming_lost_peer("all_reduce"):
             there = self._begin_sum(flat, kind)
         # A failure in the callback is not a peer's fault.
         overlap()
-        with self._speaking("all_reduce"):
+        with self._naming_lost_peer("all_reduce"):
             sent, waits = self._finish_sum(there, flat, kind)
         self._ledger.add(self._channel, kind, sent, waits)
 
@@ -152,7 +152,7 @@ class Gloo:
         assert flat.is_contiguous() and 0 <= source < self.size
         if not flat.numel():
             return
-        with self._speaking("broadcast"):
+        with self._naming_lost_peer("broadcast"):
             sent, waits = self._spread(flat, source)
         self._ledger.add(self._channel, kind, sent, waits)
 
@@ -169,7 +169,7 @@ class Gloo:
             "`into` must be cut from one tensor, with nothing for this rank"
         )
         together = _adjoining(sent)
-        with self._speaking("all_to_all"):
+        with self._naming_lost_peer("all_to_all"):
             self._exchange(
                 heard, torch.cat(sent) if together is None else together, [len(p) for p in into], [len(p) for p in sent]
             )
@@ -181,7 +181,7 @@ class Gloo:
 
     def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> Swap:
         assert part.is_contiguous() and into.is_contiguous() and 0 <= tag < TAGS
-        with self._speaking(f"sending to rank {to}"):
+        with self._naming_lost_peer(f"sending to rank {to}"):
             mine, theirs = on_host(part), host_buffer(into)
             # Offer to receive first: the offer would otherwise queue behind what this rank sends, and two ranks that
             # swap would take turns.
@@ -192,7 +192,10 @@ class Gloo:
 
     def wait(self, work: Any, what: str) -> None:
         """Wait until `work` is done; `what` describes it."""
-        with self._speaking(what), self._watch.waiting(f"rank {self.rank}, {what}") if self._watch else nullcontext():
+        with (
+            self._naming_lost_peer(what),
+            self._watch.waiting(f"rank {self.rank}, {what}") if self._watch else nullcontext(),
+        ):
             work.wait()
 
     def close(self) -> None:
@@ -254,7 +257,7 @@ class Gloo:
     def _swap(self, sent: Tensor, name: str) -> Tensor:
         """Exchange element r with rank r."""
         heard = torch.empty_like(sent)
-        with self._speaking(name):
+        with self._naming_lost_peer(name):
             self._group.alltoall_base(heard, sent, [], []).wait()
         self._ledger.add(self._channel, "control", sent.itemsize * (self.size - 1), min(1, self.size - 1))
         return heard
@@ -270,7 +273,7 @@ class Gloo:
         self._count(kind, [part.nbytes if r == to else 0 for r in range(self.size)], min(1, into.numel()))
 
     @contextmanager
-    def _speaking(self, name: str) -> Iterator[None]:
+    def _naming_lost_peer(self, name: str) -> Iterator[None]:
         try:
             yield
         except (torch.OutOfMemoryError, torch.AcceleratorError):

@@ -91,7 +91,7 @@ class Nccl(Gloo):
         backend: Any = dist.ProcessGroupNCCL
         options = backend.Options()
         options._timeout = timedelta(seconds=timeout_s)
-        with self._speaking("the first meeting on GPUs"):
+        with self._naming_lost_peer("the first meeting on GPUs"):
             self._on_gpus: Any = backend(PrefixStore("nccl", store), rank, size, options)
             # NCCL connects when it is first used. Faults are to show here, not in the middle of a step.
             first = torch.ones(1, device=device)
@@ -114,7 +114,7 @@ class Nccl(Gloo):
             return super()._alike(store, rank, size, same_thread)
         return Nccl(store, rank, size, self._ledger, device=self._device, timeout_s=self._timeout_s, host=self._host)
 
-    def _is_there(self, t: Tensor) -> bool:
+    def _is_on_device(self, t: Tensor) -> bool:
         return t.device.type == self._device.type
 
     def matches_by_order(self, device: torch.device) -> bool:
@@ -122,13 +122,13 @@ class Nccl(Gloo):
         return device.type == self._device.type
 
     def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> Swap:
-        if not self._is_there(part):
+        if not self._is_on_device(part):
             return super().swap(part, to, into, source, tag, kind)
-        assert part.is_contiguous() and into.is_contiguous() and self._is_there(into)
+        assert part.is_contiguous() and into.is_contiguous() and self._is_on_device(into)
         work: Any = None
         # NCCL takes no empty message.
         if part.numel() or into.numel():
-            with self._speaking(f"sending to rank {to}"):
+            with self._naming_lost_peer(f"sending to rank {to}"):
                 self._on_gpus._start_coalescing()
                 if part.numel():
                     self._on_gpus.send([part], to, tag)
@@ -136,23 +136,23 @@ class Nccl(Gloo):
                     self._on_gpus.recv([into], source, tag)
                 work = self._on_gpus._end_coalescing()
         self._count_swap(part, to, into, kind)
-        return _SwapThere(self, work, part, into)
+        return _DeviceSwap(self, work, part, into)
 
     def _begin_sum(self, flat: Tensor, kind: str) -> Tensor:
-        if not self._is_there(flat):
+        if not self._is_on_device(flat):
             return super()._begin_sum(flat, kind)
         self._under_way = self._on_gpus.allreduce([flat])
         return flat
 
     def _finish_sum(self, there: Tensor, flat: Tensor, kind: str) -> tuple[int, int]:
-        if not self._is_there(flat):
+        if not self._is_on_device(flat):
             return super()._finish_sum(there, flat, kind)
         self._under_way.wait()
         self._under_way = None
         return even_ring_bytes(flat.numel(), flat.itemsize, self.rank, self.size), 2 * (self.size - 1)
 
     def _spread(self, flat: Tensor, source: int) -> tuple[int, int]:
-        if not self._is_there(flat):
+        if not self._is_on_device(flat):
             return super()._spread(flat, source)
         options = dist.BroadcastOptions()
         options.rootRank = source
@@ -160,15 +160,15 @@ class Nccl(Gloo):
         return flat.nbytes * ((self.rank - source) % self.size < self.size - 1), self.size - 1
 
     def _exchange(self, heard: Tensor, sent: Tensor, heard_rows: list[int], sent_rows: list[int]) -> None:
-        if not self._is_there(sent):
+        if not self._is_on_device(sent):
             super()._exchange(heard, sent, heard_rows, sent_rows)
         else:
             self._on_gpus.alltoall_base(heard, sent, heard_rows, sent_rows).wait()
 
     @contextmanager
-    def _speaking(self, name: str) -> Iterator[None]:
+    def _naming_lost_peer(self, name: str) -> Iterator[None]:
         try:
-            with super()._speaking(name):
+            with super()._naming_lost_peer(name):
                 yield
         except PeerLostError as e:
             self._is_broken = True
@@ -181,7 +181,7 @@ class Nccl(Gloo):
             raise
 
 
-class _SwapThere:
+class _DeviceSwap:
     """A `Swap` on the GPU. Holds the tensors until the current stream waits for it: then their memory may be given to
     what that stream does next."""
 
@@ -192,7 +192,7 @@ class _SwapThere:
     def received(self, what: str) -> None:
         """See `Swap.received`. Both messages end together."""
         if self._work is not None:
-            with self._group._speaking(what):
+            with self._group._naming_lost_peer(what):
                 self._work.wait()
         self._work = self._held = None
 

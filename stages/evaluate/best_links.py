@@ -39,7 +39,7 @@ class NodeRows:
     rows: Tensor
     """[m, D]."""
 
-    def of(self, nodes: IdArray) -> Tensor:
+    def copied(self, nodes: IdArray) -> Tensor:
         """Copy of the rows of `nodes`."""
         return self.rows[torch.from_numpy(np.searchsorted(self.nodes, nodes)).to(self.rows.device)]
 
@@ -78,7 +78,7 @@ def best_destinations(
     size = max(1, min(most, total))
     padded = max(FEW, size)
     candidates = rows.between(known.candidates)
-    best_of = _best_here if on_host else _best_there
+    best_of = _best_here if on_host else _best_on_device
     together = max(CHUNKS_OF_THREAD * get_num_threads(), BETWEEN_REPORTS // max(1, size * len(candidates)))
     for begin in range(0, total, step):
         end = min(begin + step, total)
@@ -88,7 +88,7 @@ def best_destinations(
         def find(first: int, begin: int = begin, end: int = end, ids: Any = ids, scores: Any = scores) -> None:
             chunk = sources[np.arange(first, first + padded) % total]
             with torch.no_grad():
-                found = best_of(decoder, rows.of(chunk), candidates, chunk, k, known, width)
+                found = best_of(decoder, rows.copied(chunk), candidates, chunk, k, known, width)
             kept = slice(max(first, begin), min(first + size, end))
             for array, of_chunk in zip((ids, scores), found):
                 array[kept.start - begin : kept.stop - begin] = of_chunk[kept.start - first : kept.stop - first]
@@ -129,7 +129,7 @@ def _best_here(
     return np.take_along_axis(found, order, 1), np.take_along_axis(best, order, 1)
 
 
-def _best_there(
+def _best_on_device(
     decoder: Any, sources: Tensor, candidates: Tensor, ids: IdArray, k: int, known: KnownPairs, width: int
 ) -> Best:
     """The best of a few sources, by operations of torch on the device of their rows."""

@@ -40,7 +40,7 @@ class DeviceBudget:
     """See `BlockNeighbourhood`."""
 
     @classmethod
-    def on(cls, device: torch.device) -> "DeviceBudget":
+    def from_free_memory(cls, device: torch.device) -> "DeviceBudget":
         """Half of the free memory of a CUDA device: the allocator fragments it, and training goes on beside
         evaluation."""
         free, _ = torch.cuda.mem_get_info(device)
@@ -58,7 +58,7 @@ class Layers:
     device: torch.device
 
     @cached_property
-    def _nodes_there(self) -> Tensor:
+    def _nodes_on_device(self) -> Tensor:
         return torch.from_numpy(self.nodes).to(self.device)
 
     def rows(self, features: FeatureStore | Tensor, dtype: torch.dtype) -> Tensor:
@@ -69,7 +69,7 @@ class Layers:
             dtype: of the model.
         """
         if isinstance(features, Tensor):
-            return features.index_select(0, self._nodes_there).to(dtype)
+            return features.index_select(0, self._nodes_on_device).to(dtype)
         rows = torch.empty(len(self.nodes), features.num_features, dtype=dtype, device=self.device)
         step = max(1, MAX_BYTES // max(1, features.num_features * features.dtype.itemsize))
         buffer = np.empty((min(step, len(self.nodes)), features.num_features), features.dtype)

@@ -129,7 +129,7 @@ class FarRows:
         """Bytes of a row."""
         return self.store.num_features * self.store.dtype.itemsize
 
-    def of(self, nodes: IdArray, num_nodes: int) -> LayerRows:
+    def read(self, nodes: IdArray, num_nodes: int) -> LayerRows:
         """The rows of ascending nodes, in memory."""
         at = self.place[nodes] if len(self.place) else nodes
         place = np.empty(num_nodes, np.int32)
@@ -246,7 +246,7 @@ class LayerBlocks:
             sinks: take the rows, and the logits that the next layer reads; by default those of `run`.
         """
         self.run, self.i, self.part, self.following, self.nodes, self._from = run, i, part, following, nodes, rows
-        self.rows = rows if isinstance(rows, LayerRows) else rows.of(np.empty(0, np.int64), run.graph.num_nodes)
+        self.rows = rows if isinstance(rows, LayerRows) else rows.read(np.empty(0, np.int64), run.graph.num_nodes)
         """Those that the blocks of a wave read."""
         self.sink, self.logits = sinks or (run.sink(len(nodes)), run.sink(len(nodes)))
 
@@ -300,7 +300,7 @@ class LayerBlocks:
                     break
                 is_read[new] = True
                 count, end = count + len(new), end + 1
-            yield blocks[begin:end], rows.of(np.flatnonzero(is_read), graph.num_nodes)
+            yield blocks[begin:end], rows.read(np.flatnonzero(is_read), graph.num_nodes)
             begin = end
 
     def shares(self, ranks: int) -> list[list[tuple[int, int]]]:

@@ -65,6 +65,6 @@ def scored_edges(
     features: npt.NDArray[np.floating] | None,
     by_class: bool = False,
 ) -> Scored:
-    """Metrics of labelled edges. Arguments as in `edge_outputs` and `Measures.of`."""
+    """Metrics of labelled edges. Arguments as in `edge_outputs` and `Measures.measured`."""
     outputs = edge_outputs(head, rows, positions, features)
-    return measures.of(outputs, torch.from_numpy(labels).to(outputs.device), by_class)
+    return measures.measured(outputs, torch.from_numpy(labels).to(outputs.device), by_class)

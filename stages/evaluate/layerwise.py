@@ -177,7 +177,7 @@ def outputs(
     widest = max((p.shape[0] for p in parameters if p.ndim > 1), default=0)
     device = parameters[0].device if parameters else torch.device("cpu")
     if budget is None and device.type == "cuda":
-        budget = DeviceBudget.on(device)
+        budget = DeviceBudget.from_free_memory(device)
     if device.type == "cpu" and dtype not in (torch.float32, torch.float64):
         raise InputError(f"the model is {dtype} on the CPU; expected float32 or float64: call model.float()")
     if budget is None and base is None and device.type == "cpu" and isinstance(model, Stack) and model.has_parts:
@@ -324,7 +324,9 @@ def evaluate(
         InputError: an unknown split, another task than multi-class and multi-label, or see `infer`.
     """
     if dataset.task not in ("multiclass", "multilabel"):
-        raise InputError(f"evaluate counts classes, but the task of {dataset.name} is {dataset.task}; use Measures.of")
+        raise InputError(
+            f"evaluate counts classes, but the task of {dataset.name} is {dataset.task}; use Measures.measured"
+        )
     limits = {"max_bytes": max_bytes, "scratch": scratch, "on_progress": on_progress, "base": base, "budget": budget}
     rows = split_outputs(model, dataset, degree, splits, **limits, group=group)
     found = {name: _counted(logits, y) for name, (logits, y) in rows.items()}

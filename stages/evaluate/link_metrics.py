@@ -90,7 +90,7 @@ def known_of(graph: Graph, labels: npt.NDArray[Any]) -> Knows:
 
     def known(one: OneRelation) -> KnownPairs:
         if one.place not in made:
-            made[one.place] = KnownPairs.of(graph, one.table, types=None if one.place is None else one.types)
+            made[one.place] = KnownPairs.from_graph(graph, one.table, types=None if one.place is None else one.types)
         return made[one.place]
 
     return known

@@ -61,7 +61,7 @@ class KnownPairs:
     """See `storage.links.pairs.node_ranges`; None: all nodes."""
 
     @classmethod
-    def of(
+    def from_graph(
         cls,
         graph: Graph,
         labels: npt.NDArray[Any],
@@ -153,12 +153,12 @@ def unknown_pairs(
 def score_pairs(decoder: Any, rows: Tensor, pairs: PairArray) -> Tensor:
     """[n], scores of pairs [n, 2], in pieces."""
     step = max(1, CHUNK_BYTES // max(1, 2 * rows.shape[1] * rows.element_size()))
-    ends = _there(pairs, rows)
+    ends = _on_device(pairs, rows)
     found = [decoder(rows[piece[:, 0]], rows[piece[:, 1]]) for piece in ends.split(step)] if len(pairs) else []
     return torch.cat([*found, rows.new_zeros(0)])
 
 
-def _there(ids: npt.NDArray[np.integer], rows: Tensor) -> Tensor:
+def _on_device(ids: npt.NDArray[np.integer], rows: Tensor) -> Tensor:
     """Copy of some ids on the device of the rows; the same memory, if that is the host."""
     return torch.from_numpy(np.ascontiguousarray(ids)).to(rows.device)
 
@@ -202,7 +202,7 @@ def _ranks_of(decoder: Any, rows: Tensor, pairs: PairArray, known: KnownPairs, w
     """float64 [n] on the host, `filtered_ranks` of a few pairs against `width` nodes at a time."""
     among = known.candidates
     size, width = len(pairs), min(len(among), width)
-    sources = rows[_there(pairs[:, 0], rows)]
+    sources = rows[_on_device(pairs[:, 0], rows)]
     own = _own_scores(decoder, sources, rows, pairs[:, 1], width)
     # 1 for each node with a larger score, -1 for each with a smaller one, 0 for the same and for those left out.
     balance = torch.zeros(size, dtype=torch.float64, device=rows.device)
@@ -231,7 +231,7 @@ class CandidateBlock:
     def leave_out(self, scores: Tensor, value: float) -> None:
         """Write `value` in place of the scores [n, w] of nodes that are left out."""
         if scores.is_cuda:
-            scores[_there(self.at, scores), _there(self.columns, scores)] = value
+            scores[_on_device(self.at, scores), _on_device(self.columns, scores)] = value
         else:
             scores.numpy()[self.at, self.columns] = value
 
@@ -279,6 +279,6 @@ def _own_scores(decoder: Any, sources: Tensor, rows: Tensor, destinations: IdArr
     found = []
     for first in range(0, len(destinations), width):
         columns = np.arange(first, first + width) % len(destinations)
-        scores = scores_against(decoder, sources, rows[_there(destinations[columns], rows)])
+        scores = scores_against(decoder, sources, rows[_on_device(destinations[columns], rows)])
         found.append(scores.diagonal(-first) if first else scores.diagonal())
     return torch.cat(found)[: len(destinations), None]

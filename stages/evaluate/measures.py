@@ -161,7 +161,7 @@ class Measures:
         accuracy = None if is_regression else quotient(*sums[:2].tolist())
         return Scored(accuracy, values, counts if by_class else None)
 
-    def of(self, logits: Tensor, labels: Tensor, by_class: bool = False) -> Scored:
+    def measured(self, logits: Tensor, labels: Tensor, by_class: bool = False) -> Scored:
         """All metrics of rows that one process holds.
 
         Raises:
@@ -216,7 +216,6 @@ def _number(name: str, value: Any) -> float:
 
 
 def _per_class(logits: Tensor, labels: Tensor) -> Tensor:
-    """See `Counts.per_class`."""
     width = logits.shape[1]
     if labels.ndim == 1:
         said = logits.argmax(1) if len(logits) else labels

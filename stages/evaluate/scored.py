@@ -50,7 +50,7 @@ def temporal_scored(
         return temporal_link_metrics(model, *data, *of_pairs)
     if dataset.pairs is not None:
         assert dataset.pair_time is not None
-        ends = Ends.of(dataset.pairs[numbers], dataset.pair_time[numbers], dataset.num_nodes)
+        ends = Ends.from_pairs(dataset.pairs[numbers], dataset.pair_time[numbers], dataset.num_nodes)
         assert ends.moments is not None
         rows = temporal_outputs(model, *data, ends.nodes, ends.moments, seed, on_progress, chunk)
         return _of_edges(measures, model, dataset, rows, ends.positions, numbers, by_class)
@@ -99,10 +99,10 @@ def scored(
         rows: see `split_rows`.
         split: train, val or test.
         known: gives pairs that rankings leave out.
-        by_class: see `Measures.of`.
+        by_class: see `Measures.measured`.
     """
     if isinstance(rows, dict):
-        return measures.of(*rows[split], by_class) if split in rows else None
+        return measures.measured(*rows[split], by_class) if split in rows else None
     numbers = getattr(dataset.split, split)
     if not len(numbers):
         return None

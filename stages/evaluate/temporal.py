@@ -120,7 +120,7 @@ def _on_host(
 
 def _fit(rows: Tensor, count: int) -> bool:
     """True if so many rows like these fit where they are, twice. On a GPU they share it with samples."""
-    return not rows.is_cuda or 2 * count * rows[:1].nbytes <= DeviceBudget.on(rows.device).num_bytes
+    return not rows.is_cuda or 2 * count * rows[:1].nbytes <= DeviceBudget.from_free_memory(rows.device).num_bytes
 
 
 def _of_seeds(model: nn.Module, out: Any, count: int) -> Tensor:
@@ -176,7 +176,7 @@ def temporal_link_metrics(
         every, valid = _with_negatives(labels[one.rows, :2], np.unique(one.table[:, 1]), known(one), name)
         score, scores = of_relation(decoder, one.place), []
         for at in range(0, len(every), PAIRS):
-            ends = Ends.of(every[at : at + PAIRS], time[one.rows[at : at + PAIRS]], graph.num_nodes)
+            ends = Ends.from_pairs(every[at : at + PAIRS], time[one.rows[at : at + PAIRS]], graph.num_nodes)
             assert ends.moments is not None
             rows = temporal_outputs(model, graph, features, sampler, ends.nodes, ends.moments, seed, chunk=chunk)
             with evaluating(model):

@@ -12,13 +12,13 @@ from ..assignment import BulkRequest
 from ..kernels.minibatch_cuda.rows import gather_rows
 from ..kernels.sampling.device_graph import number_on_device
 from ..models.base import reads_edges
-from ..neighbourhood.resident import EdgesThere, ResidentNeighbourhood
+from ..neighbourhood.resident import EdgesOnDevice, ResidentNeighbourhood
 from ..sample.resident import ResidentMiniBatch
 from ..sample.temporal import TemporalSampler
 
 
 @dataclass(frozen=True, eq=False)
-class ChunksThere:
+class DeviceChunks:
     """Outputs for the seeds of a minibatch, drawn on the model's device: see `temporal.Chunk`."""
 
     graph: Graph
@@ -46,7 +46,7 @@ class ChunksThere:
             assert of_edges is not None
             return torch.from_numpy(of_edges.gather(ids.cpu().numpy())).to(**to)
 
-        edges = EdgesThere(
+        edges = EdgesOnDevice(
             types,
             None if types is None else lambda ids: number_on_device(self.graph, "edge_type")[ids],
             None if of_edges is None else edge_rows,

@@ -113,7 +113,7 @@ class SampledByOwners:
             return self.algorithm
         if sampler_kind(self.sampler) is None:
             return "owners"
-        degrees = Degrees.of(placement.graph.in_degree)
+        degrees = Degrees.histogram(placement.graph.in_degree)
         counts = torch.from_numpy(np.concatenate([degrees.nodes, degrees.edges]).astype(np.int64))
         column.all_reduce(counts, "control")
         costs = expected(

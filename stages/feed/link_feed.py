@@ -30,7 +30,7 @@ class SampledLinks(Sampled):
     """None: pairs are labelled."""
 
     @classmethod
-    def of(cls, sampler: Sampler, negatives: Negatives | None, hidden: bool = True) -> "SampledLinks":
+    def of_sampler(cls, sampler: Sampler, negatives: Negatives | None, hidden: bool = True) -> "SampledLinks":
         """
         Args:
             sampler: draws the neighbourhoods of the ends.
@@ -47,7 +47,7 @@ class SampledLinks(Sampled):
     def plan(self, placement: Seeded, sizes: Sizes) -> LinkPlan:
         assert placement.pairs is not None
         time = placement.pair_time if reads_times(self.sampler) else None
-        links = TrainPairs.of(placement.graph, placement.pairs, self.negatives, time)
+        links = TrainPairs.from_graph(placement.graph, placement.pairs, self.negatives, time)
         return LinkPlan(placement.seeds, sizes.batch_size, sizes.bulk_size, sizes.seed, links=links)
 
 

@@ -98,7 +98,7 @@ class StepGraph:
         if self._seen < FIRST:
             self._seen += 1
             return None
-        weight = None if self._gather.weights is None else self._gather.weights.of(work)
+        weight = None if self._gather.weights is None else self._gather.weights.seed_weights(work)
         if weight is not None and self._weight is None:
             self._weight = torch.zeros_like(weight, device=self._keys.device)
         work.bulk.await_here()
@@ -151,7 +151,7 @@ class StepGraph:
     def _lay_out(self, bulk: ResidentBulk) -> None:
         # Free the memory of the last recording first.
         self._graph, self._grads, self._rows = None, [], None
-        self._layout = Layout.of(bulk, tuple(sorted(self._hops)), self._layout)
+        self._layout = Layout.with_room_for(bulk, tuple(sorted(self._hops)), self._layout)
         self._frame = Frame(self._layout, bulk.device)
         self._stale = True
 

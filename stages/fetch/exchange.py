@@ -88,7 +88,7 @@ class ExchangeFetch:
         blocks = placement if isinstance(placement, BlockRows) else None
         # One thread uses one group, for rows and for whatever else it sends within the column.
         column = blocks.column if blocks is not None and same_thread else None
-        group = grid.among(job.group, "rows", same_thread) if column is None else column
+        group = grid.subgroup(job.group, "rows", same_thread) if column is None else column
         features = CountedFeatures(placement.features, job.ledger, "store")
         if blocks is not None:
             return features, 0, blocks.book, group, blocks.degree

@@ -25,13 +25,13 @@ from ..kernels.sampling.device_graph import place_graph
 from ..links.planned_pairs import PlannedPairs
 from ..memory.lazy_rows import LazyRows
 from ..messages import Fetched, Placement, RankJob
-from ..neighbourhood.resident import EdgesThere
+from ..neighbourhood.resident import EdgesOnDevice
 from ..placement.row_blocks import BlockRows
 from ..policies import KeepsRows
 from .ahead.units import Plan, Unit, Units
 from .exchange import Exchange, ExchangeFetch
-from .gather_cuda import DeviceGatherFetch, Leash, edges_there, resident_neighbourhoods, resident_there, upload
-from .owned_rows_cuda import CollectedThere, OwnedOnDevice
+from .gather_cuda import DeviceGatherFetch, LagLimit, device_edges, resident_neighbourhoods, to_resident, upload
+from .owned_rows_cuda import DeviceCollected, OwnedOnDevice
 
 
 @dataclass(frozen=True)
@@ -127,10 +127,10 @@ class _Unit(Unit):
         self.positions: dict[int, Tensor] = {}
         """Positions of each minibatch's nodes among the ids of the unit, by minibatch; empty for a unit of one
         minibatch."""
-        self.got: CollectedThere | None = None
+        self.got: DeviceCollected | None = None
         self.edge_ids: Tensor | None = None
         """int64, ascending, the edges of all minibatches; None if their features are not read."""
-        self.of_edges: CollectedThere | None = None
+        self.of_edges: DeviceCollected | None = None
         """Features of these."""
         self.done: torch.cuda.Event | None = None
         """Recorded when the device has all of it."""
@@ -171,7 +171,7 @@ class UnitsOnDevice(Units[_Unit]):
         self._coming = self._all()
         self._is_ahead = False
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._trained_units = Leash(device, 1)
+        self._trained_units = LagLimit(device, 1)
 
     def begin(self) -> None:
         """Begin to fetch what is due. All ranks of a column call this at the same steps."""
@@ -198,7 +198,7 @@ class UnitsOnDevice(Units[_Unit]):
         start = time.perf_counter()
         with torch.cuda.stream(self._stream):
             keep = self._of_edges is not None or self._placement.graph.types is not None
-            unit.bulks = {i: resident_there(m, self._device, keep) for i, m in unit.minibatches.items()}
+            unit.bulks = {i: to_resident(m, self._device, keep) for i, m in unit.minibatches.items()}
             unit.got = got = self._owned.collect(self._united(unit))
             if self._of_edges is not None:
                 unit.edge_ids = self._edges_of(unit)
@@ -240,7 +240,7 @@ class UnitsOnDevice(Units[_Unit]):
         work: Any = self._units[0].minibatches
         return work[index]
 
-    def rows(self, work: MiniBatch) -> tuple[ResidentBulk, int, CollectedThere]:
+    def rows(self, work: MiniBatch) -> tuple[ResidentBulk, int, DeviceCollected]:
         """A minibatch from `get`, as the device has it, with the row and the degree of each of its nodes, for this
         thread's stream."""
         unit = self._units[0]
@@ -256,16 +256,16 @@ class UnitsOnDevice(Units[_Unit]):
         bulk, q = unit.bulks[work.index]
         bulk.await_here()
         if among is not None:
-            got = CollectedThere(got.rows, got.place[among], None if got.degree is None else got.degree[among])
+            got = DeviceCollected(got.rows, got.place[among], None if got.degree is None else got.degree[among])
         return bulk, q, got
 
     @property
-    def edges(self) -> EdgesThere | None:
+    def edges(self) -> EdgesOnDevice | None:
         """Edges of the unit of the last `rows`, for this thread's stream."""
         ids, got, data = self._units[0].edge_ids, self._units[0].of_edges, self._placement
         if ids is None or got is None:
-            return edges_there(data, None)
-        return edges_there(
+            return device_edges(data, None)
+        return device_edges(
             data, lambda edges: gather_rows(got.rows, got.place[torch.searchsorted(ids, data.positions_of(edges))])
         )
 
@@ -293,8 +293,8 @@ class DeviceLinkFetch:
         """See `FetchPolicy.fetcher`. All ranks call this at the same time; the module has the decoder."""
         fetcher = self.inner.fetcher(placement, job)
         ranks = job.group.size if isinstance(self.sample, LocalLinks) else 1
-        fetcher.pairs = PlannedPairs.of(self.sample, placement, job, module, ranks)
+        fetcher.pairs = PlannedPairs.from_placement(self.sample, placement, job, module, ranks)
         return fetcher
 
-    def rows_there(self, features: FeatureStore, job: RankJob, locked: bool = False) -> Tensor | None:
-        return self.inner.rows_there(features, job, locked) if isinstance(self.inner, KeepsRows) else None
+    def device_rows(self, features: FeatureStore, job: RankJob, locked: bool = False) -> Tensor | None:
+        return self.inner.device_rows(features, job, locked) if isinstance(self.inner, KeepsRows) else None

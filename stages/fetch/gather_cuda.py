@@ -24,7 +24,7 @@ from ..kernels.sampling.device_samples import DeviceList, Rows
 from ..links.planned_pairs import HasTargets
 from ..memory.lazy_rows import LazyRows, torch_dtype
 from ..messages import Fetched, Phase, Placement, RankJob, StepRules
-from ..neighbourhood.resident import EdgesThere, ResidentNeighbourhood
+from ..neighbourhood.resident import EdgesOnDevice, ResidentNeighbourhood
 from ..placement.chunks import Isolated
 from ..placement.row_blocks import BlockRows
 from ..policies import Feed, Fetcher, FetchesAhead, FetchPolicy, ReducePolicy, SamplePolicy
@@ -69,7 +69,7 @@ class DeviceGatherFetch:
         edges = None if placement.edge_features is None else self._uploaded(placement.edge_features, job)
         return self._uploaded(placement.features, job), job.device, self, edges
 
-    def rows_there(self, features: FeatureStore, job: RankJob, locked: bool = False) -> Tensor | None:
+    def device_rows(self, features: FeatureStore, job: RankJob, locked: bool = False) -> Tensor | None:
         uploaded = self._uploaded(features, job)
         return uploaded.rows if locked or uploaded.in_device_memory else None
 
@@ -131,7 +131,7 @@ class Uploaded:
         return Cache(self.rows, _most_read(out_degree, count, device))
 
 
-class Leash:
+class LagLimit:
     """Keeps the host at most so many marks ahead of a device, since work that waits to be trained on takes memory."""
 
     def __init__(self, device: torch.device, marks: int) -> None:
@@ -185,15 +185,15 @@ class DeviceGather(HasTargets):
         self._labels = cache(lambda: placement.labels.to(device))
         self._degree = cache(lambda: placement.degree.to(device))
         self._graphs = policy.graphs and self.frames
-        self._steps = Leash(device, STEPS_AHEAD)
+        self._steps = LagLimit(device, STEPS_AHEAD)
         self._ahead: tuple[ResidentBulk, int, Tensor, torch.cuda.Event | None] | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" and not self._near else None
         self._cache = uploaded.cache(placement, policy.cache_bytes, device)
-        self._edges = edges_there(placement, None if edges is None else lambda ids: gather_rows(edges.rows, ids))
+        self._edges = device_edges(placement, None if edges is None else lambda ids: gather_rows(edges.rows, ids))
         wait_for_copies(device)
 
     def fetch(self, work: MiniBatch) -> Fetched:
-        bulk, q = resident_there(work, self._device, self._edges is not None)
+        bulk, q = to_resident(work, self._device, self._edges is not None)
         bulk.await_here()
         nodes = bulk.nodes_of(q)
         h = LazyRows(self._base, nodes) if self._near else self._gather_rows(bulk, q)
@@ -290,12 +290,12 @@ def _most_read(out_degree: npt.NDArray[np.integer], count: int, to: torch.device
     return to_device(first.astype(np.int64), to)
 
 
-def edges_there(placement: Placement, rows: Callable[[Tensor], Tensor] | None) -> EdgesThere | None:
+def device_edges(placement: Placement, rows: Callable[[Tensor], Tensor] | None) -> EdgesOnDevice | None:
     """Edges of a graph as layers read them; `rows` returns their features. None if they read nothing."""
     types = placement.graph.types
     if types is None and rows is None:
         return None
-    return EdgesThere(types, None if types is None else lambda ids: _relations(placement, ids), rows)
+    return EdgesOnDevice(types, None if types is None else lambda ids: _relations(placement, ids), rows)
 
 
 def _relations(placement: Placement, ids: Tensor) -> Tensor:
@@ -307,7 +307,7 @@ def _relations(placement: Placement, ids: Tensor) -> Tensor:
 
 
 def resident_neighbourhoods(
-    bulk: ResidentBulk, q: int, degree: Callable[[], Tensor], edges: EdgesThere | None = None
+    bulk: ResidentBulk, q: int, degree: Callable[[], Tensor], edges: EdgesOnDevice | None = None
 ) -> tuple[ResidentNeighbourhood, ...]:
     """Neighbourhoods of minibatch q, outermost first; `degree` gives the degree of each of its nodes, [n], on the
     device."""
@@ -317,7 +317,7 @@ def resident_neighbourhoods(
     )
 
 
-def resident_there(work: MiniBatch, device: torch.device, positions: bool = False) -> tuple[ResidentBulk, int]:
+def to_resident(work: MiniBatch, device: torch.device, positions: bool = False) -> tuple[ResidentBulk, int]:
     """The minibatch on the device: a bulk, and its position there. A minibatch sampled on the host is copied, with the
     positions of its edges if they are needed."""
     return (work.bulk, work.q) if isinstance(work, ResidentMiniBatch) else (_moved(work, device, positions), 0)
@@ -388,12 +388,12 @@ class MovedFetcher:
         got = self._inner.fetch(work)
         return replace(
             got,
-            h=self._there(got.h),
-            y=self._there(got.y),
-            weight=None if got.weight is None else self._there(got.weight),
+            h=self._to_device(got.h),
+            y=self._to_device(got.y),
+            weight=None if got.weight is None else self._to_device(got.weight),
         )
 
-    def _there(self, x: Tensor) -> Tensor:
+    def _to_device(self, x: Tensor) -> Tensor:
         return x.to(self._device, non_blocking=True)
 
 

@@ -58,13 +58,13 @@ class Weights:
             coverage = np.exp(np.log(placement.coverage.numpy()))
         self._weight = None if correction == "none" else torch.from_numpy(coverage)
 
-    def of(self, work: MiniBatch) -> Tensor | None:
+    def seed_weights(self, work: MiniBatch) -> Tensor | None:
         """float64 [B], weights of the seeds of `work`; None: they have none."""
         return None if self._weight is None else self._weight[torch.from_numpy(work.seeds)]
 
     def given(self, fetched: Fetched, work: MiniBatch) -> Fetched:
         """`fetched` with the weights of the seeds of `work`."""
-        weight = self.of(work)
+        weight = self.seed_weights(work)
         if weight is None:
             return fetched
         if fetched.links is not None:

@@ -22,7 +22,7 @@ class LinkFetch(GatherFetch):
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> Gather:
         """See `FetchPolicy.fetcher`. The module has the decoder; None: pairs come without scores."""
         fetcher = super().fetcher(placement, job)
-        fetcher.pairs = PlannedPairs.of(self.sample, placement, job, module)
+        fetcher.pairs = PlannedPairs.from_placement(self.sample, placement, job, module)
         return fetcher
 
 
@@ -35,7 +35,7 @@ class LinkExchangeFetch(ExchangeFetch):
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> Exchange:
         """See `LinkFetch.fetcher`. All ranks call this at the same time."""
         fetcher = super().fetcher(placement, job)
-        fetcher.pairs = PlannedPairs.of(self.sample, placement, job, module)
+        fetcher.pairs = PlannedPairs.from_placement(self.sample, placement, job, module)
         return fetcher
 
 
@@ -50,5 +50,5 @@ class LinkCoverageFetch(CoverageFetch):
         """See `LinkFetch.fetcher`. All ranks call this at the same time."""
         fetcher = CoverageFetcher(placement, self)
         # pyrefly: ignore[bad-argument-type]
-        fetcher.pairs = PlannedPairs.of(self.sample, placement, job, module, job.group.size)
+        fetcher.pairs = PlannedPairs.from_placement(self.sample, placement, job, module, job.group.size)
         return fetcher

@@ -15,7 +15,7 @@ from .owned_rows import Hits, IdArray, Owned
 
 
 @dataclass(frozen=True, eq=False)
-class CollectedThere:
+class DeviceCollected:
     """`Collected` on a device."""
 
     rows: Tensor
@@ -72,7 +72,7 @@ class OwnedOnDevice(Owned):
         self.hits = Hits()
         wait_for_copies(self._device)
 
-    def collect(self, ids: Tensor) -> CollectedThere:
+    def collect(self, ids: Tensor) -> DeviceCollected:
         """Rows of distinct `ids`, integers [n] on the device and in range, n = 0 included.
 
         The host waits once for the device, for the number of rows requested from each rank, and once for the other
@@ -117,4 +117,4 @@ class OwnedOnDevice(Owned):
             degree[order] = came
         place = torch.empty(n, dtype=torch.int32 if n < 2**31 else torch.int64, device=self._device)
         place[order] = torch.arange(n, dtype=place.dtype, device=self._device)
-        return CollectedThere(rows, place, degree)
+        return DeviceCollected(rows, place, degree)

@@ -139,7 +139,9 @@ class PhaseRows:
         with evaluating(module):
             unrounded = {name: self._handed_on(module, name) for name in self._edges.graphs}
             own = {name: rounded(rows, self._rounding) for name, rows in unrounded.items()}
-            arrays = {SAID: module.said(unrounded[self._graph("train")]).cpu().numpy()} if after.is_taught else {}
+            arrays = (
+                {SAID: module.logits_of_rows(unrounded[self._graph("train")]).cpu().numpy()} if after.is_taught else {}
+            )
         for name, rows in own.items():
             arrays[name] = rows.cpu().numpy()
             arrays[f"{name}-remote"] = self._exchanged(rows, after).numpy()

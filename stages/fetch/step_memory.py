@@ -181,7 +181,9 @@ def _smaller_view(view: View, rank: int, scale: float) -> View:
         indices = (np.arange(edges) % max(1, sources)).astype(np.int32)
         weight = None if shard.weight is None else torch.ones(edges)
         rows = None if q == rank else np.arange(lists, dtype=np.int32)
-        shards.append(Shard(InLists.of(indptr, indices, sources), rows, np.arange(edges, dtype=np.int32), weight))
+        shards.append(
+            Shard(InLists.from_arrays(indptr, indices, sources), rows, np.arange(edges, dtype=np.int32), weight)
+        )
     wanted = tuple(np.arange(min(count(len(w)), num_src), dtype=np.int32) for w in view.wanted)
     return View(num_dst, num_src, tuple(shards), wanted)
 
@@ -241,8 +243,8 @@ def row_traffic(
     """
     ids, count = np.arange(FEW), FEW * own_edges
     near, far = np.arange(count, dtype=np.int32), np.arange(READ, dtype=np.int32)
-    own = Shard(InLists.of(np.minimum(np.arange(FEW + 1), count), near, FEW), None, near, None)
-    remote = Shard(InLists.of(np.arange(READ + 1), far, READ), far, far + count, None)
+    own = Shard(InLists.from_arrays(np.minimum(np.arange(FEW + 1), count), near, FEW), None, near, None)
+    remote = Shard(InLists.from_arrays(np.arange(READ + 1), far, READ), far, far + count, None)
     view = View(FEW, FEW, (own, remote), (np.empty(0, np.int32), np.arange(SENT, dtype=np.int32)))
     group = _Counting(0, 2)
     module = copy.deepcopy(module).cpu().train()

@@ -236,7 +236,7 @@ class Visits:
         """
         self._share, self._modes, self._ahead_bytes, self._group = share, modes, prefetch_bytes, group
         self._device = device
-        of = (share.x, share.labels, share.edge_rows) if device is None else share.on(device)
+        of = (share.x, share.labels, share.edge_rows) if device is None else share.to_device(device)
         self._x, self._labels, self._edge_rows = of
         self._halos: dict[int, Halo] = {}
         self._waited_s = 0.0

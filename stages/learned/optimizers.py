@@ -38,7 +38,7 @@ class RowOptimizer(ABC):
         rate."""
         self.steps += 1
         if self.rows.device.type != "cpu":
-            self._step_there(ids, grads * factor, self.lr * rate)
+            self._step_on_device(ids, grads * factor, self.lr * rate)
             return
         arrays = [x.numpy() for x in (self.rows, *self.state.values(), ids, grads)]
         kernel, numbers = self._kernel(self.lr * rate)
@@ -52,7 +52,7 @@ class RowOptimizer(ABC):
         """The kernel, and its numbers after the gradients' factor."""
 
     @abstractmethod
-    def _step_there(self, ids: Tensor, grads: Tensor, lr: float) -> None:
+    def _step_on_device(self, ids: Tensor, grads: Tensor, lr: float) -> None:
         """The same step by torch's operations, on a device."""
 
     def _moved(self, name: str, ids: Tensor, to: Tensor, weight: float) -> Tensor:
@@ -70,7 +70,7 @@ class SGD(RowOptimizer):
     def _kernel(self, lr: float) -> tuple[Callable[..., None], tuple[float, ...]]:
         return row_steps.sgd, (lr,)
 
-    def _step_there(self, ids: Tensor, grads: Tensor, lr: float) -> None:
+    def _step_on_device(self, ids: Tensor, grads: Tensor, lr: float) -> None:
         self.rows.index_add_(0, ids, grads, alpha=-lr)
 
 
@@ -82,7 +82,7 @@ class Adagrad(RowOptimizer):
     def _kernel(self, lr: float) -> tuple[Callable[..., None], tuple[float, ...]]:
         return row_steps.adagrad, (lr, EPS["adagrad"])
 
-    def _step_there(self, ids: Tensor, grads: Tensor, lr: float) -> None:
+    def _step_on_device(self, ids: Tensor, grads: Tensor, lr: float) -> None:
         total = self.state["sum"].index_select(0, ids).addcmul_(grads, grads)
         self.state["sum"].index_copy_(0, ids, total)
         self.rows.index_add_(0, ids, grads / total.sqrt_().add_(EPS["adagrad"]), alpha=-lr)
@@ -96,7 +96,7 @@ class Adam(RowOptimizer):
     def _kernel(self, lr: float) -> tuple[Callable[..., None], tuple[float, ...]]:
         return row_steps.adam, (self._corrected(lr), *(1 - beta for beta in BETAS), EPS["adam"])
 
-    def _step_there(self, ids: Tensor, grads: Tensor, lr: float) -> None:
+    def _step_on_device(self, ids: Tensor, grads: Tensor, lr: float) -> None:
         mean = self._moved("exp_avg", ids, grads, 1 - BETAS[0])
         square = self._moved("exp_avg_sq", ids, grads * grads, 1 - BETAS[1])
         self.rows.index_add_(0, ids, mean / square.sqrt_().add_(EPS["adam"]), alpha=-self._corrected(lr))

@@ -43,22 +43,18 @@ class WithoutOwnEdges:
 
     @property
     def host_only(self) -> bool:
-        """See `sample.base.check_kernel`."""
         return getattr(self.inner, "host_only", False)
 
     @property
     def rows_travel(self) -> bool:
-        """See `sample.base.check_kernel`."""
         return getattr(self.inner, "rows_travel", False)
 
     @property
     def iterations(self) -> int:
-        """See `sample.base.check_kernel`."""
         return getattr(self.inner, "iterations", 0)
 
     @property
     def draws_by_owners_on_device(self) -> bool:
-        """See `Sampler`."""
         return getattr(self.inner, "draws_by_owners_on_device", False)
 
     @property
@@ -145,7 +141,7 @@ def without_pairs(
         relation: int64 [b], of the pairs, where those of several are predicted.
     """
     seeds = minibatch.seeds
-    own = _OwnEdges.of(np.searchsorted(seeds, pairs), relation, kinds, len(seeds))
+    own = _OwnEdges.from_positions(np.searchsorted(seeds, pairs), relation, kinds, len(seeds))
     if not minibatch.nested:
         return replace(minibatch, blocks=tuple(own.left_out(block) for block in minibatch.blocks))
     outer = own.left_out(minibatch.blocks[0])
@@ -168,7 +164,9 @@ class _OwnEdges:
     by_relation: bool
 
     @classmethod
-    def of(cls, local: PairArray, relation: PairArray | None, kinds: EdgeKinds | None, size: int) -> "_OwnEdges":
+    def from_positions(
+        cls, local: PairArray, relation: PairArray | None, kinds: EdgeKinds | None, size: int
+    ) -> "_OwnEdges":
         """
         Args:
             local: int64 [b, 2], pairs as positions among the seeds.

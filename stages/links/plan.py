@@ -33,7 +33,7 @@ class Ends:
     """int64, of the shape of the pairs: positions of their ends in `nodes`."""
 
     @classmethod
-    def of(cls, pairs: PairArray, time: npt.NDArray[np.number] | None, num_nodes: int) -> "Ends":
+    def from_pairs(cls, pairs: PairArray, time: npt.NDArray[np.number] | None, num_nodes: int) -> "Ends":
         """
         Args:
             pairs: int64 [b, ..., 2].
@@ -78,7 +78,7 @@ class LinkPlan(SeedPlan):
     def ends(self, pairs: PairArray, index: int, epoch: int) -> Ends:
         """The seeds of a minibatch, by its `pairs`. A negative has the time of its pair."""
         time = self.links.time
-        return Ends.of(pairs, None if time is None else time[self.numbers(index, epoch)], self.links.num_nodes)
+        return Ends.from_pairs(pairs, None if time is None else time[self.numbers(index, epoch)], self.links.num_nodes)
 
     def request(self, epoch: int, number: int) -> LinkRequest:
         """See `SeedPlan.request`: the distinct ends of all pairs, at their moments."""

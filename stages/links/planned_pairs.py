@@ -37,7 +37,7 @@ class PlannedPairs:
     """Place of what is trained on; None: the host."""
 
     @classmethod
-    def of(
+    def from_placement(
         cls, sample: Any, placement: Placement, job: RankJob, module: nn.Module | None, ranks: int = 1
     ) -> "PlannedPairs":
         """

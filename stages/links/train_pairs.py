@@ -120,7 +120,7 @@ class TrainPairs:
     """Types that say which relation pairs are of; None: those of the graph."""
 
     @classmethod
-    def of(
+    def from_graph(
         cls,
         graph: Graph,
         pairs: Pairs,

@@ -176,7 +176,7 @@ class PhaseModule(nn.Module):
             return self.logits(still)
         return self._hidden(still)
 
-    def said(self, handed_on: Tensor) -> Tensor:
+    def logits_of_rows(self, handed_on: Tensor) -> Tensor:
         """Logits [n, C] of rows from `hand_on`."""
         if self.model.phases.propagate == "logits":
             return handed_on

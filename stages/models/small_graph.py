@@ -37,7 +37,7 @@ class SmallGraph:
     """V of a graph of one type."""
 
     @classmethod
-    def of(cls, given: TypedInput | None, edge_width: int, like: Tensor) -> "SmallGraph":
+    def from_types(cls, given: TypedInput | None, edge_width: int, like: Tensor) -> "SmallGraph":
         """The graph for a model of graphs of types `given`, or of one type, whose edges have `edge_width` features."""
         rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
         types, relations, width = None, 1, edge_width
@@ -107,7 +107,7 @@ def rows_of_small_graph(
         try:
             tried = copy.deepcopy(model).cpu().eval()
             like = next((p for p in tried.parameters() if p.is_floating_point()), torch.zeros(0))
-            graph = SmallGraph.of(given, edge_width, like)
+            graph = SmallGraph.from_types(given, edge_width, like)
             if weighted:
                 graph = replace(graph, weight=weights_tried(len(graph.kinds)))
             whole = graph.block(np.arange(graph.num_nodes), graph.num_nodes)

@@ -364,7 +364,7 @@ class BlockNeighbourhood(ListNeighbourhood):
         of_rows = edges.types.types_of(self.block.src) if edges.of_rows is None else edges.of_rows()
         weight = None if self.weight is None else self.weight.to(to)
         there = on_device(of_rows, to), on_device(edges.of_edges().astype(np.int32, copy=False), to)
-        return DeviceTypedRows(edges.types, self.lists.on(to), *there, weight, lambda: self.degree, rows)
+        return DeviceTypedRows(edges.types, self.lists.to_device(to), *there, weight, lambda: self.degree, rows)
 
     @property
     def num_dst(self) -> int:
@@ -384,13 +384,13 @@ class BlockNeighbourhood(ListNeighbourhood):
     @cached_property
     def lists(self) -> InLists:
         """The block's edges as the kernels read them."""
-        return InLists.of(self.block.indptr, self.block.indices, self.num_src)
+        return InLists.from_arrays(self.block.indptr, self.block.indices, self.num_src)
 
     @cached_property
     def _edge_lists(self) -> InLists:
         """Lists in which every edge is a source of its own."""
         positions = np.arange(self.block.num_edges, dtype=self.block.indices.dtype)
-        return InLists.of(self.block.indptr, positions, self.block.num_edges)
+        return InLists.from_arrays(self.block.indptr, positions, self.block.num_edges)
 
     @cached_property
     def weight(self) -> Tensor | None:

@@ -46,7 +46,7 @@ class Shard:
     """float32 [e]."""
 
     @cached_property
-    def _there(self) -> dict[torch.device, Tensor]:
+    def _copies(self) -> dict[torch.device, Tensor]:
         return {}
 
     @cached_property
@@ -57,9 +57,9 @@ class Shard:
         """`weight` in the memory of `device`; copied once."""
         if self.weight is None or device.type == "cpu":
             return self.weight
-        if device not in self._there:
-            self._there[device] = self.weight.to(device)
-        return self._there[device]
+        if device not in self._copies:
+            self._copies[device] = self.weight.to(device)
+        return self._copies[device]
 
     def numbers(self, batch: EdgeNumbers) -> EdgeNumbers:
         """Keys of the edges for dropout, from those of all edges of the rank: made once, as are their copies on a
@@ -73,7 +73,9 @@ class Shard:
         if num_lists == self.lists.num_dst and num_src == self.lists.num_src:
             return self
         edges = int(self.lists.indptr[num_lists])
-        lists = InLists.of(self.lists.indptr[: num_lists + 1], self.lists.indices[:edges], num_src, self.lists.empty)
+        lists = InLists.from_arrays(
+            self.lists.indptr[: num_lists + 1], self.lists.indices[:edges], num_src, self.lists.empty
+        )
         return Shard(
             lists,
             None if self.rows is None else self.rows[:num_lists],
@@ -94,17 +96,17 @@ class View:
     """By rank: rows of this rank that it reads, in the order in which it expects them. Empty for this rank."""
 
     @cached_property
-    def _there(self) -> dict[tuple[int | None, torch.device], Tensor]:
+    def _copies(self) -> dict[tuple[int | None, torch.device], Tensor]:
         return {}
 
     def wanted_on(self, device: torch.device, rank: int | None = None) -> RowIds:
         """`wanted` of a rank, or of all in turn, in the memory of `device`; copied there once."""
         if device.type == "cpu":
             return np.concatenate(self.wanted) if rank is None else self.wanted[rank]
-        if (rank, device) not in self._there:
+        if (rank, device) not in self._copies:
             ids = np.concatenate(self.wanted) if rank is None else self.wanted[rank]
-            self._there[rank, device] = on_device(ids, device)
-        return self._there[rank, device]
+            self._copies[rank, device] = on_device(ids, device)
+        return self._copies[rank, device]
 
     @property
     def num_edges(self) -> int:
@@ -373,7 +375,7 @@ def _arranged(
         indices[edges], edge[edges] = place[sources] if own else sources, shards.edge[at]
         if weight is not None and shards.edge_weight is not None:
             weight[edges] = shards.edge_weight[at]
-    lists = InLists.of(indptr, indices, len(place) if own else len(near), empty)
+    lists = InLists.from_arrays(indptr, indices, len(place) if own else len(near), empty)
     return Shard(lists, rows, edge, None if weight is None else torch.from_numpy(weight)), near
 
 
@@ -384,5 +386,5 @@ def _spelt_out(shard: Shard, num_rows: int) -> Shard:
     kept[shard.rows] = shard.lists.kept
     indptr = np.zeros(num_rows + 1, np.int64)
     np.cumsum(kept, out=indptr[1:])
-    lists = InLists.of(indptr, shard.lists.indices, num_rows, shard.lists.empty)
+    lists = InLists.from_arrays(indptr, shard.lists.indices, num_rows, shard.lists.empty)
     return Shard(lists, None, shard.edge, shard.weight)

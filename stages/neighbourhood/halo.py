@@ -123,7 +123,7 @@ def together(view: View, counts: list[int]) -> Shard:
         indices[of], edge[of] = np.concatenate(sources)[turn], order[turn]
         if weight is not None:
             weight[of] = torch.cat(weights)[torch.from_numpy(turn)]
-    return Shard(InLists.of(indptr, indices, view.num_src + sum(counts), empty), None, edge, weight)
+    return Shard(InLists.from_arrays(indptr, indices, view.num_src + sum(counts), empty), None, edge, weight)
 
 
 class HaloNeighbourhood:

@@ -404,7 +404,7 @@ class TypedRows:
         targets = self.nodes[dst].targets
         indptr = np.zeros(len(targets) + 1, np.int64)
         np.cumsum(np.bincount(rows[at], minlength=len(targets)), out=indptr[1:])
-        lists = InLists.of(indptr, indices[at], block.num_src)
+        lists = InLists.from_arrays(indptr, indices[at], block.num_src)
 
         def scale() -> Tensor | None:
             # A row that is there as a whole counts once; one of a sample without weights for its degree / kept.

@@ -88,7 +88,7 @@ class Groups:
         for g in groups:
             g.ends = [next(ends) for _ in range(len(g.ends_there))]
 
-    def at(self, number: int) -> Tensor:
+    def positions(self, number: int) -> Tensor:
         """int64, positions of a number, ascending."""
         return self.order[self.ends[number] : self.ends[number + 1]]
 
@@ -134,7 +134,7 @@ class DeviceTypedRows:
         Groups.read(self._sources, self._targets, self._edges)
         self._stacked: dict[Any, DeviceStacked] = {}
         self.nodes: tuple[NodeRows, ...] = tuple(
-            NodeRows(name, self._sources.at(t), self._targets.at(t)) for t, name in enumerate(names)
+            NodeRows(name, self._sources.positions(t), self._targets.positions(t)) for t, name in enumerate(names)
         )
         """Rows of each node type, in their order."""
 
@@ -146,7 +146,7 @@ class DeviceTypedRows:
         return tuple(self._relation(r, places, places[rows]) for r in range(self.types.num_relations))
 
     def _relation(self, r: int, places: Tensor, rows: Tensor) -> DeviceRelation:
-        (src, dst), at, lists = self.types.ends[r].tolist(), self._edges.at(r), self._lists
+        (src, dst), at, lists = self.types.ends[r].tolist(), self._edges.positions(r), self._lists
         targets = self.nodes[dst].targets
         begin = torch.searchsorted(rows[at], torch.arange(len(targets) + 1, device=at.device))
         own = DeviceLists(begin, lists.indices[at], lists.num_src, min(lists.longest, len(at)), lists.limit)
@@ -181,11 +181,13 @@ class DeviceTypedRows:
             before = [sum(sizes[:t]) for t in range(len(sizes))]
             per = torch.tensor([[len(each), b] for each, b in zip(numbers, before)], device=device)[own]
             begin = per[:, 1] + self._targets.ranks(own) * per[:, 0]
-            found = [(self._edges.at(r), numbers[into[r]].index(r)) for each in numbers for r in each if r != OWN]
+            found = [
+                (self._edges.positions(r), numbers[into[r]].index(r)) for each in numbers for r in each if r != OWN
+            ]
             nothing = self._edges.order[:0]
             edges = torch.cat([nothing, *(at for at, _ in found)])
             to = torch.cat([nothing, *(begin[rows[at]] + place for at, place in found)])
-            alone = torch.cat([nothing, *(self._targets.at(t) for t, read in enumerate(some) if read)])
+            alone = torch.cat([nothing, *(self._targets.positions(t) for t, read in enumerate(some) if read)])
             return edges, to, alone, begin[alone], sizes
 
         numbers, flags = (lists_of_types(self.types, some) for some in (chosen, flagged))

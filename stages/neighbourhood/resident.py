@@ -19,7 +19,7 @@ from .relations_cuda import DeviceTypedRows
 
 
 @dataclass(frozen=True, eq=False)
-class EdgesThere:
+class EdgesOnDevice:
     """Properties of a graph's edges that layers read on a device. Edges are given by their `Block.edge_id`, int64
     [e]."""
 
@@ -40,7 +40,7 @@ class ResidentNeighbourhood(ListNeighbourhood):
         q: int,
         hop: int,
         degree: Callable[[], Tensor],
-        edges: EdgesThere | None = None,
+        edges: EdgesOnDevice | None = None,
     ) -> None:
         """
         Args:

@@ -95,7 +95,7 @@ class Boundary:
             np.cumsum(counts, out=indptr[1:])
             weight = None if weight is None else weight[torch.from_numpy(kept)]
             sums = counts if weight is None else np.bincount(lists.rows[kept], weight.numpy(), lists.num_dst)
-            lists, edge = InLists.of(indptr, lists.indices[kept], lists.num_src), edge[kept]
+            lists, edge = InLists.from_arrays(indptr, lists.indices[kept], lists.num_src), edge[kept]
             if degree.ndim > 1:
                 at = np.flatnonzero(lists.indices == lists.rows)
                 sums = degree_rows(sums, lists.rows[at], np.ones(len(at)) if weight is None else weight.numpy()[at])

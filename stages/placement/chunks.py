@@ -202,7 +202,7 @@ class Chunks:
         num_base, seen = sum(c.num_nodes for c in of_base), None
         sets = [np.concatenate([getattr(c.split, s) + starts[n] for n, c in zip(base, of_base)]) for s in SPLITS]
         if data.pairs is not None:
-            seen = SeenPairs.of(data.pairs, np.concatenate([c.owned for c in chunks.values()]), num_base)
+            seen = SeenPairs.from_pairs(data.pairs, np.concatenate([c.owned for c in chunks.values()]), num_base)
             sets[0] = np.arange(len(seen.pairs))
         return Isolated(
             graph,

@@ -104,7 +104,7 @@ class Degrees:
     """[bins], their in-edges."""
 
     @classmethod
-    def of(cls, in_degree: npt.NDArray[np.integer]) -> "Degrees":
+    def histogram(cls, in_degree: npt.NDArray[np.integer]) -> "Degrees":
         """Histogram of these degrees."""
         at = np.ceil(BINS * np.log2(in_degree + 1.0)).astype(np.int64)
         nodes, edges = (np.bincount(at, w, 64 * BINS).astype(np.float64) for w in (None, in_degree))

@@ -74,7 +74,7 @@ class Grid:
         """The ranks of a rank's grid column; the i-th holds block i."""
         return list(range(rank % self.replication, self.ranks, self.replication))
 
-    def among(self, group: Group, name: str, same_thread: bool = False) -> Group:
+    def subgroup(self, group: Group, name: str, same_thread: bool = False) -> Group:
         """Group of this rank's column (see `Group.sub`); all ranks call this at the same time."""
         column = self.column(group.rank)
         return group.sub(f"{name}-{column[0]}", column, same_thread)
@@ -150,7 +150,7 @@ class Blocks:
             return before
         grid = Grid(job.group.size, self.replication)
         # On a device the training thread speaks to them.
-        column = grid.among(job.group, "column", same_thread=job.device is not None)
+        column = grid.subgroup(job.group, "column", same_thread=job.device is not None)
         row = grid.across(job.group, "row") if self.rows_meet else None
         if isinstance(data, Placement):
             if grid.blocks > 1:

@@ -48,26 +48,26 @@ class Share:
     """The labelled edges that it trains on; None: nodes are labelled."""
 
     @cached_property
-    def _there(self) -> dict[torch.device, tuple[Tensor, Tensor, Tensor | None]]:
+    def _copies(self) -> dict[torch.device, tuple[Tensor, Tensor, Tensor | None]]:
         return {}
 
-    def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+    def to_device(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
         """`x`, `labels` and `edge_rows` in the memory of `device`; copied once."""
-        if device not in self._there:
+        if device not in self._copies:
             edges = None if self.edge_rows is None else self.edge_rows.to(device)
-            self._there[device] = self.x.to(device), self.labels.to(device), edges
-        return self._there[device]
+            self._copies[device] = self.x.to(device), self.labels.to(device), edges
+        return self._copies[device]
 
     def new_bytes_on(self, device: torch.device) -> int:
         """Bytes that the features and the edges of all rows would add on `device` to what `on` has copied there."""
         edges = 0 if self.edge_rows is None else self.edge_rows.nbytes
         of_types = 0 if self.types is None else TYPE_BYTES * len(self.types.of_edges)
-        return self.graph.nbytes + of_types + (0 if device in self._there else self.x.nbytes + edges)
+        return self.graph.nbytes + of_types + (0 if device in self._copies else self.x.nbytes + edges)
 
     def renew(self, columns: slice, rows: npt.NDArray[np.floating]) -> None:
         """Change some columns of the features, [N, D] in the order of the part, here and on devices."""
         ordered = torch.from_numpy(rows[self.graph.order])
-        for x in (self.x, *(there[0] for there in self._there.values())):
+        for x in (self.x, *(there[0] for there in self._copies.values())):
             x[:, columns] = ordered.to(x.device)
 
     @property
@@ -113,7 +113,11 @@ class Sharded:
         )
         assert rows is not None
         held = share(replace(part, features=rows, edge_features=of_edges), batch, job.arrays.features)
-        return held if pairs is None else replace(held, pairs=SharedPairs.of(pairs, part.owned, batch.order, job.group))
+        return (
+            held
+            if pairs is None
+            else replace(held, pairs=SharedPairs.divided(pairs, part.owned, batch.order, job.group))
+        )
 
 
 def share(part: Part, batch: FullBatch, empty: Empty = in_memory) -> Share:

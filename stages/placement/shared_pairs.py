@@ -29,7 +29,7 @@ class SharedPairs:
     """Rows that come from each rank."""
 
     @classmethod
-    def of(cls, pairs: Pairs, owned: IdArray, order: IdArray, group: Group) -> "SharedPairs":
+    def divided(cls, pairs: Pairs, owned: IdArray, order: IdArray, group: Group) -> "SharedPairs":
         """All ranks call this at the same time. Messages count as ``graph``.
 
         Args:

@@ -83,7 +83,6 @@ class LaborSampler:
 
     @property
     def host_only(self) -> bool:
-        """See `check_kernel`."""
         return self.iterations > 0
 
     def record(self) -> dict[str, Any]:

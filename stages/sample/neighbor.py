@@ -222,7 +222,7 @@ class NeighborSampler:
             )  # fmt: skip
 
         def scale(rows: Tensor, kept: Tensor, hop: Tensor) -> Tensor:
-            return self._scale_there(graph, rows, kept)
+            return self._device_scale(graph, rows, kept)
 
         return node_wise(
             graph,
@@ -240,14 +240,13 @@ class NeighborSampler:
         return None if graph.types is None else self.by_relation(graph.types)
 
     def bound(self, graph: Graph) -> int | None:
-        """See `ResidentBulk`."""
         fanouts = self._fanouts(graph)
         if graph.types is None or fanouts is None:
             return None if min(self.fanout) < 0 else max(self.fanout)
         most = np.bincount(graph.types.ends[:, 1], fanouts.max(0)).max(initial=0)
         return None if fanouts.min(initial=0) < 0 else int(most)
 
-    def _scale_there(self, graph: Graph, rows: Tensor, kept: Tensor) -> Tensor:
+    def _device_scale(self, graph: Graph, rows: Tensor, kept: Tensor) -> Tensor:
         """float64, the share of each row's neighbourhood that a kept edge stands for, on the device."""
         from ..kernels.sampling.device_graph import number_on_device
 
@@ -259,7 +258,7 @@ class NeighborSampler:
 
         return await by_owners(
             request,
-            owners.sample(request, self.streams(request), _DrawsThere(self, owners)),
+            owners.sample(request, self.streams(request), _OwnerDraws(self, owners)),
             weighted=self.sends_weights(owners.rows.graph),
             nested=self.expand == "new",
             bound=self.bound(owners.rows.graph),
@@ -347,9 +346,7 @@ class NeighborSampler:
         return scaled(weight, positions, kept, scale)
 
 
-class _DrawsThere:
-    """See `row_owners_cuda.DrawsHere`."""
-
+class _OwnerDraws:
     def __init__(self, sampler: NeighborSampler, owners: "OwnersOnDevice") -> None:
         self._sampler, self._owners, self._graph = sampler, owners, owners.rows.graph
         self.fanout, self.replace, self.expand_all = sampler.fanout, sampler.replace, sampler.expand == "all"
@@ -372,7 +369,7 @@ class _DrawsThere:
             found.append(_relation_weights(graph, positions[:num_edges], drawn.ends))
         elif self._sends_weights:
             kept = drawn.ends.diff()
-            scale = self._sampler._scale_there(graph, rows.nodes, kept)
+            scale = self._sampler._device_scale(graph, rows.nodes, kept)
             weight = torch.repeat_interleave(scale, kept, output_size=num_edges)
             if not self._sampler.weighted:
                 weight = number_on_device(graph, "edge_weight")[drawn.positions[:num_edges]].double() * weight

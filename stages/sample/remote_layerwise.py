@@ -35,7 +35,7 @@ from ..kernels.sampling.layerwise import (
 from ..kernels.sampling.samples import LIMIT
 from ..placement.row_owners import Ids, Letter, Owners, split_counts, splits_of
 from ..random import draw, node_words
-from .darts import IdArray, LayerMinibatch, Throw
+from .layer_draws import IdArray, LayerDraw, LayerMinibatch
 
 Answer = Callable[[Sequence[Ids]], list[list[npt.NDArray[Any]]]]
 
@@ -130,7 +130,7 @@ class _RemoteLayers:
     def draw(self, minibatches: Sequence[LayerMinibatch], keys: Sequence[int], s: int) -> list[Drawn]:
         """SAMPLE for each minibatch."""
         blocks = self.everywhere[2] if self.every_row else None
-        throws = [Throw(m, key, s, self.debias, self.owners.book, blocks) for m, key in zip(minibatches, keys)]
+        throws = [LayerDraw(m, key, s, self.debias, self.owners.book, blocks) for m, key in zip(minibatches, keys)]
         group = self.thrown_to.group
         while group.any(any(t.wants_more for t in throws)):
             self._round(throws)
@@ -138,7 +138,7 @@ class _RemoteLayers:
             (self._race_at_owners if self.every_row else self._add_up)(throws)
         return [t.drawn() for t in throws]
 
-    def _round(self, throws: Sequence[Throw]) -> None:
+    def _round(self, throws: Sequence[LayerDraw]) -> None:
         """One more round of darts."""
         owners = self.thrown_to
         aimed = [t.aim() for t in throws]
@@ -170,7 +170,7 @@ class _RemoteLayers:
         place = np.searchsorted(self.everywhere[1], rests, side="right") - 1
         return (place + self.owners.rows.first).astype(self.owners.dtype)
 
-    def _add_up(self, throws: Sequence[Throw]) -> None:
+    def _add_up(self, throws: Sequence[LayerDraw]) -> None:
         """Add up P of the minibatches whose darts ran out: partial sums by the owners of their rows."""
         owners = self.owners
         rows = [t.m.nodes if t.ran_out else t.m.nodes[:0] for t in throws]
@@ -205,7 +205,7 @@ class _RemoteLayers:
             if t.ran_out:
                 t.finish(*summed(*(np.concatenate([p[i] for p in parts]) for i in (0, 1))))
 
-    def _race_at_owners(self, throws: Sequence[Throw]) -> None:
+    def _race_at_owners(self, throws: Sequence[LayerDraw]) -> None:
         """Let each owner's columns race; the first of all are among the first of each."""
         owners = self.thrown_to
         header = [v for t in throws if t.ran_out for v in (t.key, t.need + 1, len(t.found))]

@@ -48,7 +48,7 @@ class TimedGraph:
     """Relations whose edges have been there always."""
 
     @classmethod
-    def of(cls, graph: Graph, time: npt.NDArray[np.number]) -> "TimedGraph":
+    def from_graph(cls, graph: Graph, time: npt.NDArray[np.number]) -> "TimedGraph":
         """The graph with its rows in the order of time.
 
         Args:
@@ -77,9 +77,9 @@ class TimedGraph:
     @classmethod
     def by_relation(cls, graph: Graph, time: npt.NDArray[np.number]) -> "TimedGraph":
         """`of`, for a graph with types."""
-        relations, kind = RelationRows.of(graph), graph.edge_type
+        relations, kind = RelationRows.from_graph(graph), graph.edge_type
         assert kind is not None
-        found = cls.of(relations.graph, time)
+        found = cls.from_graph(relations.graph, time)
         timed = set(np.unique(kind[time > ALWAYS[time.dtype]]).tolist())
         timeless = frozenset(range(relations.types.num_relations)) - timed
         return replace(found, relations=relations, timeless=timeless)
@@ -228,7 +228,7 @@ def timed_graph(graph: Graph) -> TimedGraph:
     """The `TimedGraph` of a graph by its own times, made once."""
     if graph not in _timed:
         assert graph.edge_time is not None
-        make = TimedGraph.of if graph.types is None else TimedGraph.by_relation
+        make = TimedGraph.from_graph if graph.types is None else TimedGraph.by_relation
         _timed[graph] = make(graph, graph.edge_time)
     return _timed[graph]
 

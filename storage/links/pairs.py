@@ -81,7 +81,7 @@ class SeenPairs:
         return cls(table[:, :2], given_negatives(table, "train"), ends, len(pairs.sets["train"]), pairs.labels)
 
     @classmethod
-    def of(cls, pairs: Pairs, nodes: PairArray, num_own: int) -> "SeenPairs":
+    def from_pairs(cls, pairs: Pairs, nodes: PairArray, num_own: int) -> "SeenPairs":
         """The train pairs whose destination is among the rank's own nodes, and whose source is seen.
 
         Args:

@@ -84,7 +84,7 @@ def reorder(dataset: Dataset, order: npt.NDArray[np.integer] | PartitionBook | s
     edges = edges_of_rows(rows.first_edge, np.diff(rows.indptr))[1] if moves else None
     indices, weight, edge_id, edges = ascending(rows.indptr, new[rows.indices], rows.edge_weight, rows.edge_id, edges)
     of_edges = None if graph.edge_features is None else ReorderedFeatures(graph.edge_features, edges)
-    names = NodeNames.of_numbers(n) if dataset.node_names is None else NodeNames.of(dataset.node_names)
+    names = NodeNames.of_numbers(n) if dataset.node_names is None else NodeNames.from_values(dataset.node_names)
     return replace(
         dataset,
         graph=Graph(

@@ -255,16 +255,11 @@ class ObjectReader(io.RawIOBase):
         """True."""
         return True
 
-    def tell(self) -> int:
-        return self._reader.tell()
-
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """See `io.IOBase.seek`."""
         with self._asking():
             return self._reader.seek(offset, whence)
 
     def readinto(self, buffer: Any, /) -> int:
-        """See `io.RawIOBase.readinto`."""
         view = memoryview(buffer).cast("B")
         with self._asking():
             found = memoryview(self._reader.read(len(view)))

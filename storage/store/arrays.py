@@ -120,7 +120,7 @@ def open_array(at: str | StorePath, name: str, entries: Mapping[str, Any], path:
         there = _num_chunks(z.shape, z.shards or z.chunks)
         seen = (list(z.shape), str(z.dtype), _num_chunks(z.shape, z.chunks))
         want = (entry["shape"], entry["dtype"], entry["chunks"])
-        missing = there - _chunks_there(at, z, there) if seen == want else 0
+        missing = there - _stored_chunks(at, z, there) if seen == want else 0
     except Exception as e:
         raise StoreError(f"{path}: array '{name}' cannot be opened ({first_line(e)}); make the store again") from e
     if seen != want:
@@ -132,7 +132,7 @@ def open_array(at: str | StorePath, name: str, entries: Mapping[str, Any], path:
     return z
 
 
-def _chunks_there(at: str | StorePath, z: zarr.Array, expected: int) -> int:
+def _stored_chunks(at: str | StorePath, z: zarr.Array, expected: int) -> int:
     """Number of an array's `expected` stored chunks that exist. Zarr's own count takes quadratic time."""
     if not isinstance(at, str):
         return z.nchunks_initialized * expected // max(1, z.nchunks)

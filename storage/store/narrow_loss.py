@@ -41,7 +41,7 @@ class NarrowLoss:
         return cls(zeros, zeros, inf, -inf, inf, -inf)
 
     @classmethod
-    def of(cls, rows: Rows, kept: Rows, kind: FeatureDtype) -> "NarrowLoss":
+    def from_rows(cls, rows: Rows, kept: Rows, kind: FeatureDtype) -> "NarrowLoss":
         """Changes of rows [n, F] that are read again as `kept`."""
         if not len(rows):
             return cls.none(rows.shape[1])

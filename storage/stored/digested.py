@@ -49,7 +49,7 @@ class DigestedRows:
             out, given = narrow(read, self._kind), read
             read = widen(out, self._kind)
             if self._kind in NARROW:
-                self.loss += NarrowLoss.of(given, read, self._kind)
+                self.loss += NarrowLoss.from_rows(given, read, self._kind)
         self._digest.update(read)
         first, stop = np.searchsorted(self._sampled, (rows.start, rows.stop))
         self._sample.append(read[self._sampled[first:stop] - rows.start])

@@ -18,7 +18,7 @@ HOST_KERNELS: dict[str, Any] = {"cpu": aggregation_backend("cpu"), "reference": 
 def random_lists(n: int, S: int, e: int, seed: int, index: type = np.int32) -> InLists:
     rng = np.random.default_rng(seed)
     kept = np.bincount(rng.integers(0, max(n, 1), e if n else 0), minlength=n)
-    return InLists.of(np.cumsum([0, *kept]), rng.integers(0, S, int(kept.sum())).astype(index), S)
+    return InLists.from_arrays(np.cumsum([0, *kept]), rng.integers(0, S, int(kept.sum())).astype(index), S)
 
 
 def results(

@@ -161,7 +161,7 @@ def train_processes(
     assert cut is not None
     partition_dataset(dataset, cut, prepared.system.parts_before(job.ranks), out / "parts", job.seed)
     reports = run_ranks(
-        _rank, job.ranks, table, Outline.of(dataset), out, prepared.fingerprint, stop_after, timeout_s=240
+        _rank, job.ranks, table, Outline.from_dataset(dataset), out, prepared.fingerprint, stop_after, timeout_s=240
     )
     assert all((r is None) == (stop_after is not None) for r in reports), "stopped, or not"
     return None if stop_after is not None else reports

@@ -52,7 +52,7 @@ def train_phases(
     assert cut is not None
     pairs = dataset if dataset.task == "link" else None
     partition_dataset(dataset, cut, job.ranks, out / "parts", job.seed, without_pairs=pairs is not None)
-    work = dict(table), Outline.of(dataset, job), out, prepared.fingerprint, kill, pairs
+    work = dict(table), Outline.from_dataset(dataset, job), out, prepared.fingerprint, kill, pairs
     reports = run_ranks(_rank, job.ranks, *work, mortal=(1,) if kill else ())
     assert all((r is None) == (kill is not None) for r in reports), "killed, or not"
     return None if kill else reports

@@ -15,7 +15,7 @@ from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.cpu.terms import Rates
 from millrace.stages.placement.row_blocks import Grid
 from millrace.stages.sample import remote_layerwise
-from millrace.stages.sample.darts import Throw
+from millrace.stages.sample.layer_draws import LayerDraw
 from millrace.storage.graph import Graph
 from millrace.storage.ledger import Ledger
 from millrace.storage.minibatch import Bulk
@@ -62,8 +62,8 @@ class Darts:
 _log = threading.local()
 
 
-class RecordedThrow(Throw):
-    """`Throw` that this thread's `recorded` tells of."""
+class RecordedThrow(LayerDraw):
+    """`LayerDraw` that this thread's `recorded` tells of."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -73,14 +73,14 @@ class RecordedThrow(Throw):
         _log.throws.append(self)
 
     def aim(self) -> Any:
-        """See `Throw.aim`."""
+        """See `LayerDraw.aim`."""
         aimed = super().aim()
         self.told.aimed.append(np.bincount(aimed[0]).tolist())
         return aimed
 
 
 def recorded() -> list[Darts]:
-    """Darts of all minibatches, hop by hop, since the last call. `remote_layerwise.Throw` must be `RecordedThrow`."""
+    """Darts of all minibatches, hop by hop, since the last call. `remote_layerwise.LayerDraw` be `RecordedThrow`."""
     throws, _log.throws = getattr(_log, "throws", []), []
     for t in throws:
         t.told.ran_out, t.told.need, t.told.found = t.ran_out, t.need, [int(u) for u in t.found]

@@ -64,7 +64,9 @@ MIXED: dict[str, Callable[[Tensor], object]] = {
     "concatenated with nothing": lambda x: torch.cat([torch.empty(0), x]),
     "stacked numbers": lambda x: torch.stack([x[0, 0], torch.tensor(1.0)]),
     "labels": lambda x: nn.functional.cross_entropy(x, torch.zeros(4, dtype=torch.int64)),
-    "a kernel": lambda x: aggregation_on(TO).spmm(InLists.of(np.array([0, 1]), np.array([2]), 4), x, torch.ones(1)),
+    "a kernel": lambda x: aggregation_on(TO).spmm(
+        InLists.from_arrays(np.array([0, 1]), np.array([2]), 4), x, torch.ones(1)
+    ),
 }
 
 
@@ -126,7 +128,7 @@ def test_copies_numbers_and_locked_memory_go_between() -> None:
     assert not host.is_cuda and torch.equal(host, x.cpu())
     assert ROWS.double().type_as(x).is_cuda
     assert torch.where(x > 3, x, torch.tensor(0.0)).masked_fill(x > 6, torch.tensor(1.0)).sum() == 13
-    lists = InLists.of(np.array([0, 2]), np.array([0, 3]), 4)
+    lists = InLists.from_arrays(np.array([0, 2]), np.array([0, 3]), 4)
     assert aggregation_on(TO).spmm(lists, x, host[:2, 0].contiguous().pin_memory()).is_cuda
     with pytest.raises(TypeError, match="convert cuda:0"):
         x.numpy()

@@ -239,7 +239,7 @@ class Bench:
             return
         plan = SeedPlan(data.split.train, 4, 2, 0)
         if (pairs := pairs_of(data)) is not None:
-            plan = LinkPlan(data.split.train, 4, 2, 0, links=TrainPairs.of(data.graph, pairs, None))
+            plan = LinkPlan(data.split.train, 4, 2, 0, links=TrainPairs.from_graph(data.graph, pairs, None))
         for number in range(min(plan.num_bulks, 2)):
             SAMPLER.sample(data.graph, plan.request(0, number), self.kernel).check()
         data.features.gather(np.arange(data.num_nodes))

@@ -30,7 +30,7 @@ def test_a_store_is_described_without_its_arrays(tmp_path, names, features, monk
     data = Dataset(
         "d", from_edges([0, 1, 1], [1, 2, 2], 7), ArrayFeatures(np.ones((7, 3), np.float32)), ids % 2,
         Split(ids[:2], ids[2:4], ids[4:]), 2, notes=("a note.",),
-        node_names=None if names is None else NodeNames.of(names), class_names=("x", "y"),
+        node_names=None if names is None else NodeNames.from_values(names), class_names=("x", "y"),
     )  # fmt: skip
     store = write_dataset(tmp_path / "s", data, features_format=features, graph_format=features)
     assert first_names(store, 3) == (None if names is None else names[:3])

@@ -38,7 +38,7 @@ def make(graph, *, multilabel=False, names=False, width=3, dtype=np.float32):
         3,
         "multilabel" if multilabel else "multiclass",
         ("A note.",),
-        NodeNames.of([f"n{v}" for v in range(n)]) if names else None,
+        NodeNames.from_values([f"n{v}" for v in range(n)]) if names else None,
         ("a", "b", "c"),
     )
 
@@ -122,7 +122,7 @@ def test_digests_of_the_manifest_are_those_of_the_arrays(tmp_path_factory, graph
         assert set(known) == {"graph", "features", *MANIFEST_DIGESTS}
         assert known == {name: made[name] for name in known}
     assert made["graph"] == graph_fingerprint(graph)
-    assert made.of("labels", "val") == digest_arrays(labels=data.labels, val=data.split.val)
+    assert made.combined("labels", "val") == digest_arrays(labels=data.labels, val=data.split.val)
     assert dict(store.fingerprint) == made.fingerprint() == dataset_fingerprint(data)
 
 

@@ -205,7 +205,7 @@ def live(dataset: mr.Dataset, tmp_path: Path) -> Any:
         return run_ranks(
             one_life,
             RANKS,
-            Outline.of(dataset),
+            Outline.from_dataset(dataset),
             tmp_path,
             prepared.fingerprint,
             plan,

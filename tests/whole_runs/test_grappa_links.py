@@ -77,7 +77,7 @@ def train(group, links, runs):
         own, way = group.sub(f"{number}", range(job.ranks)), out.name.removesuffix("-parted")
         ledger = own._ledger
         counted = {"bytes": ledger.get("network", "gradients"), "waits": ledger.waits()["network"]["gradients"]}
-        prepared = prepare_part(job, Outline.of(links, job), parts, own.rank, fingerprint, dataset=links)
+        prepared = prepare_part(job, Outline.from_dataset(links, job), parts, own.rank, fingerprint, dataset=links)
         asked = iter(range(1, 1 << 30))
         with suppress(Interrupted) if stop_after else nullcontext():
             report = train_and_evaluate(
@@ -225,7 +225,7 @@ def test_ranks_without_pairs_or_negatives_say_so():
         said = []
 
         def rank(group):
-            seen = SeenPairs.of(pairs, np.array([] if group.rank else ids, np.int64), own)
+            seen = SeenPairs.from_pairs(pairs, np.array([] if group.rank else ids, np.int64), own)
             place = SimpleNamespace(graph=ring, seeds=np.arange(len(seen.pairs)), seen=seen)
             of = as_job(group, batch_size=2, minibatches_per_step=count, tell=said.append)
             LocalLinks(NeighborSampler((2,)), negatives=Negatives(law)).num_minibatches(place, of)

@@ -145,7 +145,7 @@ def test_two_ranks_learn_beside_rows_that_they_own(tmp_path: Path, monkeypatch: 
     rehearsal.add("owned", {**owned, **blocks.THERE})
     everywhere = {**job["bulk"], "replication": 2}
     rehearsal.add("everywhere", {**job, **blocks.THERE, "bulk": everywhere})
-    outline = Outline.of(dataset, resolve(job))
+    outline = Outline.from_dataset(dataset, resolve(job))
     for rank in run_ranks(blocks.train_there, 2, rehearsal.runs, outline, tmp_path, timeout_s=240):
         host, there, stopped, again, own, columns = (report for report, _ in rank)
         assert stopped is None and again["parameters_sha256"] == there["parameters_sha256"]

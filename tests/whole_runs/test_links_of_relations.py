@@ -258,7 +258,7 @@ def test_with_times_pairs_of_all_are_ranked_at_their_time(tmp_path):
     for number, name in zip(types.predicted, ("buys", "views")):
         own = links.labels[:, 3] == number
         test = links.split.test[own[links.split.test]]
-        known = KnownPairs.of(links.graph, links.labels[own], types=types.predicting(number))
+        known = KnownPairs.from_graph(links.graph, links.labels[own], types=types.predicting(number))
         every, valid = _with_negatives(links.labels[test, :2], np.unique(links.labels[own, 1]), known, "test")
         moments = np.repeat(links.pair_time[test], every.shape[1])
         found = mr.predict_links(run, every.reshape(-1, 2) - first, relation=name, times=moments).scores

@@ -186,7 +186,7 @@ def test_the_best_destinations_are_found_there(links, on_host, tmp_path, monkeyp
 
 
 def test_rows_that_do_not_fit_are_ranked_on_the_host(links, tmp_path, monkeypatch):
-    monkeypatch.setattr(DeviceBudget, "on", lambda device: DeviceBudget(device, 1000))
+    monkeypatch.setattr(DeviceBudget, "from_free_memory", lambda device: DeviceBudget(device, 1000))
     agree(links, tmp_path, epochs=1)
 
 
@@ -352,7 +352,9 @@ def train_there(group, links, runs):
         own = (over if there else group).sub(f"{number}", range(group.size), same_thread=there)
         own._ledger, queue = Ledger(), None
         if (out / "parts").exists():
-            prepared = prepare_part(job, Outline.of(links, job), out / "parts", own.rank, fingerprint, dataset=links)
+            prepared = prepare_part(
+                job, Outline.from_dataset(links, job), out / "parts", own.rank, fingerprint, dataset=links
+            )
         else:
             prepared = prepare(job, links)
             queue = own_queue(prepared, out)

@@ -82,7 +82,7 @@ def train_all(group: Any, runs: list[tuple[Any, ...]], data: Any, folder: Path) 
         own = group.sub(f"{number}", range(group.size))
         own._ledger = type(own._ledger)()
         made.clear()
-        outline, pairs = Outline.of(data[kind], job), data[kind] if kind == "links" else None
+        outline, pairs = Outline.from_dataset(data[kind], job), data[kind] if kind == "links" else None
         prepared = prepare_part(
             job, outline, folder / name / "parts", group.rank, fingerprint, model=own_model(kind, job), dataset=pairs
         )

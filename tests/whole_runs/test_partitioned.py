@@ -86,7 +86,7 @@ class Rehearsal:
 
     def train(self) -> dict[str, list[dict[str, Any] | None]]:
         """The reports of each rank by run, None where it was stopped. All runs read features of one width."""
-        outline = Outline.of(self.dataset, resolve(self.runs[0][1]))
+        outline = Outline.from_dataset(self.dataset, resolve(self.runs[0][1]))
         ranks = run_ranks(train_all, self.ranks, self.runs, outline, self.folder, timeout_s=240)
         return {f"{name} {i}": [r[i] for r in ranks] for i, (name, *_) in enumerate(self.runs)}
 

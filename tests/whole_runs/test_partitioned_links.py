@@ -63,7 +63,9 @@ def train(group, links, runs):
     found = []
     for number, (job, out, fingerprint) in enumerate(runs + runs):
         own = group.sub(f"{number}", range(group.size))
-        prepared = prepare_part(job, Outline.of(links, job), out / "parts", own.rank, fingerprint, dataset=links)
+        prepared = prepare_part(
+            job, Outline.from_dataset(links, job), out / "parts", own.rank, fingerprint, dataset=links
+        )
         asked, last = iter(range(1, 1 << 30)), 3 if number < len(runs) else 0
         with suppress(Interrupted) if number < len(runs) else nullcontext():
             report = train_and_evaluate(
@@ -126,4 +128,4 @@ def test_a_rank_that_sees_other_pairs_stops(links, tmp_path):
     fingerprint = prepare(job, links).fingerprint
     other = replace(links, labels=links.labels[:, [1, 0, 2]])
     with pytest.raises(RunError, match="rank 1 sees other pairs than the driver"):
-        prepare_part(job, Outline.of(links, job), tmp_path, 1, fingerprint, dataset=other)
+        prepare_part(job, Outline.from_dataset(links, job), tmp_path, 1, fingerprint, dataset=other)

@@ -79,13 +79,13 @@ def test_owners_draw_on_their_devices(tmp_path: Path, monkeypatch: pytest.Monkey
     rehearsal.add("edges there", {**of_edges, **THERE})
     rehearsal.add("owned edges", {**of_edges, **THERE, "kernel": "cpu", "features": "owned", "bulk": {}})
     rehearsal.add("on disk", {**JOB, **THERE, "kernel": "cpu", "queue": {"bulk_size": 2, "kind": "zarr"}})
-    ranks = run_ranks(train_there, 2, rehearsal.runs, Outline.of(dataset), tmp_path, timeout_s=240)
+    ranks = run_ranks(train_there, 2, rehearsal.runs, Outline.from_dataset(dataset), tmp_path, timeout_s=240)
     for rank in ranks:
         (host, none), (there, many), (pinned, _), (stopped, _), (again, _), (whole, _) = rank[:6]
-        of_edges, edges_there, _, on_disk = (report for report, _ in rank[6:])
+        of_edges, device_edges, _, on_disk = (report for report, _ in rank[6:])
         assert (none, stopped) == (0, None) and many > 0
         assert again["parameters_sha256"] == there["parameters_sha256"]
-        for a, b in ((there, host), (pinned, whole), (edges_there, of_edges), (on_disk, host)):
+        for a, b in ((there, host), (pinned, whole), (device_edges, of_edges), (on_disk, host)):
             assert (a["minibatches"], a["sampled_edges"]) == (b["minibatches"], b["sampled_edges"])
             assert [h["train_loss"] for h in a["history"]] == pytest.approx([h["train_loss"] for h in b["history"]])
             assert a["bytes"]["network"]["features"] == b["bytes"]["network"]["features"]

@@ -444,7 +444,7 @@ def test_a_stand_in_has_pairs_to_train_on(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(inputs, "MOST_EDGES", 1000)
     links = mr.link_dataset(mr.open_dataset(SBM))
     made = mr.plan(links, **job)
-    assert made.numbers == Numbers.of(links) and made.numbers.pairs == len(links.labels)
+    assert made.numbers == Numbers.from_dataset(links) and made.numbers.pairs == len(links.labels)
     assert made.systems[0].steps_per_epoch == -(-len(links.split.train) // 64)
     assert made.trials["bulk"]["minibatches"] < 8 and "stands in for the graph" in " ".join(made.notes)
 

@@ -95,7 +95,7 @@ def test_a_run_is_that_of_plain_torch(exact, links):
 def test_metrics_and_predictions_are_of_what_lies_before(exact, links, tmp_path):
     result, start, _, row = exact
     pairs, time = links.labels[links.split.test, :2], links.pair_time[links.split.test]
-    known = KnownPairs.of(links.graph, links.labels)
+    known = KnownPairs.from_graph(links.graph, links.labels)
     every, valid = _with_negatives(pairs, np.unique(links.labels[:, 1]), known, "test")
     assert valid.all() and every.shape == (len(pairs), 1 + NEGATIVES, 2)
     linked = set(map(tuple, pairs.tolist())) | set(zip(*np.divmod(known.keys, 100)))

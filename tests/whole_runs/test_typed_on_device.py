@@ -50,7 +50,7 @@ def test_ranks_own_rows_of_nodes_and_edges(tmp_path: Path, monkeypatch: pytest.M
     rehearsal.add("sar", sar)
     rehearsal.add("sar there", {**sar, **THERE})
     names = [name for name, *_ in rehearsal.runs]
-    for rank in run_ranks(train_there, 2, rehearsal.runs, Outline.of(dataset), tmp_path, timeout_s=240):
+    for rank in run_ranks(train_there, 2, rehearsal.runs, Outline.from_dataset(dataset), tmp_path, timeout_s=240):
         reports = dict(zip(names, (report for report, _ in rank)))
         for name in names:
             seen, want = reports[name], reports[name.split()[0]]

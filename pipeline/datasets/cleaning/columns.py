@@ -107,24 +107,24 @@ class Of(NamedTuple):
 def filled(
     x: npt.NDArray[np.float32], given: Any, options: ReadOptions, notes: list[str], of: Of, card: Card | None
 ) -> npt.NDArray[np.float32]:
-    """Rows [n, F] scaled and filled, which changes `x`; see `filling.Seen.of` and `check`."""
+    """Rows [n, F] scaled and filled, which changes `x`; see `filling.Seen.from_rows` and `check`."""
     bad = taken_out(x)
-    seen = Seen.of(x, bad, given=given)
+    seen = Seen.from_rows(x, bad, given=given)
     seen.check(options, notes, of.columns, of.unit)
     if of.unit == "node":
-        tell_normalized(seen.magnitude, options, notes)
+        note_normalized(seen.magnitude, options, notes)
     treatment = treatment_of(x, bad, options)
     if card is not None:
         card += treatment.columns_of(seen, of.columns, of.called)
-    return treatment.of(x, bad)
+    return treatment.apply(x, bad)
 
 
 def _degree_features(graph: Graph, options: ReadOptions, notes: list[str]) -> npt.NDArray[np.float32]:
-    tell_missing(options, notes)
+    note_missing(options, notes)
     return degree_rows(graph.in_degree)
 
 
-def tell_missing(options: ReadOptions, notes: list[str]) -> None:
+def note_missing(options: ReadOptions, notes: list[str]) -> None:
     """Note that the degree replaces features. Raises InputError if it may not."""
     if options.missing_features == "error":
         raise InputError(
@@ -142,7 +142,7 @@ def degree_rows(in_degree: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     return np.stack([np.ones(len(in_degree)), np.log1p(in_degree)], axis=1).astype(np.float32)
 
 
-def tell_normalized(largest: float, options: ReadOptions, notes: list[str]) -> None:
+def note_normalized(largest: float, options: ReadOptions, notes: list[str]) -> None:
     """Note the normalisation, or values that are too large without one."""
     if options.normalize_features == "binary":
         notes.append("Features were made binary (normalize_features=binary).")

@@ -96,7 +96,7 @@ def clean_edges(
         order = np.argsort(w.time, kind="stable")
         src, dst, w = src[order], dst[order], w[order]
     src, dst, w, loops = without_loops(src, dst, w, options)
-    tell_loops(*loops, options, notes)
+    note_loops(*loops, options, notes)
     if options.direction == "reverse":
         src, dst = dst, src
         notes.append(REVERSED)
@@ -141,7 +141,7 @@ def _of_sorted(
     keys: Keys, w: OfEdges, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]
 ) -> tuple[Keys, OfEdges]:
     keys, w, repeats = merge(keys, w, options)
-    tell_repeats(repeats, num_nodes, w.weight is not None, w.rows is not None, options, notes)
+    note_repeats(repeats, num_nodes, w.weight is not None, w.rows is not None, options, notes)
     symmetric = options.direction is None and is_symmetric(keys, w, *_back(keys, w, num_nodes))
     direction = settled_direction(symmetric, len(keys), options, hint, notes)
     if direction == "reverse":
@@ -149,7 +149,7 @@ def _of_sorted(
     elif direction == "undirected":
         before = len(keys)
         keys, w = with_reverses(keys, w, *_back(keys, w, num_nodes))
-        tell_reverses(before, len(keys), notes)
+        note_reverses(before, len(keys), notes)
     return keys, w
 
 
@@ -300,7 +300,7 @@ def without_loops(
     return src[~loops], dst[~loops], w[~loops], found
 
 
-def tell_loops(count: int, first: int, options: ReadOptions, notes: list[str]) -> None:
+def note_loops(count: int, first: int, options: ReadOptions, notes: list[str]) -> None:
     """Note the self loops. Raises InputError if there are any and they are an error."""
     if count and options.self_loops == "error":
         raise InputError(
@@ -331,7 +331,7 @@ def merge(keys: Keys, w: OfEdges, options: ReadOptions) -> tuple[Keys, OfEdges, 
     return keys[first], replace(w[first], weight=weight), found
 
 
-def tell_repeats(
+def note_repeats(
     repeats: tuple[int, int], num_nodes: int, weighted: bool, featured: bool, options: ReadOptions, notes: list[str]
 ) -> None:
     """Note the duplicates, of which `merge` has told. Raises InputError if there are any and they are an error."""
@@ -378,7 +378,7 @@ def settled_direction(
     return hint.direction
 
 
-def tell_reverses(before: int, after: int, notes: list[str]) -> None:
+def note_reverses(before: int, after: int, notes: list[str]) -> None:
     """Note the reverses that were added to the edges."""
     if after > before:
         notes.append(f"The edges were made symmetric: {before} stored, {after} with their reverses.")

@@ -64,7 +64,7 @@ class Seen:
     high: npt.NDArray[np.float64]
 
     @classmethod
-    def of(
+    def from_rows(
         cls, x: Rows, bad: Mask, numbers: int | npt.NDArray[np.integer] = 0, given: npt.NDArray[Any] | None = None
     ) -> "Seen":
         """What rows without missing values hold.
@@ -221,7 +221,9 @@ class Treatment:
     """Columns that get another one behind all: 1 where they miss a value."""
 
     @classmethod
-    def by(cls, options: ReadOptions, moments: Moments, medians: npt.NDArray[np.float64] | None) -> "Treatment":
+    def from_moments(
+        cls, options: ReadOptions, moments: Moments, medians: npt.NDArray[np.float64] | None
+    ) -> "Treatment":
         """The treatment by the known values of all rows, and the medians [F] of columns with missing ones."""
         scaling = moments.scaling() if options.normalize_features == "standard" else None
         fill, gaps = None, [c for c, known in enumerate(moments.known) if known < moments.rows]
@@ -231,9 +233,9 @@ class Treatment:
             fill = (medians if scaling is None else (medians - scaling.mean) / scaling.deviation).astype(np.float32)
         return cls(options, scaling, fill, tuple(gaps) if options.nan_features == "indicator" else ())
 
-    def of(self, x: Rows, bad: Mask) -> Rows:
+    def apply(self, x: Rows, bad: Mask) -> Rows:
         """float32 [n, F + indicated]; `x` has 0 for missing values."""
-        rows = normalized_rows(x, self.options) if self.scaling is None else self.scaling.of(x)
+        rows = normalized_rows(x, self.options) if self.scaling is None else self.scaling.apply(x)
         if bad is not None:
             rows = np.where(bad, np.float32(0) if self.fill is None else self.fill, rows)
         if not self.indicated:
@@ -263,7 +265,7 @@ def treatment_of(x: Rows, bad: Mask, options: ReadOptions) -> Treatment:
     if options.nan_features == "median" and bad is not None:
         known = [rows[~bad[:, c], c].astype(np.float64) if bad[:, c].any() else rows[:0, c] for c in range(x.shape[1])]
         medians = np.array([np.median(values) if len(values) else 0.0 for values in known])
-    return Treatment.by(options, Moments.of(rows, bad), medians)
+    return Treatment.from_moments(options, Moments.from_rows(rows, bad), medians)
 
 
 # -- medians of rows that are not all in memory: values are counted by their upper bits, then some by all bits

@@ -206,7 +206,7 @@ def _multilabel(labels: AnyArray, notes: list[str], unit: str) -> npt.NDArray[np
             f"labels have {labels.shape[1]} columns with values other than 0 and 1; expected a multi-label matrix of 0 "
             "and 1, or one column of class numbers, or task=regression"
         )
-    _tell_unknown(unknown, "label", notes, unit)
+    _note_unknown(unknown, "label", notes, unit)
     return labels.astype(np.float32)
 
 
@@ -222,14 +222,14 @@ def _targets(labels: AnyArray, notes: list[str], unit: str) -> npt.NDArray[np.fl
     if (empty := unknown.all(axis=0)).any():
         where = f" in column {int(np.argmax(empty))}" if y.shape[1] > 1 else ""
         raise InputError(f"no {unit} has a target{where} (all are NaN); expected numbers: give targets")
-    _tell_unknown(unknown, "target", notes, unit)
+    _note_unknown(unknown, "target", notes, unit)
     largest = float(np.nanmax(np.abs(y)))
     if largest > LARGE_TARGET:
         notes.append(f"Targets reach {largest:,.0f}, and outputs begin near 0: scale the targets.")
     return y
 
 
-def _tell_unknown(unknown: npt.NDArray[np.bool_], what: str, notes: list[str], unit: str) -> None:
+def _note_unknown(unknown: npt.NDArray[np.bool_], what: str, notes: list[str], unit: str) -> None:
     bare = int(unknown.all(axis=1).sum())
     partly = int(unknown.sum()) - bare * unknown.shape[1]
     if bare:

@@ -33,7 +33,7 @@ class Moments:
     """[F], of the squares, in units of 2**-298."""
 
     @classmethod
-    def of(cls, x: npt.NDArray[np.float32], missing: npt.NDArray[np.bool_] | None = None) -> "Moments":
+    def from_rows(cls, x: npt.NDArray[np.float32], missing: npt.NDArray[np.bool_] | None = None) -> "Moments":
         """The moments of some rows, without values that are `missing`, which are 0."""
         found, step = cls.none(x.shape[1]), max(1, AT_ONCE // max(1, x.shape[1]))
         for first in range(0, len(x), step):
@@ -84,7 +84,7 @@ class Scaling:
     mean: npt.NDArray[np.float64]
     deviation: npt.NDArray[np.float64]
 
-    def of(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    def apply(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """The scaled rows."""
         return ((x - self.mean) / self.deviation).astype(np.float32)
 

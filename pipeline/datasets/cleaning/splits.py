@@ -133,11 +133,11 @@ def make_split(
                 "(split=fraction:0.6,0.2)."
             )
     parts = _chosen(spec, labels, stored, text, seed, options, notes, times, unit, time_unit)
-    _tell_unseen(parts, labels, notes, unit)
+    _note_unseen(parts, labels, notes, unit)
     return parts
 
 
-def _tell_unseen(parts: Split, labels: npt.NDArray[Any], notes: list[str], unit: str) -> None:
+def _note_unseen(parts: Split, labels: npt.NDArray[Any], notes: list[str], unit: str) -> None:
     """Note classes that train and neither val nor test has, which are never evaluated."""
     held_out = np.concatenate([parts.val, parts.test])
     if labels.ndim == 2 or not len(held_out) or not len(parts.train):

@@ -298,11 +298,11 @@ def _weights(
         except InputError as e:
             raise InputError(f"relation {what}: {e}") from e
         weights.append(w)
-    tell_unweighted([key for key in found if key not in given], notes)
+    note_unweighted([key for key in found if key not in given], notes)
     return weights
 
 
-def tell_unweighted(bare: Sequence[RelationType], notes: list[str]) -> None:
+def note_unweighted(bare: Sequence[RelationType], notes: list[str]) -> None:
     """Note relations without weights of a graph with some."""
     if bare:
         notes.append(f"Edges of {', '.join(map(','.join, bare))} have no weights; each counts 1.")

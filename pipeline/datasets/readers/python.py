@@ -93,7 +93,7 @@ def distinct_names(names: Sequence[Any], num_nodes: int) -> NodeNames:
             f"two nodes are called '{again}' (a number and a text of the same letters count as one name); rename one "
             "of them"
         )
-    return NodeNames.of(names)
+    return NodeNames.from_values(names)
 
 
 def from_networkx(

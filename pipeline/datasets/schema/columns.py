@@ -341,14 +341,14 @@ class Assignment:
             for n in told:
                 self.roles[n] = ("not read", why_not)
         features = self.of_features("feature_columns")
-        self._tell_nodes(features)
+        self._note_nodes(features)
         return self.result(id=own, time=time, labels=labels, split=split, masks=masks, features=features)
 
     def _may_be_id(self) -> list[str]:
         taken = {*(self.options.named_labels or ()), self.options.node_time}
         return [n for n in self.names if n not in taken and (n in self.free() or n == "id")]
 
-    def _tell_nodes(self, features: Sequence[str]) -> None:
+    def _note_nodes(self, features: Sequence[str]) -> None:
         """Note the columns of nodes that are not read."""
         left = [n for n in self.names if n not in self.roles and n]
         ids = [n for n in left if words.looks_like_id(n)]

@@ -50,14 +50,14 @@ class EdgeNumbers:
     """int32 or int64 [e], each edge's position among all edges of these rows; its position in the lists when absent."""
 
     @cached_property
-    def _there(self) -> dict[torch.device, tuple[Tensor, Tensor, Tensor | None]]:
+    def _copies(self) -> dict[torch.device, tuple[Tensor, Tensor, Tensor | None]]:
         return {}
 
-    def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+    def to_device(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
         """`first`, `own` and `edge` in the memory of `device`; copied once."""
         from .lists import on_device
 
-        if device not in self._there:
+        if device not in self._copies:
             edge = None if self.edge is None else on_device(self.edge, device)
-            self._there[device] = on_device(self.first, device), on_device(self.own, device), edge
-        return self._there[device]
+            self._copies[device] = on_device(self.first, device), on_device(self.own, device), edge
+        return self._copies[device]

@@ -54,7 +54,7 @@ class InLists:
     """Makes the arrays of the transpose."""
 
     @classmethod
-    def of(cls, indptr: IntArray, indices: IntArray, num_src: int, empty: Empty = in_memory) -> "InLists":
+    def from_arrays(cls, indptr: IntArray, indices: IntArray, num_src: int, empty: Empty = in_memory) -> "InLists":
         """Lists over these arrays, which are shared if their layout allows it."""
         return cls(_plain(indptr, np.int64), _plain(indices, indices.dtype), num_src, empty)
 
@@ -91,14 +91,14 @@ class InLists:
         return OutLists(t_indptr, t_dst, t_edge)
 
     @cached_property
-    def _there(self) -> "dict[torch.device, DeviceLists]":
+    def _copies(self) -> "dict[torch.device, DeviceLists]":
         return {}
 
-    def on(self, device: torch.device) -> "DeviceLists":
+    def to_device(self, device: torch.device) -> "DeviceLists":
         """Lists in the memory of `device`; copied once."""
-        if device not in self._there:
-            self._there[device] = DeviceLists.of(self, device)
-        return self._there[device]
+        if device not in self._copies:
+            self._copies[device] = DeviceLists.from_host(self, device)
+        return self._copies[device]
 
 
 CHUNK = 256
@@ -142,7 +142,7 @@ class DeviceLists:
     """Edges of one list that one program reads."""
 
     @classmethod
-    def of(cls, lists: InLists, device: torch.device) -> "DeviceLists":
+    def from_host(cls, lists: InLists, device: torch.device) -> "DeviceLists":
         """A copy of `lists` on `device`."""
         longest = int(lists.kept.max(initial=0))
         return cls(on_device(lists.indptr, device), on_device(lists.indices, device), lists.num_src, longest, CHUNK)
@@ -158,7 +158,7 @@ class DeviceLists:
         """e."""
         return self.indices.shape[0]
 
-    def on(self, device: torch.device) -> "DeviceLists":
+    def to_device(self, device: torch.device) -> "DeviceLists":
         """The lists themselves."""
         return self
 

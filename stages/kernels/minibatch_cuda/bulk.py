@@ -188,7 +188,7 @@ class ResidentBulk:
         return max(len(x[2]) for x in back.long_of_each), max(len(x[3]) for x in back.long_of_each), max(back.longest)
 
     def transposed(self, q: int, h: int) -> tuple[DeviceLists, Tensor]:
-        return self.back(h).of(q)
+        return self.back(h).minibatch(q)
 
 
 def _longest(x: DeviceList) -> int:
@@ -270,7 +270,7 @@ class Transposed:
         self.longest = [int(length[a:b].max(initial=0)) for a, b in zip(self._long_at, self._long_at[1:])]
         self._each = torch.arange(int(np.diff(self._piece_at).max(initial=0)), device=to)
 
-    def of(self, q: int) -> tuple[DeviceLists, Tensor]:
+    def minibatch(self, q: int) -> tuple[DeviceLists, Tensor]:
         """Transposed lists of minibatch q."""
         entries = slice(int(self._source_at[q]), int(self._source_at[q + 1]))
         edges = slice(int(self._edge_at[q]), int(self._edge_at[q + 1]))

@@ -63,7 +63,7 @@ class Layout:
     weighted: bool
 
     @classmethod
-    def of(cls, bulk: ResidentBulk, hops: tuple[int, ...], at_least: "Layout | None" = None) -> "Layout":
+    def with_room_for(cls, bulk: ResidentBulk, hops: tuple[int, ...], at_least: "Layout | None" = None) -> "Layout":
         """Layout with room for the minibatches of `bulk`, and some slack.
 
         Args:

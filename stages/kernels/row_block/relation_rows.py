@@ -27,7 +27,7 @@ class RelationRows:
     """int64 [R], rows from a destination to the next: the relations into its type."""
 
     @classmethod
-    def of(cls, graph: Graph) -> "RelationRows":
+    def from_graph(cls, graph: Graph) -> "RelationRows":
         """The rows of a graph with types."""
         types, kind = graph.types, graph.edge_type
         assert types is not None and kind is not None

@@ -30,7 +30,6 @@ def node_word(key, v):
 
 @triton.jit
 def draw_word(word, i):
-    """See `random.draw_word`."""
     return mixed(word + (i + 1).to(tl.uint64) * GOLDEN)
 
 

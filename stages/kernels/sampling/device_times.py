@@ -129,7 +129,6 @@ def place_times(graph: Graph, time: npt.NDArray[np.number], rows: RowsOfTypes | 
 
 
 def _edges_of_end(graph: Graph, rows: RowsOfTypes | None) -> float:
-    """See `DeviceTimes.edges_of_end`."""
     own = graph.in_degree
     if rows is not None:
         before = np.cumsum(np.repeat(rows.count, np.diff(rows.offsets)))

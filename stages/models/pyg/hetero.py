@@ -176,7 +176,7 @@ def _try_out(model: HeteroPyGModel, given: TypedInput) -> None:
     model.widths = [given.widths]
     generator = torch.Generator().manual_seed(0)
     like = next((p for p in model.parameters() if not is_lazy(p) and p.is_floating_point()), torch.zeros(0))
-    graph = SmallGraph.of(given, 0, like)
+    graph = SmallGraph.from_types(given, 0, like)
     types, names = given.types, np.arange(graph.num_nodes)
     first = names % SMALL < SMALL // 2
     everything = graph.block(names, len(names))

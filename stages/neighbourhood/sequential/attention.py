@@ -69,7 +69,7 @@ class Attend(torch.autograd.Function):
         d_dst = empty(logit_dst.shape, z.dtype, z.device).zero_()
         d_src = torch.zeros_like(a_src)
 
-        def of(shard: Shard, rows: Tensor, own: bool) -> Tensor:
+        def gradient_of(shard: Shard, rows: Tensor, own: bool) -> Tensor:
             numbers = neighbourhood.numbers(shard)
             dz, da = kernels.attend_from(
                 shard.lists, shard.rows, numbers, spread(rows), a_src, logit_dst, rule, log_sum, grad, delta, d_dst, own
@@ -77,13 +77,13 @@ class Attend(torch.autograd.Function):
             d_src.add_(da)
             return spread.back(dz)
 
-        dz = of(here, z, True)
+        dz = gradient_of(here, z, True)
         rebuild(
             neighbourhood,
             z,
             call,
             kept,
-            lambda q, rows: of(view.shards[q], rows, False),
+            lambda q, rows: gradient_of(view.shards[q], rows, False),
             dz if ctx.needs_input_grad[0] else None,
         )
         if a_dst is not None:

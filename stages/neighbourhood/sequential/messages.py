@@ -57,7 +57,7 @@ class Apply(torch.autograd.Function):
                 coef = None if (w := shard.weight_on(h.device)) is None else w[src.start : src.stop]
                 weight = None if coef is None else coef.to(h.dtype)
                 with _seeded(key, batch.rank, q, a):
-                    x = message(rows[src.indices], dst[there], weight, *of_edges.of(q, src), *params)
+                    x = message(rows[src.indices], dst[there], weight, *of_edges.values(q, src), *params)
                 shape = tuple(x.shape[1:])
                 x = as_matrix(x, len(src.indices), "the message's result").detach()
                 if out is None:
@@ -100,7 +100,7 @@ class Apply(torch.autograd.Function):
         of_edges = _EdgeValues(neighbourhood, None if edge is None else edge.detach())
         d_edge = torch.zeros_like(edge) if edge is not None and ctx.needs_input_grad[1] else None
 
-        def of(q: int, rows: Tensor) -> Tensor:
+        def gradient_of(q: int, rows: Tensor) -> Tensor:
             shard = neighbourhood.view.shards[q]
             d_rows = torch.zeros_like(rows)
             for a, b in _pieces(shard, rows):
@@ -109,7 +109,7 @@ class Apply(torch.autograd.Function):
                 weight = None if coef is None else coef.to(h.dtype)
                 with torch.enable_grad(), _seeded(key, batch.rank, q, a):
                     x_src, x_dst = rows[src.indices].requires_grad_(), dst[there].requires_grad_()
-                    x_edge = [t.requires_grad_(d_edge is not None) for t in of_edges.of(q, src)]
+                    x_edge = [t.requires_grad_(d_edge is not None) for t in of_edges.values(q, src)]
                     x = message(x_src, x_dst, weight, *x_edge, *given[:num_params])
                 of_rows = _rows_of(shard, a, b)
                 width = grad.shape[1]
@@ -122,7 +122,7 @@ class Apply(torch.autograd.Function):
                 asked = [x_src, x_dst, *(given[i] for i in wanted), *(x_edge if d_edge is not None else ())]
                 found = torch.autograd.grad(x, asked, dx.reshape(x.shape), allow_unused=True)
                 if d_edge is not None and found[-1] is not None:
-                    d_edge[of_edges.at(q, src)] = found[-1]
+                    d_edge[of_edges.positions(q, src)] = found[-1]
                 if found[0] is not None:
                     d_rows.index_add_(0, src.indices, found[0])
                 if found[1] is not None:
@@ -132,8 +132,8 @@ class Apply(torch.autograd.Function):
                         d_inputs[i].add_(g)
             return d_rows
 
-        dh.add_(of(batch.rank, h))
-        rebuild(neighbourhood, h, call, kept, of, dh if ctx.needs_input_grad[0] else None)
+        dh.add_(gradient_of(batch.rank, h))
+        rebuild(neighbourhood, h, call, kept, gradient_of, dh if ctx.needs_input_grad[0] else None)
         of_inputs = (d_inputs.get(i) for i in range(len(inputs)))
         d_own = None if own is None else d_dst
         return dh if ctx.needs_input_grad[0] else None, d_edge, d_own, *[None] * 6, *of_inputs
@@ -158,13 +158,13 @@ class _EdgeValues:
         self._values = values
         self._first = np.cumsum([0, *(s.lists.num_edges for s in neighbourhood.view.shards)]).tolist()
 
-    def at(self, q: int, edges: _Edges) -> slice:
+    def positions(self, q: int, edges: _Edges) -> slice:
         """Positions of edges of shard q."""
         return slice(self._first[q] + edges.start, self._first[q] + edges.stop)
 
-    def of(self, q: int, edges: _Edges) -> tuple[Tensor, ...]:
+    def values(self, q: int, edges: _Edges) -> tuple[Tensor, ...]:
         """Their values, if there are any."""
-        return () if self._values is None else (self._values[self.at(q, edges)],)
+        return () if self._values is None else (self._values[self.positions(q, edges)],)
 
 
 def _pieces(shard: Shard, rows: Tensor) -> Iterator[tuple[int, int]]:
@@ -189,7 +189,7 @@ def _piece(shard: Shard, a: int, b: int, device: torch.device) -> tuple[_Edges, 
     start, stop = int(shard.lists.indptr[a]), int(shard.lists.indptr[b])
     rows = np.arange(a, b) if shard.rows is None else shard.rows[a:b]
     there = np.repeat(rows.astype(np.int64), np.diff(indptr))
-    own = InLists.of(indptr, np.arange(stop - start), stop - start)
+    own = InLists.from_arrays(indptr, np.arange(stop - start), stop - start)
     sources = torch.from_numpy(shard.lists.indices[start:stop]).to(device)
     return _Edges(start, stop, sources), torch.from_numpy(there).to(device), own
 

@@ -51,11 +51,11 @@ class Sum(torch.autograd.Function):
             dx = back(here.lists, grad, coef, scale) if beside else back(here.lists, grad, coef, scale, own)
             width = grad.shape[1] // 2 if beside else grad.shape[1]
 
-            def of(q: int) -> Tensor:
+            def gradient_of(q: int) -> Tensor:
                 shard = neighbourhood.view.shards[q]
                 return kernels.spmm_from(shard.lists, shard.rows, grad, width, shard.weight_on(grad.device), scale)
 
-            neighbourhood.ring.push_all(neighbourhood.view, of, dx, call, neighbourhood.layer, factor)
+            neighbourhood.ring.push_all(neighbourhood.view, gradient_of, dx, call, neighbourhood.layer, factor)
         down = kernels.dots(grad[:, None], x[: neighbourhood.num_dst, None])[:, 0] if ctx.needs_input_grad[1] else None
         return dx, down, None, None, None, None
 
@@ -95,10 +95,10 @@ class Maximum(torch.autograd.Function):
         (arg,) = ctx.saved_tensors
         grad = grads[0].contiguous()
 
-        def of(q: int) -> Tensor:
+        def gradient_of(q: int) -> Tensor:
             shard = neighbourhood.view.shards[q]
             return neighbourhood.kernels.maximum_from(shard.lists, shard.rows, shard.edge, arg, grad)
 
-        dx = of(neighbourhood.batch.rank)
-        neighbourhood.ring.push_all(neighbourhood.view, of, dx, call, neighbourhood.layer)
+        dx = gradient_of(neighbourhood.batch.rank)
+        neighbourhood.ring.push_all(neighbourhood.view, gradient_of, dx, call, neighbourhood.layer)
         return dx, None

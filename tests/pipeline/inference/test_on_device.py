@@ -21,7 +21,7 @@ from millrace.tests.whole_runs.test_temporal_on_device import SPEC, no_draws_on_
 
 pytest.importorskip("triton")
 
-from millrace.stages.evaluate.temporal_cuda import ChunksThere
+from millrace.stages.evaluate.temporal_cuda import DeviceChunks
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_device")
 JOB: dict[str, Any] = {
@@ -105,7 +105,7 @@ def test_degrees_and_one_chunk_whose_rows_are_read_from_the_store(timed, tmp_pat
     host, there = both(result)
     want = mr.predict(host, timed, range(9)).logits
     no_draws_on_the_host(monkeypatch)
-    monkeypatch.setattr(on_device, "_rows_there", None)
+    monkeypatch.setattr(on_device, "_device_rows", None)
     close(mr.predict(there, timed, range(9)).logits, want)
 
 
@@ -122,7 +122,7 @@ def test_rows_for_which_neither_has_room_are_read_from_the_store(timed, tmp_path
 
 def test_the_samples_are_the_hosts_to_the_bit(timed, tmp_path, monkeypatch) -> None:
     drawn, real = [], TemporalSampler.sample
-    compute = ChunksThere.__call__
+    compute = DeviceChunks.__call__
 
     def compared(self: Any, model: Any, graph: Any, features: Any, sampler: Any, request: Any) -> Any:
         (want,) = real(sampler, graph, request, None).minibatches
@@ -131,7 +131,7 @@ def test_the_samples_are_the_hosts_to_the_bit(timed, tmp_path, monkeypatch) -> N
         return compute(self, model, graph, features, sampler, request)
 
     result = trained(timed, tmp_path / "run")
-    monkeypatch.setattr(ChunksThere, "__call__", compared)
+    monkeypatch.setattr(DeviceChunks, "__call__", compared)
     mr.predict(mr.load(result, device="cuda"), timed)
     assert len(drawn) == 4 and all(drawn)
 
@@ -257,7 +257,7 @@ def test_exact_layers_are_computed_there(timed, tmp_path, model, fit, monkeypatc
     host, there = (mr.load(result, device=d, model=name if model == "of PyG" else None) for d in ("cpu", "cuda"))
     room = {"all": 1 << 30, "rows": 24_000, "nothing": 100}[fit]
     budget = cuda.DeviceBudget(torch.device("cuda", 0), room)
-    monkeypatch.setattr(cuda.DeviceBudget, "on", classmethod(lambda *_: budget))
+    monkeypatch.setattr(cuda.DeviceBudget, "from_free_memory", classmethod(lambda *_: budget))
 
     def outputs(run: mr.TrainedRun) -> Any:
         if model == "links":
@@ -313,7 +313,7 @@ def test_rows_that_do_not_fit_there_are_read_on_the_host(tmp_path, sampler, monk
     host, there = both(result)
     want = mr.recommend(host, 3, dataset=data)
     budget = cuda.DeviceBudget(torch.device("cuda", 0), 400)
-    monkeypatch.setattr(cuda.DeviceBudget, "on", classmethod(lambda *_: budget))
+    monkeypatch.setattr(cuda.DeviceBudget, "from_free_memory", classmethod(lambda *_: budget))
     notes: list[Any] = []
     seen = mr.recommend(there, 3, dataset=data, emit=notes.append)
     close(seen.scores, want.scores)

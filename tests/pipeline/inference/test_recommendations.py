@@ -13,7 +13,7 @@ from millrace.storage.node_names import NodeNames
 DESTINATIONS = np.array([[2, 0, 1], [1, -1, -1], [-1, -1, -1], [0, 2, -1], [1, 2, 0]])
 SCORES = np.where(DESTINATIONS < 0, -np.inf, [3.0, 2.0, 1.0]).astype(np.float32)
 SOURCES = np.array([4, 0, 2, 1, 0])
-NAMED = NodeNames.of([f"user {i}" for i in range(5)]), NodeNames.of(["ä", "b", "c"])
+NAMED = NodeNames.from_values([f"user {i}" for i in range(5)]), NodeNames.from_values(["ä", "b", "c"])
 
 
 @pytest.mark.parametrize("names", [None, NAMED], ids=["ids", "names"])

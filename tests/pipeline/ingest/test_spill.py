@@ -25,7 +25,8 @@ def test_cells_of_ranges_ascend_and_none_reaches_over_two(counts, most):
         offsets = [0, *np.cumsum(counts).tolist()]
         cells = Cells(offsets)
         found = [
-            cells.of(np.arange(a, b, dtype=np.int32), kind) for kind, (a, b) in enumerate(zip(offsets, offsets[1:]))
+            cells.numbered(np.arange(a, b, dtype=np.int32), kind)
+            for kind, (a, b) in enumerate(zip(offsets, offsets[1:]))
         ]
         assert not {c for a in found for c in a.tolist()} - set(range(len(cells)))
         assert all(a[-1] < b[0] for a, b in zip(found, found[1:]))

@@ -17,7 +17,7 @@ BASE = "rmat:scale=9,edge_factor=4,features=5,classes=3"
 
 def test_types_are_in_proportion() -> None:
     like = typed_dataset(edge_features=True)
-    numbers, base = Numbers.of(like), mr.open_dataset(BASE)
+    numbers, base = Numbers.from_dataset(like), mr.open_dataset(BASE)
     found = detailed(base, numbers, like)
     types, given = found.graph.types, like.graph.types
     assert types is not None and given is not None
@@ -40,9 +40,9 @@ def test_pairs_are_in_proportion(typed: bool) -> None:
     like = mr.link_dataset(given, relation=relation)
     negatives = np.insert(like.labels[:30, :2], 2, 2, axis=1)
     like = replace(like, labels=np.concatenate([like.labels, negatives]))
-    made = detailed(mr.open_dataset(BASE), Numbers.of(like), like)
+    made = detailed(mr.open_dataset(BASE), Numbers.from_dataset(like), like)
     found = with_pairs(made, like)
-    assert found.task == "link" and Numbers.of(found).pairs == len(found.labels)
+    assert found.task == "link" and Numbers.from_dataset(found).pairs == len(found.labels)
     scale = found.num_nodes / like.num_nodes
     for name, size in like.split_sizes.items():
         assert found.split_sizes[name] == pytest.approx(scale * size, abs=1)

@@ -71,7 +71,7 @@ def made(nodes=80, edges=600, *, seed=0, weighted=False, ids=False, names=False,
         2 if many else 3,
         "multilabel" if many else "multiclass",
         ("A note.",),
-        NodeNames.of([f"{'ä' * (v % 3)}{v}" for v in range(nodes)]) if names else None,
+        NodeNames.from_values([f"{'ä' * (v % 3)}{v}" for v in range(nodes)]) if names else None,
         None if many else ("a", "b", "c"),
     )
 

@@ -29,7 +29,7 @@ def outline_of(task, **changed):
         counts = [[1, 0, 4], [5, 5, 5]]
         return Outline("d", 5, 3, "multilabel", {"train": 5, "val": 1, "test": 1}, counts, **changed)
     dataset = mr.open_dataset(SPECS[task], options=ReadOptions(task=None if task == "multiclass" else task))
-    return Outline.of(dataset, balanced=True)
+    return Outline.from_dataset(dataset, balanced=True)
 
 
 @pytest.mark.parametrize("task", ["multiclass", "multilabel"])
@@ -50,7 +50,7 @@ def test_other_tasks_have_a_named_default(task, name):
 def test_balanced_weights_are_those_of_sklearn():
     dataset = mr.open_dataset(SPEC, split="fraction:0.3,0.1", seed=4)
     y = dataset.labels[dataset.split.train]
-    loss = loss_of(LossOptions(class_weights="balanced"), Outline.of(dataset, balanced=True), OwnCode())
+    loss = loss_of(LossOptions(class_weights="balanced"), Outline.from_dataset(dataset, balanced=True), OwnCode())
     want = compute_class_weight("balanced", classes=np.arange(3), y=y)
     np.testing.assert_allclose(loss.class_weights, want, rtol=1e-15)
 

@@ -46,7 +46,7 @@ def total(reports, name: str) -> int:
 @pytest.mark.parametrize("minibatches", [1, 5, 8, 9])
 def test_no_minibatch_is_trained_twice_or_left_out(minibatches):
     for before, now in product(range(1, 6), repeat=2):
-        was, is_ = Pace.of(Steps(minibatches, before)), Pace.of(Steps(minibatches, now))
+        was, is_ = Pace.from_steps(Steps(minibatches, before)), Pace.from_steps(Steps(minibatches, now))
         for steps in range(3 * was.steps_per_epoch + 1):
             epoch, step = divmod(steps, was.steps_per_epoch)
             trained = epoch * minibatches + min(step * before, minibatches)

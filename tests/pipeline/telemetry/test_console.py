@@ -191,7 +191,7 @@ def test_a_notebook_has_plain_lines_on_standard_output(monkeypatch, capsys):
     OutStream.__module__ = "ipykernel.iostream"
     shown = OutStream()
     monkeypatch.setattr(sys, "stdout", shown)
-    with console.heard(None, True) as told:
+    with console.console_events(None, True) as told:
         told(Note("so it is"))
     assert shown.getvalue() == "note: so it is\n"
     assert capsys.readouterr().err == ""

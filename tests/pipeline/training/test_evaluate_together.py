@@ -10,7 +10,7 @@ import torch
 
 from millrace.pipeline.training import evaluate_together as together
 from millrace.pipeline.training import evaluation
-from millrace.pipeline.training.evaluate_together import evaluate_together, fits_there
+from millrace.pipeline.training.evaluate_together import evaluate_together, fits_device
 from millrace.stages.comm.gloo import Gloo
 from millrace.stages.evaluate.measures import Measures
 from millrace.stages.fetch.visit import Visits
@@ -83,13 +83,13 @@ def test_ranks_evaluate_on_their_devices_as_on_the_host() -> None:
 def test_what_does_not_fit_on_a_device_is_said_not_to(monkeypatch: pytest.MonkeyPatch, on_device: torch.device) -> None:
     def rank(group: ThreadGroup) -> list[bool]:
         share, model = make_case(7, 1).share(group, 2, False), MODELS["gcn"](hidden=4, layers=2).build(F, C)
-        found = [fits_there(share, model, on_device)]
+        found = [fits_device(share, model, on_device)]
         stays = share.new_bytes_on(on_device)
         for free, used in ((stays, 0), (2 * stays + (1 << 16), 0), (2 * stays + (1 << 16), 1 << 20)):
             monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, n=free: (n, n))
             monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _, n=used: n)
-            found.append(fits_there(share, model, on_device))
-        share.on(on_device)
+            found.append(fits_device(share, model, on_device))
+        share.to_device(on_device)
         assert share.new_bytes_on(on_device) == stays - share.x.nbytes
         return found
 

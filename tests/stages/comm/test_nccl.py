@@ -60,7 +60,7 @@ def fetch_stood_in(group: Gloo) -> Any:
     from millrace.stages.fetch.owned_rows_cuda import OwnedOnDevice
 
     made = stood_in(group)
-    column = Grid(made.size, 1).among(made, "rows", same_thread=True)
+    column = Grid(made.size, 1).subgroup(made, "rows", same_thread=True)
     to = made._device
     x, book = torch.arange(20.0, device=to).view(10, 2), RangeBook(np.array([0, 4, 10]))
     own = x[:4] if made.rank == 0 else x[4:]

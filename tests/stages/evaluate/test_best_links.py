@@ -47,7 +47,7 @@ def found_in(decoder, rows, sources, k, known, size=SIZES[0], step=3, nodes=None
         for name, value in zip(("PAIRS", "NODES"), size):
             patch.setattr(links, name, value)
         if there:  # the operations of a device, on this one
-            patch.setattr(best_links, "_best_here", best_links._best_there)
+            patch.setattr(best_links, "_best_here", best_links._best_on_device)
         pieces = list(best_destinations(decoder, of, np.array(sources, np.int64), k, known, step))
     assert [len(ids) for ids, _ in pieces] == [min(step, len(sources) - a) for a in range(0, len(sources), step)]
     return tuple(np.concatenate(arrays) for arrays in zip(*pieces))
@@ -76,7 +76,7 @@ def test_any_graph(graph, data):
     sources = data.draw(st.lists(node, min_size=1, max_size=6))
     k = data.draw(st.integers(1, n))
     decoder = data.draw(st.sampled_from([DOT, Distance()]))
-    check(decoder, rows, sources, k, KnownPairs.of(graph, labels), known_by_hand(graph, pairs))
+    check(decoder, rows, sources, k, KnownPairs.from_graph(graph, labels), known_by_hand(graph, pairs))
     check(decoder, rows, sources, k, KnownPairs(n, np.empty(0, np.int64)), set())
 
 
@@ -85,7 +85,7 @@ def test_any_graph(graph, data):
 def test_with_types_they_are_of_the_destinations_type(graph, data):
     own, n = graph.edge_type == 0, graph.num_nodes
     linked = set(zip(graph.indices[own].tolist(), np.repeat(np.arange(n), graph.in_degree)[own].tolist()))
-    known = KnownPairs.of(graph, np.empty((0, 3), np.int64))
+    known = KnownPairs.from_graph(graph, np.empty((0, 3), np.int64))
     assert known.ends is not None
     sources, k = list(known.ends[0]), len(known.candidates)
     if not sources or not k:
@@ -133,7 +133,7 @@ def test_threads_pieces_and_reports_do_not_show(monkeypatch):
 
 def test_a_source_linked_to_everything_has_none():
     graph = from_edges(np.zeros(5, np.int64), np.arange(5), 5)
-    known = KnownPairs.of(graph, np.empty((0, 3), np.int64))
+    known = KnownPairs.from_graph(graph, np.empty((0, 3), np.int64))
     ids, scores = found_in(DOT, torch.ones(5, 2), [0, 1], 3, known)
     assert ids.tolist() == [[-1, -1, -1], [0, 2, 3]] and scores.tolist() == [[-np.inf] * 3, [2.0] * 3]
 

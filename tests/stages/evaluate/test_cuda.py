@@ -199,7 +199,7 @@ def test_metrics_of_outputs_on_the_device(task: Any) -> None:
     out, classes = torch.from_numpy(rng.normal(size=(12, width))), {"multiclass": 3, "binary": 2}.get(task)
     y = torch.from_numpy(rng.integers(classes, size=12) if classes else rng.integers(2, size=(12, 3)).astype(float))
     measures = Measures(task, [name for name in METRICS[task] if name != "accuracy"])
-    want, got = measures.of(out, y, by_class=True), measures.of(out.to(DEVICE), y.to(DEVICE), by_class=True)
+    want, got = measures.measured(out, y, by_class=True), measures.measured(out.to(DEVICE), y.to(DEVICE), by_class=True)
     assert (got.accuracy, got.values) == (want.accuracy, pytest.approx(want.values))
 
 
@@ -224,4 +224,8 @@ def test_a_model_on_a_gpu_is_evaluated_there(name: str) -> None:
     got = infer(model.cuda(), graph, torch.from_numpy(x).to(DEVICE), degree_of(graph), np.arange(40))
     assert got.is_cuda
     torch.testing.assert_close(got.cpu(), want, rtol=1e-10, atol=1e-10)
-    assert 0 < DeviceBudget.on(got.device).num_bytes <= torch.cuda.get_device_properties(got.device).total_memory // 2
+    assert (
+        0
+        < DeviceBudget.from_free_memory(got.device).num_bytes
+        <= torch.cuda.get_device_properties(got.device).total_memory // 2
+    )

@@ -381,7 +381,7 @@ def degree_of_all(graph: Graph) -> Tensor:
 def test_rows_on_disk_are_read_in_waves(monkeypatch, tmp_path, name, room):
     """Features and hidden rows that do not fit are read some blocks at a time: the same bits, and no more than fit."""
     graph, x = large(), rows_of(5000, 50)
-    model, held, real = build(name, 50), [], direct.FarRows.of
+    model, held, real = build(name, 50), [], direct.FarRows.read
     want = infer(model, graph, x, max_bytes=100_000)
     np.save(tmp_path / "x.npy", x)
     monkeypatch.setattr(MappedFeatures, "is_cached", lambda self, ids: False)
@@ -389,7 +389,7 @@ def test_rows_on_disk_are_read_in_waves(monkeypatch, tmp_path, name, room):
     for place in (direct, rows_module):
         monkeypatch.setattr(place, "fits_in_memory", lambda num_bytes: False)
     monkeypatch.setattr(
-        direct.FarRows, "of", lambda self, nodes, n: held.append(len(nodes) * self.row_bytes) or real(self, nodes, n)
+        direct.FarRows, "read", lambda self, nodes, n: held.append(len(nodes) * self.row_bytes) or real(self, nodes, n)
     )
     (tmp_path / "scratch").mkdir()
     got = infer(model, graph, MappedFeatures(tmp_path / "x.npy"), max_bytes=100_000, scratch=tmp_path / "scratch")

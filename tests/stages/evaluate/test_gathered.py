@@ -56,7 +56,7 @@ def test_ranks_get_the_metric_of_all_rows_and_no_mean_of_theirs(task, cuts):
     out, y = rows(task)
     measures = Measures(task, [name for name in METRICS[task] if name != "accuracy"])
     parts = list(zip(out.tensor_split(cuts), y.tensor_split(cuts)))
-    whole = measures.of(out, y, by_class=True)
+    whole = measures.measured(out, y, by_class=True)
     for scored in run_threads(lambda g: measures.over_ranks(*parts[g.rank], g, by_class=True), 3):
         assert (scored.accuracy, list(scored.values)) == (whole.accuracy, list(whole.values))
         assert scored.values == {**whole.values, "loss": pytest.approx(whole.values["loss"], rel=1e-6)}
@@ -73,7 +73,7 @@ def test_labels_that_are_not_known_are_left_out(task):
         assert gathered_metric(name, task, out, gaps) == pytest.approx(np.mean(of_column), rel=1e-14)
     if task == "multilabel":
         said, there = ((out > 0) & known).flatten(), ((y > 0.5) & known).flatten()
-        scored = Measures(task, ("micro_f1", "macro_f1")).of(out, gaps)
+        scored = Measures(task, ("micro_f1", "macro_f1")).measured(out, gaps)
         assert scored.accuracy == scored.values["micro_f1"] == pytest.approx(metrics.f1_score(there, said))
         each = [metrics.f1_score(y[k, c] > 0.5, out[k, c] > 0) for c, k in enumerate(known.T)]
         assert scored.values["macro_f1"] == pytest.approx(np.mean(each))
@@ -100,7 +100,7 @@ def test_outputs_that_have_diverged_have_no_metric(value):
 @pytest.mark.parametrize(("task", "columns"), [("binary", 2), ("multiclass", 4)])
 def test_one_output_stands_for_two_classes(task, columns):
     out, y = rows(task)
-    scored = Measures(task, ("macro_f1", "micro_f1")).of(out, y, by_class=True)
+    scored = Measures(task, ("macro_f1", "micro_f1")).measured(out, y, by_class=True)
     said = (out[:, 0] > 0).long() if task == "binary" else out.argmax(1)
     assert scored.accuracy == metrics.accuracy_score(y, said) == pytest.approx(scored.values["micro_f1"])
     assert scored.values["macro_f1"] == pytest.approx(metrics.f1_score(y, said, average="macro"))
@@ -128,5 +128,5 @@ def test_the_best_epoch_is_chosen_in_the_right_direction(task, monitor, merit):
 def test_a_users_own_metric_takes_the_place_of_a_built_in_one():
     out, y = rows("binary")
     own = {"auc": lambda out, y: 7.0, "micro_f1": lambda out, y: 8.0}
-    assert Measures("binary", ("loss",), own).of(out, y).values["auc"] == 7.0
-    assert Measures("binary", ("loss",), own).of(out, y).values["micro_f1"] == 8.0
+    assert Measures("binary", ("loss",), own).measured(out, y).values["auc"] == 7.0
+    assert Measures("binary", ("loss",), own).measured(out, y).values["micro_f1"] == 8.0

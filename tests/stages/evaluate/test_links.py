@@ -34,7 +34,7 @@ def test_ranks_are_counted_one_by_one(graph, data):
     labels = np.array([(*p, 0) for p in pairs], np.int64)
     # Few different numbers, so that scores are equal.
     rows = torch.tensor(data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n)), dtype=torch.float64)[:, None]
-    known = KnownPairs.of(graph, labels)
+    known = KnownPairs.from_graph(graph, labels)
     linked = known_by_hand(graph, pairs)
     expected = []
     for u, v in pairs:
@@ -61,7 +61,7 @@ def test_with_types_ranks_are_among_nodes_of_the_destinations_type(graph, data):
         return
     pairs = edges[:5].astype(np.int64)
     rows = torch.tensor(data.draw(st.lists(st.integers(0, 2), min_size=n, max_size=n)), dtype=torch.float64)[:, None]
-    known = KnownPairs.of(graph, np.insert(pairs, 2, 0, axis=1))
+    known = KnownPairs.from_graph(graph, np.insert(pairs, 2, 0, axis=1))
     linked, expected = {tuple(e) for e in edges.tolist()}, []
     for u, v in pairs.tolist():
         others = [w for w in known.ends[1] if w != u and (u, w) not in linked]
@@ -74,7 +74,7 @@ def test_with_types_ranks_are_among_nodes_of_the_destinations_type(graph, data):
             assert filtered_ranks(DOT, rows, pairs, known).tolist() == expected
     some = np.arange(graph.num_edges) % 3 == 0
     of_some = np.stack([graph.indices, np.repeat(np.arange(n), graph.in_degree)], 1)[own & some].astype(np.int64)
-    early = KnownPairs.of(graph, np.empty((0, 3), np.int64), some)
+    early = KnownPairs.from_graph(graph, np.empty((0, 3), np.int64), some)
     assert early.keys.tolist() == sorted({u * n + v for u, v in of_some.tolist()})
     for u, w in known.unknown(20, "test").tolist():
         assert u in known.ends[0] and w in known.ends[1] and (u, w) not in linked
@@ -127,7 +127,7 @@ def test_all_metrics_of_given_negatives():
 
 def test_drawn_negatives_are_uniform_unlinked_pairs_and_always_the_same():
     graph = sbm(50)
-    known = KnownPairs.of(graph, np.empty((0, 3), np.int64))
+    known = KnownPairs.from_graph(graph, np.empty((0, 3), np.int64))
     drawn = known.unknown(3000, "test")
     assert len(drawn) == 3000 and np.array_equal(drawn, known.unknown(3000, "test"))
     assert not known_by_hand(graph, []) & set(map(tuple, drawn.tolist()))
@@ -175,7 +175,7 @@ def test_sources_are_ranked_one_by_one(typed, data):
         return a[:, 0] * b[:, 1]
 
     labels = np.insert(pairs, 2, 0, axis=1)
-    known = KnownPairs.of(graph, labels)
+    known = KnownPairs.from_graph(graph, labels)
     linked = {tuple(e) for e in edges.tolist()} | (
         {tuple(e[::-1]) for e in edges.tolist()} if is_symmetric(graph) else set()
     )

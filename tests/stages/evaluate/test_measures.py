@@ -34,7 +34,7 @@ def all_of(task, loss=None):
 @pytest.mark.parametrize("task", ["multiclass", "multilabel"])
 def test_built_in_metrics_are_those_of_sklearn_and_torch(task):
     logits, y = rows(task)
-    scored = all_of(task).of(logits, y, by_class=True)
+    scored = all_of(task).measured(logits, y, by_class=True)
     if task == "multiclass":
         said, labels = logits.argmax(1), range(4)
         assert scored.accuracy == pytest.approx(of_sklearn.accuracy_score(y, said))
@@ -57,7 +57,7 @@ def test_built_in_metrics_are_those_of_sklearn_and_torch(task):
 def test_ranks_measure_what_one_process_does(task, cuts):
     logits, y = rows(task)
     parts = list(zip(logits.tensor_split(cuts), y.tensor_split(cuts)))
-    whole = all_of(task).of(logits, y, by_class=True)
+    whole = all_of(task).measured(logits, y, by_class=True)
     for scored in run_threads(lambda g: all_of(task).over_ranks(*parts[g.rank], g, by_class=True), 3):
         assert scored.accuracy == whole.accuracy
         assert scored.values == pytest.approx(whole.values, rel=1e-6)
@@ -73,7 +73,7 @@ def test_a_loss_of_ones_own_is_the_loss():
 
 def test_many_classes_have_no_matrix():
     logits, y = rows("multiclass", classes=MOST_CLASSES + 1)
-    counts = Measures().of(logits, y, by_class=True).counts
+    counts = Measures().measured(logits, y, by_class=True).counts
     assert counts.confusion is None and counts.per_class.shape == (3, MOST_CLASSES + 1)
 
 
@@ -89,4 +89,4 @@ def test_the_monitor_chooses_what_is_to_be_large(monitor, merit):
 @pytest.mark.parametrize("value", [torch.zeros(3), "much", None])
 def test_a_metric_that_gives_no_number_is_refused(value):
     with pytest.raises(InputError, match=r"the metric 'mine' gave a \w+"):
-        Measures(own={"mine": lambda logits, y: value}).of(*rows("multiclass"))
+        Measures(own={"mine": lambda logits, y: value}).measured(*rows("multiclass"))

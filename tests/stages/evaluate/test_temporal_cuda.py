@@ -18,7 +18,7 @@ from millrace.tests.contracts.typed import typed_dataset
 
 pytest.importorskip("triton")
 
-from millrace.stages.evaluate.temporal_cuda import ChunksThere
+from millrace.stages.evaluate.temporal_cuda import DeviceChunks
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_device")
 V = 25
@@ -32,9 +32,9 @@ def timed(weighted: bool) -> mr.Graph:
     return mr.from_edges(*ends, V, edge_time=rng.integers(0, 6, 150), edge_weight=weight, edge_features=of_edges)
 
 
-@pytest.mark.parametrize("rows_there", [torch.float32, torch.float64, None], ids=str)
+@pytest.mark.parametrize("device_rows", [torch.float32, torch.float64, None], ids=str)
 @pytest.mark.parametrize("model", [mr.GraphSAGE, mr.GCN, mr.GAT, mr.GINE])
-def test_they_are_those_of_the_host(model, rows_there, monkeypatch) -> None:
+def test_they_are_those_of_the_host(model, device_rows, monkeypatch) -> None:
     """Of nodes that repeat, at several moments, in several chunks, by fewer layers than the sampler has hops."""
     monkeypatch.setattr(temporal, "CHUNK", 7)
     graph = timed(weighted=model is not mr.GAT)
@@ -44,17 +44,17 @@ def test_they_are_those_of_the_host(model, rows_there, monkeypatch) -> None:
     features = ArrayFeatures(np.random.default_rng(0).integers(-9, 9, (V, 5)).astype(np.float64))
     ledger = Ledger()
     counted = CountedFeatures(features, ledger, "evaluation")
-    rows = None if rows_there is None else torch.from_numpy(features.gather(np.arange(V))).to("cuda", rows_there)
+    rows = None if device_rows is None else torch.from_numpy(features.gather(np.arange(V))).to("cuda", device_rows)
     nodes, moments = np.r_[np.arange(V), 3, 7, 3], np.r_[np.arange(V) % 6, 5, 0, 5]
     for sampler in (TemporalSampler((3, 2, 4)), TemporalSampler((-1, 2), "last", replace=True)):
         want = temporal_outputs(module, graph, features, sampler, nodes, moments, 4)
         told: list[tuple[int, int]] = []
         of_edges = replace(graph, edge_features=graph.edge_features)
         asked = there, of_edges, counted, sampler, nodes, moments, 4
-        seen = temporal_outputs(*asked, lambda *a, told=told: told.append(a), ChunksThere(graph, rows))
+        seen = temporal_outputs(*asked, lambda *a, told=told: told.append(a), DeviceChunks(graph, rows))
         assert seen.is_cuda and len(told) > 1
         torch.testing.assert_close(seen.cpu(), want, rtol=1e-10, atol=1e-12)
-    assert (ledger.get("evaluation", "features") > 0) == (rows_there is None)
+    assert (ledger.get("evaluation", "features") > 0) == (device_rows is None)
 
 
 @pytest.mark.parametrize("model", ["rgcn", "rgat"])
@@ -68,6 +68,6 @@ def test_types_and_features_of_edges(model) -> None:
     nodes = np.arange(20)
     want, seen = (
         temporal_outputs(m, graph, data.features, TemporalSampler((2, -1), "last"), nodes, nodes % 7, 1, chunk=chunk)
-        for m, chunk in ((module, None), (copy.deepcopy(module).to("cuda"), ChunksThere(graph, None)))
+        for m, chunk in ((module, None), (copy.deepcopy(module).to("cuda"), DeviceChunks(graph, None)))
     )
     torch.testing.assert_close(seen.cpu(), want, rtol=1e-10, atol=1e-12)

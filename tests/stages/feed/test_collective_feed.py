@@ -32,7 +32,7 @@ def meet(algorithm: Any, degree: int, sampler: Any, c: int = 1) -> list[tuple[ty
 
     def on_rank(group: ThreadGroup) -> tuple[type, list[str]]:
         grid, told = Grid(4, c), []
-        column, row = grid.among(group, "column"), grid.across(group, "row")
+        column, row = grid.subgroup(group, "column"), grid.across(group, "row")
         book = RangeBook(np.arange(grid.blocks + 1) * V // grid.blocks)
         rows = block_rows(graph, book, grid.block(group.rank), column)
         object.__setattr__(rows, "split", Split(np.arange(V), rows.split.train, rows.split.train))

@@ -111,7 +111,7 @@ def collect(group: Gloo) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for c in GRIDS:
         grid = Grid(group.size, c)
-        column = grid.among(group, f"grid of {c}")
+        column = grid.subgroup(group, f"grid of {c}")
         for case in CASES:
             v, f, dtype, with_degree = case
             x, degree, book = all_rows(v, f, dtype), degrees(v, dtype), book_of(v, grid.blocks)
@@ -326,7 +326,7 @@ def test_what_is_not_used_again_is_let_go_of() -> None:
 def among(group: Gloo) -> dict[str, Any]:
     """Groups of one rank, of some and of all, used by threads beside each other."""
     grid, found = Grid(group.size, 2), {}
-    column = grid.among(group, "some")
+    column = grid.subgroup(group, "some")
     found["place"] = (column.rank, column.size)
     inner = column.sub("inner", range(column.size))
     heard: dict[str, list[list[int]]] = {"whole": [], "column": [], "inner": []}
@@ -541,7 +541,7 @@ class Trainer:
             produce=produce, device=device, resident=resident,
         )  # fmt: skip
         if by_owners:
-            place, sample = block_rows(grid, grid.among(group, "column")), SampledByOwners(sampler, way.waiting)
+            place, sample = block_rows(grid, grid.subgroup(group, "column")), SampledByOwners(sampler, way.waiting)
         else:
             place, sample = replicated(), Sampled(sampler)
         policy: Any = ExchangeFetch(c, way.hot, way.hot_by, way.ahead)

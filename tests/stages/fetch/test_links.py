@@ -43,7 +43,7 @@ def placement_of(weighted):
 
 
 def work_of(placement, negatives, model):
-    sample = SampledLinks.of(mr.NeighborSampler((-1, -1), edge_ids=True), negatives)
+    sample = SampledLinks.of_sampler(mr.NeighborSampler((-1, -1), edge_ids=True), negatives)
     job = RankJob(
         seed=5, batch_size=12, bulk_size=2, epochs=1, dtype=torch.float64,
         kernel=sampling_backend("cpu"), group=Solo(), ledger=Ledger(),
@@ -107,7 +107,7 @@ def test_a_minibatch_on_a_device_is_the_hosts_and_fetching_it_waits_for_nothing(
     model = mr.GCN(hidden=7, layers=2).build(F, D).double()
     model.decoder = make_decoder("dot", D)
     plan, here, work = work_of(placement, Negatives("uniform", 3), model)
-    sample = SampledLinks.of(mr.NeighborSampler((-1, -1), edge_ids=True), Negatives("uniform", 3))
+    sample = SampledLinks.of_sampler(mr.NeighborSampler((-1, -1), edge_ids=True), Negatives("uniform", 3))
     job = RankJob(
         seed=5, batch_size=12, bulk_size=2, epochs=1, dtype=torch.float64, kernel=sampling_backend("cuda"),
         group=Solo(), ledger=Ledger(), device=device, resident=True,

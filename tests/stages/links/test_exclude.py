@@ -43,7 +43,9 @@ def test_a_sample_lacks_its_own_edges_and_no_others(sampler, graph, seed):
         return
     dst = np.repeat(np.arange(n), graph.in_degree)
     labels = np.stack([graph.indices.astype(np.int64), dst, np.zeros_like(dst)], axis=1)
-    plan = LinkPlan(np.arange(len(labels)), 4, 3, seed, links=TrainPairs.of(graph, Pairs(labels, {}), Negatives()))
+    plan = LinkPlan(
+        np.arange(len(labels)), 4, 3, seed, links=TrainPairs.from_graph(graph, Pairs(labels, {}), Negatives())
+    )
     kernel = sampling_backend("cpu")
     for number in range(plan.num_bulks):
         request = plan.request(1, number)
@@ -82,7 +84,9 @@ def test_with_types_only_edges_of_the_pairs_and_their_reverses_are_left_out(samp
         return
     ends = np.stack([graph.indices, np.repeat(np.arange(graph.num_nodes), graph.in_degree)], 1).astype(np.int64)
     labels = np.insert(ends[at], 2, 0, axis=1)
-    plan = LinkPlan(np.arange(len(labels)), 3, 3, seed, links=TrainPairs.of(graph, Pairs(labels, {}), Negatives()))
+    plan = LinkPlan(
+        np.arange(len(labels)), 3, 3, seed, links=TrainPairs.from_graph(graph, Pairs(labels, {}), Negatives())
+    )
     kernel = sampling_backend("cpu")
     for number in range(plan.num_bulks):
         request = plan.request(1, number)
@@ -117,7 +121,7 @@ def of_several(graph, symmetric, reverses):
     table = np.unique(rows, axis=0)
     if not len(table):
         return graph, None
-    return graph, TrainPairs.of(graph, Pairs(table, {"train": np.arange(len(table))}), Negatives())
+    return graph, TrainPairs.from_graph(graph, Pairs(table, {"train": np.arange(len(table))}), Negatives())
 
 
 @settings(max_examples=25)

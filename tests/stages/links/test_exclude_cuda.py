@@ -74,7 +74,7 @@ def drawn_alike(sampler: Sampler, graph: Graph, plan: LinkPlan) -> int:
 def plan_of(graph: Graph, pairs: np.ndarray, batch: int, bulk: int, seed: int = 0) -> LinkPlan:
     labels = np.insert(pairs.astype(np.int64), 2, 0, axis=1)
     return LinkPlan(
-        np.arange(len(pairs)), batch, bulk, seed, links=TrainPairs.of(graph, Pairs(labels, {}), Negatives())
+        np.arange(len(pairs)), batch, bulk, seed, links=TrainPairs.from_graph(graph, Pairs(labels, {}), Negatives())
     )
 
 
@@ -158,7 +158,7 @@ def test_lists_by_source_skip_the_gaps(sampler: Any, monkeypatch: pytest.MonkeyP
     bulk = WithoutOwnEdges(sampler).sample_on_device(graph, request)
     there = bulk.minibatches[0].bulk
     assert any((x.begin > 0).all() for x in there.lists)
-    layout = Layout.of(there, ())
+    layout = Layout.with_room_for(there, ())
     framed, longest = layout.rows(there).cpu(), 0
     for m in bulk.minibatches:
         for h in range(m.bulk.num_hops):

@@ -13,7 +13,7 @@ PAIRS = np.array([(i % 60, (7 * i + 1) % 60, 0) for i in range(50)] + [(0, 1, 1)
 
 
 def plan_of(law="uniform", bulk=3, seed=1, **options):
-    links = TrainPairs.of(GRAPH, Pairs(PAIRS, {}), Negatives(law, 2))
+    links = TrainPairs.from_graph(GRAPH, Pairs(PAIRS, {}), Negatives(law, 2))
     return LinkPlan(np.arange(50), 8, bulk, seed, links=links, **options)
 
 
@@ -50,7 +50,7 @@ def test_an_epoch_has_each_pair_once_and_seeds_are_all_ends():
 @pytest.mark.parametrize("dtype", [np.int64, np.float64])
 def test_ends_are_met_before_their_pairs(dtype):
     pairs = np.array([[[3, 1], [3, 2]], [[1, 3], [1, 1]], [[3, 2], [3, 5]]])
-    ends = Ends.of(pairs, np.array([4, 2, 4], dtype), 9)
+    ends = Ends.from_pairs(pairs, np.array([4, 2, 4], dtype), 9)
     times = np.ceil(ends.moments) if dtype == np.float64 else ends.moments + 1
     assert list(zip(ends.nodes, times)) == [(1, 2), (3, 2), (1, 4), (2, 4), (3, 4), (5, 4)]
     assert (ends.moments < np.array([2, 2, 4, 4, 4, 4])).all() and ends.moments.dtype == dtype
@@ -59,12 +59,12 @@ def test_ends_are_met_before_their_pairs(dtype):
         np.ceil(ends.moments[ends.positions]) + (dtype == np.int64), np.broadcast_to([[[4]], [[2]], [[4]]], pairs.shape)
     )
     assert before(np.array([np.iinfo(np.int64).min]))[0] == np.iinfo(np.int64).min
-    plain = Ends.of(pairs, None, 9)
+    plain = Ends.from_pairs(pairs, None, 9)
     assert plain.moments is None and plain.nodes.tolist() == [1, 2, 3, 5]
 
 
 def test_requests_have_the_moments_of_their_seeds():
-    links = TrainPairs.of(GRAPH, Pairs(PAIRS, {}), Negatives("uniform", 2), np.arange(51) // 5)
+    links = TrainPairs.from_graph(GRAPH, Pairs(PAIRS, {}), Negatives("uniform", 2), np.arange(51) // 5)
     plan = LinkPlan(np.arange(50), 8, 3, 1, links=links)
     request = plan.request(1, 1)
     for index, seeds, moments in zip(request.indices, request.seeds, request.moments):

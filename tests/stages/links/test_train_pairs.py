@@ -34,7 +34,7 @@ def drawn(law, *, size=64, count=50, key=KEY, ends="destination"):
     graph = skewed()
     given = [(i, 10 - i) for i in range(5)]
     labels = labels_of([(i % 11, (3 * i) % 11) for i in range(size)], given)
-    links = TrainPairs.of(graph, Pairs(labels, {}), Negatives(law, count, ends))
+    links = TrainPairs.from_graph(graph, Pairs(labels, {}), Negatives(law, count, ends))
     return graph, links, links.with_negatives(np.arange(size), key)
 
 
@@ -55,7 +55,7 @@ def test_destinations_have_their_law(law):
 def test_negatives_of_a_part_are_nodes_that_may_be_ends(law):
     """Nodes 7 to 10 are there as sources of edges only."""
     graph, seen = skewed(), [[0, 3], [4, 5], [6, 2], [9, 1]]
-    pairs = SeenPairs.of(Pairs(labels_of(seen), {"train": np.arange(4)}), np.arange(7), 7)
+    pairs = SeenPairs.from_pairs(Pairs(labels_of(seen), {"train": np.arange(4)}), np.arange(7), 7)
     made = TrainPairs.of_seen(graph, 7, pairs, Negatives(law, 3000, "both")).with_negatives(np.arange(3), KEY)
     keep = graph.in_degree.copy()
     keep[7:] = 0
@@ -86,7 +86,7 @@ def test_with_types_both_ends_are_of_theirs_by_the_law_of_the_relation(law):
     graph = graph_of_relations(edges, replace(graph.types, offsets=offsets, pair_relations=((0, 1),)))
     source, destination = edges["author", "writes", "paper"]
     some = np.stack([source, destination], 1)[::25]
-    links = TrainPairs.of(graph, Pairs(labels_of(some), {}), Negatives(law, 2000, "both"))
+    links = TrainPairs.from_graph(graph, Pairs(labels_of(some), {}), Negatives(law, 2000, "both"))
     made = links.with_negatives(np.arange(4), KEY)
     kinds = graph.types.types_of(np.arange(36))
     laws = {
@@ -165,7 +165,7 @@ def test_lost_degrees_are_counted_edge_by_edge(graph, data):
     weight = np.arange(graph.num_edges) % 5 if data.draw(st.booleans()) else None
     dst = np.repeat(np.arange(n), graph.in_degree)
     graph = mr.from_edges(graph.indices, dst, n, edge_weight=weight)
-    links = TrainPairs.of(graph, Pairs(labels_of(pairs), {}), Negatives())
+    links = TrainPairs.from_graph(graph, Pairs(labels_of(pairs), {}), Negatives())
     chosen = np.array(data.draw(st.lists(st.sampled_from(range(len(pairs))), min_size=1, max_size=4, unique=True)))
     own = {p for i in chosen for p in (pairs[i], pairs[i][::-1])}
     expected = np.zeros(n)
@@ -178,9 +178,9 @@ def test_lost_degrees_are_counted_edge_by_edge(graph, data):
 def test_what_cannot_be_drawn_is_refused():
     empty = mr.from_edges(np.empty(0, np.int64), np.empty(0, np.int64), 3)
     with pytest.raises(InputError, match="no negatives are given for train"):
-        TrainPairs.of(empty, Pairs(labels_of([(0, 1)]), {}), Negatives("given"))
+        TrainPairs.from_graph(empty, Pairs(labels_of([(0, 1)]), {}), Negatives("given"))
     with pytest.raises(InputError, match="the graph has no edges"):
-        TrainPairs.of(empty, Pairs(labels_of([(0, 1)]), {}), Negatives("degree"))
+        TrainPairs.from_graph(empty, Pairs(labels_of([(0, 1)]), {}), Negatives("degree"))
     with pytest.raises(InputError, match="expected one of uniform"):
         Negatives("all")
     with pytest.raises(InputError, match="negative_ends is 'source'; expected one of destination, both"):
@@ -204,7 +204,7 @@ def test_negatives_of_several_relations_are_those_of_each_alone(law, ends, monke
     negatives = rows[::9].copy()
     negatives[:, 2] = 1
     table = np.concatenate([rows, negatives]).astype(np.int64)
-    links = TrainPairs.of(graph, Pairs(table, {"train": np.arange(len(rows))}), Negatives(law, 3, ends))
+    links = TrainPairs.from_graph(graph, Pairs(table, {"train": np.arange(len(rows))}), Negatives(law, 3, ends))
     numbers = np.random.default_rng(0).permutation(len(rows))[:24]
     made = links.with_negatives(numbers, KEY)
     assert np.array_equal(made[:, 0], table[numbers, :2])
@@ -213,7 +213,7 @@ def test_negatives_of_several_relations_are_those_of_each_alone(law, ends, monke
     for r in types.predicted:
         own = table[:, 3] == r
         alone = Pairs(table[own, :3], {"train": np.arange((own & (table[:, 2] == 0)).sum())})
-        one = TrainPairs.of(replace(graph, types=types.predicting(r)), alone, Negatives(law, 3, ends))
+        one = TrainPairs.from_graph(replace(graph, types=types.predicting(r)), alone, Negatives(law, 3, ends))
         at = np.flatnonzero(table[numbers, 3] == r)
         assert len(at) > 1 and (kinds[made[at]] == types.ends[r]).all()
         place = (np.cumsum(own) - 1)[numbers[at]]
@@ -244,6 +244,6 @@ def test_laws_are_checked_for_each_relation_that_trains():
     graph = replace(data.graph, types=replace(data.graph.types, pair_relations=((0, 1), (4,))))
     table = np.array([[20, 3, 0, 0], [21, 33, 0, 4], [20, 4, 1, 0]])
     for law, said in (("degree", "the graph has no edges of chairs"), ("given", "no negatives of chairs are given")):
-        TrainPairs.of(graph, Pairs(table, {"train": np.array([0])}), Negatives(law))
+        TrainPairs.from_graph(graph, Pairs(table, {"train": np.array([0])}), Negatives(law))
         with pytest.raises(InputError, match=said):
-            TrainPairs.of(graph, Pairs(table, {"train": np.array([0, 1])}), Negatives(law))
+            TrainPairs.from_graph(graph, Pairs(table, {"train": np.array([0, 1])}), Negatives(law))

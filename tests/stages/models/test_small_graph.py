@@ -28,7 +28,7 @@ class Own(nn.Module):
 
 @pytest.mark.parametrize("given", [None, TYPES])
 def test_a_block_has_the_means_of_all_in_edges(given):
-    graph = SmallGraph.of(given, 2, torch.zeros(0, dtype=torch.float64))
+    graph = SmallGraph.from_types(given, 2, torch.zeros(0, dtype=torch.float64))
     h = torch.randn(graph.num_nodes, 3, dtype=torch.float64)
     dense = np.zeros((graph.num_nodes, graph.num_nodes))
     np.add.at(dense, (graph.ends[1], graph.ends[0]), 1)

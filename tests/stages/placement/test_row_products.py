@@ -53,7 +53,7 @@ SAMPLERS = (
 
 def rows_of(group: ThreadGroup, c: int, graph: Graph, book: RangeBook, algorithm: str) -> Owners:
     grid = Grid(group.size, c)
-    column, row = grid.among(group, "column"), grid.across(group, "row")
+    column, row = grid.subgroup(group, "column"), grid.across(group, "row")
     block = block_rows(graph, book, grid.block(group.rank), column)
     return Owners(block, column) if algorithm == "owners" else StagedRows(block, column, row)
 

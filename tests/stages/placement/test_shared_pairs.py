@@ -27,7 +27,7 @@ def test_each_edge_is_on_one_rank_with_the_rows_and_gradients_of_its_ends(ranks,
         seeds = seeds_of(pairs, owned)
         others = np.setdiff1d(np.arange(len(owned)), seeds)
         order = np.concatenate([np.random.default_rng(group.rank).permutation(seeds), others])
-        mine = SharedPairs.of(pairs, owned, order, group)
+        mine = SharedPairs.divided(pairs, owned, order, group)
         rows = x[owned[order]].clone().requires_grad_()
         every = mine.all_rows(rows, Ring(group, 0))
         ends = every[torch.from_numpy(mine.positions)]

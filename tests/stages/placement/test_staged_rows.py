@@ -51,14 +51,14 @@ one stage and of two."""
 
 def staged(group: Any, c: int, graph: Graph, book: RangeBook) -> StagedRows:
     grid = Grid(group.size, c)
-    column, row = grid.among(group, "column"), grid.across(group, "row")
+    column, row = grid.subgroup(group, "column"), grid.across(group, "row")
     return StagedRows(block_rows(graph, book, grid.block(group.rank), column), column, row)
 
 
 @pytest.mark.parametrize(("p", "c"), GRIDS, ids=str)
 def test_every_grid_draws_what_the_serial_samplers_draw(p: int, c: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """And each rank sends the bytes, and waits for the messages, that the sizes drawn imply."""
-    monkeypatch.setattr(remote_layerwise, "Throw", RecordedThrow)
+    monkeypatch.setattr(remote_layerwise, "LayerDraw", RecordedThrow)
 
     def on_rank(group: ThreadGroup) -> tuple[list[str], int, list[Any]]:
         wrong, told, sent = [], [], Sent()
@@ -146,11 +146,11 @@ def request_of(rank: int) -> Any:
 
 def measure(group: Gloo) -> dict[Any, Any]:
     """Bytes that this rank sent and its darts, by grid and case."""
-    remote_layerwise.Throw = RecordedThrow
+    remote_layerwise.LayerDraw = RecordedThrow
     found: dict[Any, Any] = {}
     for p, c in MEASURED:
         grid = Grid(p, c)
-        column, row = grid.among(group, f"column {c}"), grid.across(group, f"row {c}")
+        column, row = grid.subgroup(group, f"column {c}"), grid.across(group, f"row {c}")
         for case, (graph, sampler) in enumerate(CASES):
             rows = StagedRows(block_rows(graph, BOOKS[grid.blocks], grid.block(group.rank), column), column, row)
             everywhere_known(rows)

@@ -76,7 +76,7 @@ def law(seed: int, num_samples: list[list[int]]) -> dict[tuple[frozenset[int], .
 
 @pytest.mark.parametrize("num_samples", [[[1, 1], [1, 1]], [[0, 1], [1, 1]], [[1, 0], [0, 2]]])
 def test_nodes_have_the_law_of_budgets(num_samples: list[list[int]]) -> None:
-    sets, draws, relations = Counter[tuple[int, ...]](), 500, RelationRows.of(graph())
+    sets, draws, relations = Counter[tuple[int, ...]](), 500, RelationRows.from_graph(graph())
     for new, p in law(0, num_samples).items():
         sets[tuple(sorted({0}.union(*new)))] += p
     assert abs(sum(sets.values()) - 1) < 1e-12
@@ -98,7 +98,7 @@ def test_at_most_fifty_in_edges_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hgt, "MOST_NEIGHBORS", 2)
     types = GraphTypes(("a", "b"), (0, 1, 5), (("b", "r", "a"),))
     edges = {types.relations[0]: (np.arange(1, 5), np.zeros(4, np.int64))}
-    relations = RelationRows.of(graph_of_relations(edges, types, keep_edge_id=True))
+    relations = RelationRows.from_graph(graph_of_relations(edges, types, keep_edge_id=True))
     pairs, sizes, draws = Counter[tuple[int, ...]](), Counter[int](), 480
     for key in branches(3, np.arange(3 * draws)).reshape(draws, 3):
         s = sample_by_budget(relations, np.array([0]), np.array([[0, 4]]), key)
@@ -113,7 +113,7 @@ def test_at_most_fifty_in_edges_count(monkeypatch: pytest.MonkeyPatch) -> None:
 @settings(max_examples=25)
 @given(typed_graphs())
 def test_edges_are_all_those_among_the_nodes(graph: Graph) -> None:
-    types, relations = graph.types, RelationRows.of(graph)
+    types, relations = graph.types, RelationRows.from_graph(graph)
     assert types is not None
     seeds = np.array([0, graph.num_nodes - 1, 0])
     samples = np.full((2, len(types.node_types)), 2)

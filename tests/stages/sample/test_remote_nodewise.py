@@ -27,7 +27,7 @@ from millrace.stages.kernels.sampling.cpu.alias import alias_table
 from millrace.stages.kernels.sampling.cpu.terms import Rates
 from millrace.stages.placement.row_blocks import BlockRows, Grid
 from millrace.stages.placement.row_owners import Owners
-from millrace.stages.sample import darts
+from millrace.stages.sample import layer_draws as darts
 from millrace.stages.sample import remote_layerwise as layer_wise
 from millrace.stages.sample import remote_nodewise as node_wise
 from millrace.stages.sample.fastgcn import FastGCNSampler
@@ -81,7 +81,7 @@ def on_grid(group: ThreadGroup, c: int, darts: "WatchedDarts") -> dict[str, Any]
     sent = Sent()
     circle = Counted(group, sent)
     grid = Grid(circle.size, c)
-    column: Any = grid.among(circle, "column")
+    column: Any = grid.subgroup(circle, "column")
     wrong, minibatches, idle, rowless, told = [], 0, 0, 0, []
     for number, (name, graph, samplers) in enumerate(all_worlds()):
         book = book_in_world(number, grid.blocks)
@@ -141,7 +141,7 @@ def grids() -> dict[tuple[int, int], list[dict[str, Any]]]:
     watched = WatchedDarts()
     with pytest.MonkeyPatch.context() as patch:
         watched.install(patch)
-        patch.setattr(layer_wise, "Throw", RecordedThrow)
+        patch.setattr(layer_wise, "LayerDraw", RecordedThrow)
         return {(p, c): run_threads(partial(on_grid, c=c, darts=watched), p) for p, c in GRIDS}
 
 
@@ -202,7 +202,7 @@ def random_case(seed: int, case: int, ranks: int) -> tuple[Graph, RangeBook, Any
 
 def on_random_cases(group: Gloo) -> tuple[list[str], int, set[str], list[Any]]:
     wrong, minibatches, kinds, told = [], 0, set(), []
-    layer_wise.Throw = RecordedThrow
+    layer_wise.LayerDraw = RecordedThrow
     for case in range(CASES):
         # The same on all ranks; then each takes its own request.
         graph, book, sampler, count, requests = random_case(SEED, case, group.size)
@@ -266,7 +266,7 @@ def test_a_dart_at_the_edge_of_a_row_is_the_rows(monkeypatch: pytest.MonkeyPatch
         ends = np.cumsum(masses)
         aims = np.concatenate([ends - masses, ends - 1])
         monkeypatch.setattr(darts, "throw", lambda word, first, more, total, aims=aims: aims)
-        owner, row, rest = darts.Throw(
+        owner, row, rest = darts.LayerDraw(
             m, 1, 9, "ratio", owners.rows.book, layers.everywhere[2] if every_row else None
         ).aim()
         assert not owner.any()
@@ -336,7 +336,7 @@ def measure(group: Gloo) -> dict[str, Any]:
     found: dict[str, Any] = {"model": {}, "layers": {}}
     for c in MODEL_REPLICATION:
         grid = Grid(group.size, c)
-        column = grid.among(group, f"measured {c}")
+        column = grid.subgroup(group, f"measured {c}")
         block = grid.block(group.rank)
         owners = Owners(block_rows(even(25), even_book(grid.blocks), block, column), column)
         before = traffic(group)
@@ -465,7 +465,7 @@ def die(group: Gloo, folder: Path) -> float | None:
     """The last rank of each column ends where it should answer; one column draws node by node, the other layer by
     layer."""
     grid, number = Grid(group.size, 2), group.rank % 2
-    column = grid.among(group, "column")
+    column = grid.subgroup(group, "column")
     graph, sampler = skewed(60, 600, weighted=False), (NeighborSampler((4, 3)), LadiesSampler((9, 9)))[number]
     rows = block_rows(graph, RangeBook(np.array([0, 20, 40, 60])), grid.block(group.rank), column)
     owners = (Mortal if column.rank == 2 else Owners)(rows, column)

@@ -35,7 +35,7 @@ def test_draws_are_from_what_is_not_later(graph, data):
         data.draw(st.lists(moment, min_size=n, max_size=n)), np.int64 if whole else np.float64
     )
     time = draw(graph.num_edges)
-    timed = TimedGraph.of(graph, time)
+    timed = TimedGraph.from_graph(graph, time)
     assert np.array_equal(timed.graph.indptr, graph.indptr)
     fanout, last, again = (
         data.draw(st.sampled_from([-1, 1, 2, 5])),
@@ -65,7 +65,7 @@ def test_draws_are_from_what_is_not_later(graph, data):
 def test_the_law(last, replace):
     """Two of five edges that are not too late: every outcome as often as it should be."""
     graph = from_edges(np.arange(1, 9), np.zeros(8, np.int64), 9)
-    timed = TimedGraph.of(graph, np.array([7, 1, 9, 3, 3, 0, 8, 4]))
+    timed = TimedGraph.from_graph(graph, np.array([7, 1, 9, 3, 3, 0, 8, 4]))
     trials, pool = 6000, range(3, 5) if last else range(5)
     rows = np.zeros(trials, np.int64)
     kept, positions = timed.draw(
@@ -83,17 +83,17 @@ def test_the_law(last, replace):
 
 def test_times_of_another_dtype_compare_as_numbers():
     graph = from_edges(np.arange(1, 5), np.zeros(4, np.int64), 5)
-    timed = TimedGraph.of(graph, np.array([0, 1, 2, 3], np.int8))
+    timed = TimedGraph.from_graph(graph, np.array([0, 1, 2, 3], np.int8))
     for moment, count in ((-0.5, 0), (0.0, 1), (1.9, 2), (np.inf, 4), (-np.inf, 0), (1e300, 4)):
         kept, _ = timed.draw(np.array([0]), np.array([moment]), np.array([1], np.uint64), -1)
         assert kept[0] == count, moment
-    late = TimedGraph.of(graph, np.array([0.0, 0.5, 1.0, np.inf], np.float32))
+    late = TimedGraph.from_graph(graph, np.array([0.0, 0.5, 1.0, np.inf], np.float32))
     assert late.draw(np.array([0]), np.array([1]), np.array([1], np.uint64), -1)[0][0] == 3
 
 
 def test_nan_is_no_time():
     with pytest.raises(InputError, match="times hold NaN"):
-        TimedGraph.of(from_edges(np.array([1]), np.array([0]), 2), np.array([np.nan]))
+        TimedGraph.from_graph(from_edges(np.array([1]), np.array([0]), 2), np.array([np.nan]))
 
 
 @st.composite

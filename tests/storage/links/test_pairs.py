@@ -68,7 +68,7 @@ def test_a_rank_sees_pairs_between_its_nodes_and_trains_those_into_its_own(count
     labels = np.insert(rng.integers(12, size=(60, 2)), 2, rng.integers(4, size=60), axis=1)
     train = rng.permutation(np.flatnonzero(labels[:, 2] == 0))[:9]
     nodes, own = rng.permutation(12)[:count], count // 2
-    seen = SeenPairs.of(Pairs(labels, {"train": train}), nodes, own)
+    seen = SeenPairs.from_pairs(Pairs(labels, {"train": train}), nodes, own)
     at = {v: i for i, v in enumerate(nodes.tolist())}
     ends = [(at.get(u, -1), at.get(v, -1)) for u, v in labels[:, :2].tolist()]
     assert seen.pairs.tolist() == [[*ends[i]] for i in train if ends[i][0] >= 0 and 0 <= ends[i][1] < own]
@@ -78,7 +78,7 @@ def test_a_rank_sees_pairs_between_its_nodes_and_trains_those_into_its_own(count
     assert seen.num_train == 9
     whole, same = (
         SeenPairs.all(Pairs(labels, {"train": np.arange(9)})),
-        SeenPairs.of(Pairs(labels, {"train": train}), np.arange(12), 12),
+        SeenPairs.from_pairs(Pairs(labels, {"train": train}), np.arange(12), 12),
     )
     assert np.array_equal(whole.pairs[train], same.pairs) and np.array_equal(whole.given, same.given)
     assert all(np.array_equal(a, b) for a, b in zip(whole.ends, same.ends))

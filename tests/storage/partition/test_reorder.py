@@ -139,6 +139,6 @@ def test_ascending_leaves_sorted_rows_alone_and_keeps_the_order_of_equal_sources
 
 
 def test_names_of_nodes_in_another_order() -> None:
-    names = NodeNames.of(["a", "", "ccc"])
+    names = NodeNames.from_values(["a", "", "ccc"])
     assert list(names.reordered(np.array([2, 2, 1, 0]))) == ["ccc", "ccc", "", "a"]
     assert list(NodeNames.of_numbers(11))[9:] == ["9", "10"]

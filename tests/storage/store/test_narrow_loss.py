@@ -18,7 +18,7 @@ X = arrays(np.float32, st.tuples(st.integers(0, 9), st.just(2)), elements=st.flo
 @given(x=X, cut=st.integers(0, 9), kind=st.sampled_from(["float16", "bfloat16", "int8"]))
 def test_counts_do_not_depend_on_pieces(x, cut, kind):
     parts = [(p, widen(narrow(p, kind), kind)) for p in (x[:cut], x[cut:])]
-    found = NarrowLoss.of_record(sum((NarrowLoss.of(*p, kind) for p in parts), NarrowLoss.none(2)).record())
+    found = NarrowLoss.of_record(sum((NarrowLoss.from_rows(*p, kind) for p in parts), NarrowLoss.none(2)).record())
     kept = np.concatenate([k for _, k in parts])
     assert found.clipped.tolist() == ((np.abs(x) > 65504).sum(0) if kind == "float16" else np.zeros(2)).tolist()
     assert found.rounded.tolist() == ((x == np.floor(x)) & (x != kept)).sum(0).tolist()

@@ -17,7 +17,7 @@ from ...runtime.jit import njit
 from ...runtime.threads import parallel
 from ..attention_args import AttentionRule, EdgeNumbers
 from ..lists import InLists, IntArray
-from .lists import at
+from .lists import row_at
 from .prefetch import prefetch_rows
 from .row_ranges import even_parts, row_parts
 from .softmax import CHUNK_ROWS, JIT, constants, dots, edge_number, keep, leaky, num_chunks, numbering
@@ -41,7 +41,7 @@ def _attend_rows(indptr, indices, rows, own, names, z, logit_src, logit_dst, rul
         if j == last:
             continue
         prefetch_rows(indices, None, j, e, end, flat, H * D, H * D)
-        v = at(rows, i)
+        v = row_at(rows, i)
         here, o = logit_dst[v], out[v]
         # The logits are scalars, so a pass over them for the maximum is cheaper than rescaling sums of D values.
         start = logit_src[_U(indices[j]) if j < e else v]
@@ -95,7 +95,7 @@ def _attend_backward_dst(
     for i in range(lo, hi):
         j, e = indptr[i], indptr[i + 1]
         prefetch_rows(indices, None, j, e, end, flat, H * D, H * D)
-        v = at(rows, i)
+        v = row_at(rows, i)
         here, g = logit_dst[v], grad[v]
         for q in range(j, e + 1 if own else e):
             u = _U(indices[q]) if q < e else v
@@ -148,7 +148,7 @@ def _attend_backward_src(
         last = t_indptr[u + 1]
         prefetch_rows(t_dst, rows, t_indptr[u], last, end, flat, H * D, H * D)
         for q in range(t_indptr[u], last + 1 if u < own_rows else last):
-            v = at(rows, t_dst[q]) if q < last else _U(u)
+            v = row_at(rows, t_dst[q]) if q < last else _U(u)
             name = edge_number(names, np.int64(t_edge[q]) if q < last else np.int64(E), E, E, v)
             here, g = logit_dst[v], grad[v]
             for h in range(H):

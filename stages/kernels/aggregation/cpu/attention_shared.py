@@ -20,7 +20,7 @@ from ...runtime.jit import njit
 from ...runtime.threads import parallel
 from ..attention_args import AttentionRule, EdgeNumbers
 from ..lists import InLists
-from .lists import at
+from .lists import row_at
 from .prefetch import prefetch_rows
 from .row_ranges import even_parts, row_parts
 from .softmax import CHUNK_ROWS, JIT, chunk_parts, constants, dots, edge_number, keep, leaky, num_chunks, numbering
@@ -79,7 +79,7 @@ def _logit_rows(x, ids, a, out, lo, hi):
     for u in range(lo, hi):
         if ids is not None:
             prefetch_rows(ids, None, u, u + 1, hi, flat, F, F)
-        _dots(x[at(ids, u)], a, heads, out[_U(u)], H)
+        _dots(x[row_at(ids, u)], a, heads, out[_U(u)], H)
 
 
 def _logits(x: Tensor, a: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def _name_tile(q, j, e, v, indices, ids, source, row):
     count = min(TILE, e + 1 - q)
     for t in range(count):
         source[t] = _U(indices[q + t]) if q + t < e else _U(v)
-        row[t] = at(ids, source[t])
+        row[t] = row_at(ids, source[t])
     return count
 
 
@@ -113,7 +113,7 @@ def _attend_rows(indptr, indices, ids, names, x, a_dst, logit_src, logit_dst, ru
         j, e = indptr[v], indptr[v + 1]
         prefetch_rows(indices, ids, j, e, end, flat, F, F)
         here, own, o = logit_dst[_U(v)], logit_src[_U(v)], out[_U(v)]
-        _dots(x[at(ids, v)], a_dst, heads, here, H)
+        _dots(x[row_at(ids, v)], a_dst, heads, here, H)
         for h in range(H):
             top[h] = leaky(own[h] + here[h], slope)
             total[h] = 0
@@ -192,7 +192,7 @@ def _backward_dst(
                         o[h] += d[t]
                     if from_rows:
                         _add_rows(to_src[c, h], x, row, d, count)
-            row[0] = at(ids, v)
+            row[0] = row_at(ids, v)
             for h in range(H):
                 _add_rows(to_dst[c, h], x, row, o[h : h + 1], 1)
 

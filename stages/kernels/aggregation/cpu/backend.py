@@ -17,7 +17,7 @@ from ...runtime.threads import parallel
 from ..lists import InLists, IntArray
 from .attention import add_outer, attend, attend_backward, attend_from, attend_into, weighted_sum
 from .attention_shared import attend_shared, attend_shared_backward
-from .lists import at, rows_array
+from .lists import row_at, rows_array
 from .row_ranges import row_parts
 from .shards import add_rows, maximum_into, spmm_into, take_rows
 from .softmax import dots
@@ -158,12 +158,12 @@ def _max_rows(indptr, indices, ids, x, out, arg, lo, hi):
                 o[k] = 0
                 g[k] = -1
             continue
-        a = x[at(ids, indices[j])]
+        a = x[row_at(ids, indices[j])]
         for k in range(F):
             o[k] = a[k]
             g[k] = j
         for q in range(j + 1, e):
-            a = x[at(ids, indices[q])]
+            a = x[row_at(ids, indices[q])]
             for k in range(F):
                 # The first NaN wins over numbers, as in torch.
                 better = (a[k] > o[k]) | ((a[k] != a[k]) & (o[k] == o[k]))
@@ -179,7 +179,7 @@ def _max_backward_rows(indptr, dst, edge, rows, positions, arg, grad, out, lo, h
         for k in range(F):
             o[k] = 0
         for q in range(indptr[u], indptr[u + 1]):
-            v, e = at(rows, dst[q]), edge[q] if positions is None else positions[_U(edge[q])]
+            v, e = row_at(rows, dst[q]), edge[q] if positions is None else positions[_U(edge[q])]
             g, m = grad[v], arg[v]
             for k in range(F):
                 o[k] += g[k] if m[k] == e else np.float32(0)

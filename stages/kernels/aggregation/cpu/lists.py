@@ -14,7 +14,7 @@ _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "nump
 
 
 @njit(**_JIT)
-def at(ids, u):
+def row_at(ids, u):
     """Row number ``ids[u]``, or u itself if `ids` is None: uint64.
 
     Rows are indexed by unsigned numbers: a signed index brings numba's test for negative ones into the inner loop.

@@ -18,7 +18,7 @@ from ....memory.lazy_rows import base_and_ids
 from ...runtime.jit import njit
 from ...runtime.threads import parallel
 from ..lists import InLists, IntArray
-from .lists import at, of_row, rows_array
+from .lists import of_row, row_at, rows_array
 from .prefetch import prefetch_rows
 from .row_ranges import even_parts, row_parts
 
@@ -33,7 +33,7 @@ def _add_sums(indptr, indices, ids, coef, x, rows, scale, out, lo, hi):
     for i in range(lo, hi):
         j, e = indptr[i], indptr[i + 1]
         prefetch_rows(indices, ids, j, e, end, flat, F, F)
-        v = at(rows, i)
+        v = row_at(rows, i)
         o, s = out[v], of_row(scale, v, x)
         whole = e - ((e - j) & 3)
         for q in range(j, whole, 4):
@@ -43,13 +43,13 @@ def _add_sums(indptr, indices, ids, coef, x, rows, scale, out, lo, hi):
                 s * coef[_U(q + 2)] if weighted else s,
                 s * coef[_U(q + 3)] if weighted else s,
             )
-            a, b = x[at(ids, indices[q])], x[at(ids, indices[q + 1])]
-            c, d = x[at(ids, indices[q + 2])], x[at(ids, indices[q + 3])]
+            a, b = x[row_at(ids, indices[q])], x[row_at(ids, indices[q + 1])]
+            c, d = x[row_at(ids, indices[q + 2])], x[row_at(ids, indices[q + 3])]
             for k in range(F):
                 o[k] += (w0 * a[k] + w1 * b[k]) + (w2 * c[k] + w3 * d[k])
         for q in range(whole, e):
             w = s * coef[_U(q)] if weighted else s
-            a = x[at(ids, indices[q])]
+            a = x[row_at(ids, indices[q])]
             for k in range(F):
                 o[k] += w * a[k]
 
@@ -86,10 +86,10 @@ def _raise_maxima(indptr, indices, ids, edge, x, rows, out, arg, lo, hi):
     for i in range(lo, hi):
         j, e = indptr[i], indptr[i + 1]
         prefetch_rows(indices, ids, j, e, end, flat, F, F)
-        v = at(rows, i)
+        v = row_at(rows, i)
         o, g = out[v], arg[v]
         for q in range(j, e):
-            a, position = x[at(ids, indices[q])], np.int64(at(edge, q))
+            a, position = x[row_at(ids, indices[q])], np.int64(row_at(edge, q))
             for k in range(F):
                 # A NaN wins over numbers, as in torch.
                 better = (a[k] > o[k]) | ((a[k] != a[k]) & (o[k] == o[k]))
@@ -149,7 +149,7 @@ def _take_rows(x, named, ids, scale, out, lo, hi):
     for i in range(lo, hi):
         prefetch_rows(ids, named, i, i + 1, hi, flat, F, F)
         u = _U(ids[i])
-        o, a = out[_U(i)], x[at(named, u)]
+        o, a = out[_U(i)], x[row_at(named, u)]
         if scaled:
             s = scale[u]
             for k in range(F):

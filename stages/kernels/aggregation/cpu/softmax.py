@@ -13,7 +13,7 @@ from ....random import NODE as _NODE
 from ...runtime.jit import njit
 from ...runtime.threads import parallel
 from ..attention_args import AttentionRule, EdgeNumbers
-from .lists import at
+from .lists import row_at
 from .row_ranges import even_parts, part_count
 
 # "reassoc" lets dot products use vectors; NaN and infinity keep their meaning.
@@ -51,7 +51,7 @@ def edge_number(names, q, e, E, v):
     # Checked at run time: each kernel of attention would take a second or two to compile without names too.
     if len(first) == 0:
         return np.int64(q) if q < e else np.int64(E + v)
-    return first[_U(v)] + np.int64(at(edge, q)) if q < e else own[_U(v)]
+    return first[_U(v)] + np.int64(row_at(edge, q)) if q < e else own[_U(v)]
 
 
 _OWN_ORDER = np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ...runtime.jit import njit
-from .lists import at, of_row
+from .lists import of_row, row_at
 from .prefetch import prefetch_rows
 
 # NaN and infinity keep their meaning; "contract" allows multiply-add.
@@ -31,26 +31,26 @@ def spmm_rows(indptr, indices, ids, coef, x, F, scale, kind, own, own_rows, out,
             # The remainder comes first, so that the first group stores and the others add.
             first = (e - j) & 3
             w0 = s * coef[_U(j)] if weighted else s
-            a = x[at(ids, indices[j])]
+            a = x[row_at(ids, indices[j])]
             if first == 1:
                 for k in range(F):
                     o[k] = w0 * a[k]
             else:
                 w1 = s * coef[_U(j + 1)] if weighted else s
-                b = x[at(ids, indices[j + 1])]
+                b = x[row_at(ids, indices[j + 1])]
                 if first == 2:
                     for k in range(F):
                         o[k] = w0 * a[k] + w1 * b[k]
                 else:
                     w2 = s * coef[_U(j + 2)] if weighted else s
-                    c = x[at(ids, indices[j + 2])]
+                    c = x[row_at(ids, indices[j + 2])]
                     if first == 3:
                         for k in range(F):
                             o[k] = (w0 * a[k] + w1 * b[k]) + w2 * c[k]
                     else:
                         first = 4
                         w3 = s * coef[_U(j + 3)] if weighted else s
-                        d = x[at(ids, indices[j + 3])]
+                        d = x[row_at(ids, indices[j + 3])]
                         for k in range(F):
                             o[k] = (w0 * a[k] + w1 * b[k]) + (w2 * c[k] + w3 * d[k])
             for q in range(j + first, e, 4):
@@ -60,12 +60,12 @@ def spmm_rows(indptr, indices, ids, coef, x, F, scale, kind, own, own_rows, out,
                     s * coef[_U(q + 2)] if weighted else s,
                     s * coef[_U(q + 3)] if weighted else s,
                 )
-                a, b = x[at(ids, indices[q])], x[at(ids, indices[q + 1])]
-                c, d = x[at(ids, indices[q + 2])], x[at(ids, indices[q + 3])]
+                a, b = x[row_at(ids, indices[q])], x[row_at(ids, indices[q + 1])]
+                c, d = x[row_at(ids, indices[q + 2])], x[row_at(ids, indices[q + 3])]
                 for k in range(F):
                     o[k] += (w0 * a[k] + w1 * b[k]) + (w2 * c[k] + w3 * d[k])
         if i < own_rows:
-            a = x[at(ids, i)]
+            a = x[row_at(ids, i)]
             if kind == ADDED:
                 s = own[i]
                 for k in range(F):

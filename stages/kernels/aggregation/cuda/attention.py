@@ -118,7 +118,7 @@ def sum_attended(
         own: true if each destination attends to itself.
         ids: [S], the row of z of each source; its own when absent.
     """
-    names = (None, None, None) if numbers is None else numbers.on(z.device)
+    names = (None, None, None) if numbers is None else numbers.to_device(z.device)
     heads, width = z.shape[1:]
     shape = head_tile(heads, width, COLUMNS)
     shape["UNROLL"] = unrolled(shape, 2 * HELD)
@@ -157,7 +157,7 @@ def _attend(
     log_sum: Tensor,
     own: bool,
 ) -> None:
-    there, at = lists.on(z.device), None if rows is None else on_device(rows, z.device)
+    there, at = lists.to_device(z.device), None if rows is None else on_device(rows, z.device)
     log_denominators(there, at, logit_src, logit_dst, rule.slope, log_sum, before is not None, own)
     sum_attended(there, at, numbers, z, (logit_src, logit_dst), rule, before, out, log_sum, own)
 
@@ -165,7 +165,6 @@ def _attend(
 def attend(
     lists: InLists, z: Tensor, a_src: Tensor, logit_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
 ) -> tuple[Tensor, Tensor]:
-    """See `cpu.attention.attend`."""
     out, log_sum = z.new_empty(lists.num_dst, *z.shape[1:]), torch.empty_like(logit_dst)
     _attend(lists, None, numbers, z, dots(z, a_src[None]), logit_dst, rule, None, out, log_sum, True)
     return out, log_sum
@@ -183,6 +182,5 @@ def attend_into(
     log_sum: Tensor,
     own: bool,
 ) -> None:
-    """See `cpu.attention.attend_into`."""
     assert not (own and rows is not None)
     _attend(lists, rows, numbers, z, dots(z, a_src[None]), logit_dst, rule, log_sum.clone(), out, log_sum, own)

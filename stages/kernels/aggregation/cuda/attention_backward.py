@@ -201,7 +201,7 @@ def gradients_by_src(
         own: true if each destination attends to itself.
         shared: true if the heads of z are the same memory.
     """
-    names = (None, None, None) if numbers is None else numbers.on(z.device)
+    names = (None, None, None) if numbers is None else numbers.to_device(z.device)
     heads, width = z.shape[1:]
     back, position = there.transposed
     back = back if at is None else back.over(at[back.indices])
@@ -248,9 +248,8 @@ def attend_from(
     d_dst: Tensor,
     own: bool,
 ) -> tuple[Tensor, Tensor]:
-    """See `cpu.attention.attend_from`."""
     assert not (own and rows is not None)
-    there, at = lists.on(z.device), None if rows is None else on_device(rows, z.device)
+    there, at = lists.to_device(z.device), None if rows is None else on_device(rows, z.device)
     logits = dots(z, a_src[None]), logit_dst
     dz, d_src = gradients_by_src(there, at, numbers, z, a_src, logits, rule, log_sum, grad, delta, d_dst, own, False)
     return dz, weighted_sum(d_src, z)
@@ -267,7 +266,6 @@ def attend_backward(
     grad: Tensor,
     numbers: EdgeNumbers | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `cpu.attention.attend_backward`."""
     d_dst = torch.zeros_like(logit_dst)
     dz, da_src = attend_from(
         lists, None, numbers, z, a_src, logit_dst, rule, log_sum, grad, dots(grad, out), d_dst, True

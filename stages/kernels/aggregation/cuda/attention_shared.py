@@ -154,8 +154,7 @@ def _gradient_of_a(d_logit: Tensor, x: Tensor) -> Tensor:
 def attend_shared(
     lists: InLists, x: Tensor, a_src: Tensor, a_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """See `cpu.attention_shared.attend_shared`."""
-    there, (heads, width), n = lists.on(x.device), a_src.shape, lists.num_dst
+    there, (heads, width), n = lists.to_device(x.device), a_src.shape, lists.num_dst
     base, ids = device_base_and_ids(x)
     logits = logit_src, logit_dst = _logits(x, a_src, len(x)), _logits(x, a_dst, n)
     out, log_sum = base.new_empty(n, heads, width), torch.empty_like(logit_dst)
@@ -178,10 +177,9 @@ def attend_shared_backward(
     needs_x: bool,
     numbers: EdgeNumbers | None = None,
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """See `cpu.attention_shared.attend_shared_backward`."""
-    there, heads, n, logits = lists.on(x.device), len(a_src), lists.num_dst, (logit_src, logit_dst)
+    there, heads, n, logits = lists.to_device(x.device), len(a_src), lists.num_dst, (logit_src, logit_dst)
     if not needs_x:
-        names = (None, None, None) if numbers is None else numbers.on(x.device)
+        names = (None, None, None) if numbers is None else numbers.to_device(x.device)
         rows = device_base_and_ids(x)
         d_src, d_dst = _gradients_of_constant_rows(there, names, *rows, logits, rule, log_sum, grad, out)
         return None, d_src, _gradient_of_a(d_dst, x)

@@ -2,7 +2,7 @@
 
 Same names, arguments and results as `cpu.backend`; tensors lie on one CUDA device, or on the CPU under Triton's
 interpreter, which must be on (``TRITON_INTERPRET=1``) before this module is imported. Lists, `rows`, `edge` and `ids`
-are NumPy arrays on the host; the lists travel to the device once (`InLists.on`), the others in every call.
+are NumPy arrays on the host; the lists travel to the device once (`InLists.to_device`), the others in every call.
 
 Reading rows of x bounds all of these kernels: e rows of D numbers, against one row written for each list. So
 
@@ -72,12 +72,11 @@ def _on(array: IntArray | None, like: Tensor) -> Tensor | None:
 def spmm(
     lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None
 ) -> Tensor:
-    """See `cpu.backend.spmm`."""
     base, ids = device_base_and_ids(x)
     out = base.new_empty(lists.num_dst, x.shape[1])
     kind = NOTHING if own is None else ADDED
     add_lists(
-        lists.on(x.device),
+        lists.to_device(x.device),
         None,
         base,
         out,
@@ -95,9 +94,8 @@ def spmm(
 def spmm_backward(
     lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None
 ) -> Tensor:
-    """See `cpu.backend.spmm_backward`."""
     out = grad.new_empty(lists.num_src, grad.shape[1])
-    back, weight = _towards_sources(lists.on(grad.device), None, coef, grad.dtype)
+    back, weight = _towards_sources(lists.to_device(grad.device), None, coef, grad.dtype)
     kind = NOTHING if own is None else ADDED
     add_lists(
         back, None, grad, out, grad.shape[1], weight, kind=kind, own=own, own_rows=lists.num_dst, source_scale=row_scale
@@ -106,11 +104,19 @@ def spmm_backward(
 
 
 def spmm_beside(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
-    """See `cpu.backend.spmm_beside`."""
     base, ids = device_base_and_ids(x)
     out = base.new_empty(lists.num_dst, 2 * x.shape[1])
     add_lists(
-        lists.on(x.device), None, base, out, x.shape[1], coef, row_scale, kind=BESIDE, own_rows=lists.num_dst, ids=ids
+        lists.to_device(x.device),
+        None,
+        base,
+        out,
+        x.shape[1],
+        coef,
+        row_scale,
+        kind=BESIDE,
+        own_rows=lists.num_dst,
+        ids=ids,
     )
     return out
 
@@ -118,10 +124,9 @@ def spmm_beside(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale
 def spmm_beside_backward(
     lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None
 ) -> Tensor:
-    """See `cpu.backend.spmm_beside_backward`."""
     width = grad.shape[1] // 2
     out = grad.new_empty(lists.num_src, width)
-    back, weight = _towards_sources(lists.on(grad.device), None, coef, grad.dtype)
+    back, weight = _towards_sources(lists.to_device(grad.device), None, coef, grad.dtype)
     add_lists(back, None, grad, out, width, weight, kind=FROM_BESIDE, own_rows=lists.num_dst, source_scale=row_scale)
     return out
 
@@ -134,9 +139,8 @@ def spmm_into(
     coef: Tensor | None = None,
     row_scale: Tensor | None = None,
 ) -> None:
-    """See `cpu.shards.spmm_into`."""
     assert out.is_contiguous() and out.shape[1] >= x.shape[1]
-    add_lists(lists.on(x.device), _on(rows, x), x, out, x.shape[1], coef, row_scale, add=True)
+    add_lists(lists.to_device(x.device), _on(rows, x), x, out, x.shape[1], coef, row_scale, add=True)
 
 
 def spmm_from(
@@ -147,9 +151,8 @@ def spmm_from(
     coef: Tensor | None = None,
     row_scale: Tensor | None = None,
 ) -> Tensor:
-    """See `cpu.backend.spmm_from`."""
     out = grad.new_empty(lists.num_src, width)
-    back, weight = _towards_sources(lists.on(grad.device), _on(rows, grad), coef, grad.dtype)
+    back, weight = _towards_sources(lists.to_device(grad.device), _on(rows, grad), coef, grad.dtype)
     add_lists(back, None, grad, out, width, weight, source_scale=row_scale)
     return out
 
@@ -220,20 +223,18 @@ def _maxima(
 
 
 def maximum(lists: InLists, x: Tensor) -> tuple[Tensor, Tensor]:
-    """See `cpu.backend.maximum`."""
     x, _ = device_base_and_ids(x if not isinstance(x, LazyRows) else x.gathered())
     out = x.new_empty(lists.num_dst, x.shape[1])
     arg = torch.empty_like(out, dtype=torch.int32 if lists.num_edges < 2**31 - 1 else torch.int64)
-    _maxima(lists.on(x.device), None, None, x, out, arg, False)
+    _maxima(lists.to_device(x.device), None, None, x, out, arg, False)
     return out, arg
 
 
 def maximum_into(
     lists: InLists, rows: IntArray | None, edge: IntArray | None, x: Tensor, out: Tensor, arg: Tensor
 ) -> None:
-    """See `cpu.shards.maximum_into`."""
     assert out.is_contiguous() and arg.is_contiguous()
-    _maxima(lists.on(x.device), _on(rows, x), _on(edge, x), x, out, arg, True)
+    _maxima(lists.to_device(x.device), _on(rows, x), _on(edge, x), x, out, arg, True)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -264,14 +265,12 @@ def _max_backward_rows(
 
 
 def maximum_backward(lists: InLists, arg: Tensor, grad: Tensor) -> Tensor:
-    """See `cpu.backend.maximum_backward`."""
     return maximum_from(lists, None, None, arg, grad)
 
 
 def maximum_from(lists: InLists, rows: IntArray | None, edge: IntArray | None, arg: Tensor, grad: Tensor) -> Tensor:
-    """See `cpu.backend.maximum_from`."""
     out, width = grad.new_empty(lists.num_src, grad.shape[1]), grad.shape[1]
-    back, positions = lists.on(grad.device).transposed
+    back, positions = lists.to_device(grad.device).transposed
     dst = back.indices if rows is None else on_device(rows, grad.device)[back.indices]
     given = _on(edge, grad)
     rows_per, columns = tile(width)
@@ -309,16 +308,16 @@ def add_rows(out: Tensor, ids: IntArray | Tensor, x: Tensor) -> None:
     """See `cpu.shards.add_rows`; `ids` may lie on the device."""
     assert out.is_contiguous() and x.is_contiguous() and out.shape[1:] == x.shape[1:] and len(ids) == len(x)
     # The ids are distinct, so the order of additions does not matter.
-    out.index_add_(0, _there(ids, x.device), x)
+    out.index_add_(0, _index_on_device(ids, x.device), x)
 
 
 def take_rows(x: Tensor, ids: IntArray | Tensor, factor: Tensor | None = None) -> Tensor:
     """See `cpu.shards.take_rows`; `ids` may lie on the device."""
     assert x.is_contiguous()
-    at = _there(ids, x.device)
+    at = _index_on_device(ids, x.device)
     taken = x.index_select(0, at)
     return taken if factor is None else taken.mul_(factor.index_select(0, at).reshape(-1, *[1] * (x.ndim - 1)))
 
 
-def _there(ids: IntArray | Tensor, device: torch.device) -> Tensor:
+def _index_on_device(ids: IntArray | Tensor, device: torch.device) -> Tensor:
     return ids if isinstance(ids, Tensor) else on_device(ids, device)

@@ -34,7 +34,6 @@ def _dot_rows(
 
 
 def dots(x: Tensor, y: Tensor) -> Tensor:
-    """See `cpu.softmax.dots`."""
     n, heads, width = x.shape
     # The stride of a single column may be anything.
     assert width < 2 or (x.stride(2) == 1 and y.stride(2) == 1)
@@ -52,12 +51,10 @@ def dots(x: Tensor, y: Tensor) -> Tensor:
 
 
 def weighted_sum(weight: Tensor, z: Tensor) -> Tensor:
-    """See `cpu.attention.weighted_sum`."""
     return torch.einsum("uh,uhd->hd", weight, z)
 
 
 def add_outer(out: Tensor, weight: Tensor, a: Tensor) -> None:
-    """See `cpu.attention.add_outer`."""
     out[: len(weight)].addcmul_(weight[..., None], a[None])
 
 

@@ -18,7 +18,7 @@ from ...runtime.jit import njit
 from ...runtime.threads import get_num_threads, parallel
 from ..layerwise import Drawn, LayerSample, budget, clock, complete, dart_word, factors, same_scale, with_replacement
 from .buffers import doubled, edge_buffer
-from .terms import JIT, add_terms, flip, has, integer, rates, row_prefix, square, throw_darts
+from .terms import JIT, add_terms, draw_distinct, flip, has, integer, rates, row_prefix, square
 from .workspace import Workspace
 
 _U = np.uint64
@@ -170,7 +170,7 @@ class _Layers:
         repeats = self.debias == "with_replacement"
         want, limit = (s, s) if repeats else (s + (self.debias == "bottom_k"), budget(s))
         out = scratch.take("out", want, np.int64)
-        found, darts = throw_darts(
+        found, darts = draw_distinct(
             *common, rows, count, prefix, dart_word(key), want, limit, repeats, scratch.drawn, out
         )
         if repeats:

@@ -66,7 +66,6 @@ def _multiply(q_start, q_stop, q_column, q_value, start, stop, column, value, pl
 
 
 def multiply(Q: Sparse, A: Sparse, num_columns: int) -> Sparse:
-    """See `matrix.products.multiply`."""
     if Q.values is None and bool((Q.lengths <= 1).all()):
         start, stop = np.empty(Q.num_rows, np.int64), np.empty(Q.num_rows, np.int64)
         _find(Q.start, Q.stop, Q.columns, A.start, A.stop, start, stop)
@@ -163,7 +162,6 @@ def _choose_by_value(start, stop, column, value, words, s, replace, log, row_end
 
 
 def choose(P: Sparse, s: int, words: npt.NDArray[np.uint64], *, replace: bool = False) -> Sparse:
-    """See `matrix.products.choose`."""
     if s < 0:
         return P.packed()
     room = P.num_rows * s if replace else int(np.minimum(P.lengths, s).sum())
@@ -194,7 +192,6 @@ def _induced(indptr, sources, weight, nodes, place, row_ends, out, values, posit
 
 
 def induced(graph: Graph, known: DenseNumbering, keep_positions: bool = False) -> EdgeList:
-    """See `matrix.products.induced`."""
     nodes, weight = known.nodes, graph.edge_weight
     room = int(graph.in_degree[nodes].sum())
     ends, out = np.zeros(len(nodes) + 1, np.int64), np.empty(room, np.int32)

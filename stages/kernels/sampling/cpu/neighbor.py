@@ -156,5 +156,5 @@ def segments_of(graph: Graph) -> Segments:
     if len(types.offsets) != len(types.node_types) + 1:
         return NO_SEGMENTS
     if graph not in _known:
-        _known[graph] = Segments.of(graph)
+        _known[graph] = Segments.from_graph(graph)
     return _known[graph]

@@ -40,7 +40,7 @@ class Segments(NamedTuple):
     """int64 [R], numbers of the relations, by the type of their destinations."""
 
     @classmethod
-    def of(cls, graph: Graph) -> "Segments":
+    def from_graph(cls, graph: Graph) -> "Segments":
         """Measure the segments of a graph with types, each of which is one range of ids. They take 4 bytes for each
         node and relation into its type."""
         types = graph.types

@@ -11,7 +11,6 @@ _LOW = np.uint64(0xFFFFFFFF)
 
 @njit(inline="always")
 def mixed(z):
-    """See `random.mix`."""
     z = (z ^ (z >> _U(30))) * _M1
     z = (z ^ (z >> _U(27))) * _M2
     return z ^ (z >> _U(31))

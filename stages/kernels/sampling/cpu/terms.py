@@ -33,13 +33,11 @@ def flip(bitmap, u):
 
 @njit(inline="always")
 def integer(w, scale):
-    """See `layerwise.integers`."""
     return max(np.int64(np.rint(np.float64(w) * scale)), np.int64(1)) if w > 0 else np.int64(0)
 
 
 @njit(inline="always")
 def square(part, whole, one):
-    """See `layerwise.squares`."""
     t = part / whole
     return max(np.int64(np.rint(t * t * one)), np.int64(1)) if part > 0 else np.int64(0)
 
@@ -117,7 +115,9 @@ def column(indptr, sources, weight, degree, scale, one, v, rest, own):
 
 
 @njit(**JIT)
-def throw_darts(indptr, sources, weight, degree, scale, one, nodes, n, prefix, word, want, limit, repeats, drawn, out):
+def draw_distinct(
+    indptr, sources, weight, degree, scale, one, nodes, n, prefix, word, want, limit, repeats, drawn, out
+):
     """Throw darts until `want` columns are in `out` or `limit` darts are thrown; nodes None: a term is a column itself.
 
     Returns the number of columns, and the number of darts thrown. `drawn` is clear before and after.

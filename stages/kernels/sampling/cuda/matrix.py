@@ -134,7 +134,7 @@ def adjacency(graph: Graph) -> DeviceSparse:
     return known
 
 
-def _there(M: Sparse) -> DeviceSparse:
+def _on_device(M: Sparse) -> DeviceSparse:
     """M, with its entries on the device."""
     if isinstance(M, DeviceSparse):
         return M
@@ -153,8 +153,7 @@ def _entries(start: IdArray, lengths: IdArray, to: torch.device) -> tuple[Tensor
 
 
 def multiply(Q: Sparse, A: Sparse, num_columns: int) -> DeviceSparse:
-    """See `matrix.products.multiply`."""
-    A = _there(A)
+    A = _on_device(A)
     columns, values = A.on_device
     if _is_selector(Q):
         some = Q.lengths > 0
@@ -190,7 +189,7 @@ def choose_all(Ps: Sequence[Sparse], s: int, words: Sequence[Words], *, replace:
     """`choose` from several matrices: one draw from those of ones, and one from the others."""
     if s < 0:
         return [P.packed() for P in Ps]
-    there: list[Any] = [_there(P) for P in Ps]
+    there: list[Any] = [_on_device(P) for P in Ps]
     for ones in (True, False):
         some = [i for i, P in enumerate(Ps) if (_values_are_ones(P)) == ones]
         if some:
@@ -224,8 +223,7 @@ def _below_each_other(parts: Sequence[DeviceSparse]) -> DeviceSparse:
 
 
 def choose(P: Sparse, s: int, words: Words, *, replace: bool = False) -> DeviceSparse:
-    """See `matrix.products.choose`."""
-    P = _there(P)
+    P = _on_device(P)
     if s < 0:
         return P.packed()
     columns, values = P.on_device
@@ -327,14 +325,12 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
 
 
 def _mixed(z: Tensor) -> Tensor:
-    """See `random.mix`."""
     z = (z ^ _shifted(z, 30)) * _M1
     z = (z ^ _shifted(z, 27)) * _M2
     return z ^ _shifted(z, 31)
 
 
 def _draw_word(words: Tensor, i: Tensor | int) -> Tensor:
-    """See `random.draw_word`."""
     step = (i + 1) * _GOLDEN if isinstance(i, Tensor) else _signed((i + 1) * _GOLDEN)
     return _mixed(words + step)
 
@@ -353,7 +349,6 @@ def _below(bits: Tensor, bound: Tensor) -> Tensor:
 
 
 def _exponential(bits: Tensor) -> Tensor:
-    """See `exponential_race.exponentials`."""
     x = bits + 1
     top = torch.zeros_like(x)
     for step in (32, 16, 8, 4, 2, 1):

@@ -36,7 +36,7 @@ class Segments:
     """int64 [V+1], where the segments of each row begin."""
 
     @classmethod
-    def of(cls, graph: Graph) -> "Segments":
+    def from_graph(cls, graph: Graph) -> "Segments":
         """Find the segments: 9 bytes for each, and 8 for each node."""
         on, kinds = on_device(graph), number_on_device(graph, "edge_type")
         first = torch.ones(graph.num_edges + 1, dtype=torch.bool, device=on.device)
@@ -58,7 +58,7 @@ _known: WeakKeyDictionary[Graph, Segments] = WeakKeyDictionary()
 def segments_of(graph: Graph) -> Segments:
     """Segments of a graph with types, found once."""
     if graph not in _known:
-        _known[graph] = Segments.of(graph)
+        _known[graph] = Segments.from_graph(graph)
     return _known[graph]
 
 
@@ -167,7 +167,6 @@ def draw_relations(
 def weights(
     segments: Segments, positions: Tensor, indptr: Tensor, drawn: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """See `backend.relation_weights`."""
     indptr = indptr.long()
     begin, e = segments.graph.indptr, len(positions)
     segment = torch.searchsorted(begin, positions, right=True) - 1

@@ -49,7 +49,6 @@ class Tables:
 
 
 def stride(num_nodes: int) -> int:
-    """See `Tables.stride`."""
     return max(1, -(-num_nodes // SCAN)) * SCAN
 
 

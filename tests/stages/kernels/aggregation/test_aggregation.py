@@ -148,7 +148,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
 def test_the_mask_drops_what_was_asked_independently() -> None:
     """Through the kernel: with equal logits and z = 1 a row's result counts its kept coefficients."""
     n, heads, p = 4000, 4, 0.3
-    lists = InLists.of(np.arange(n + 1), np.arange(n, dtype=np.int32), n)
+    lists = InLists.from_arrays(np.arange(n + 1), np.arange(n, dtype=np.int32), n)
     kept = []
     for key in (1, 2):
         z = torch.ones(n, heads, 1, dtype=torch.float64)
@@ -179,7 +179,7 @@ def test_dropout_near_one_and_the_expectation(name: str) -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_nan_and_infinity_are_not_hidden(bad: float) -> None:
-    lists = InLists.of(np.array([0, 3, 5, 5]), np.array([0, 1, 2, 3, 4], np.int32), 5)
+    lists = InLists.from_arrays(np.array([0, 3, 5, 5]), np.array([0, 1, 2, 3, 4], np.int32), 5)
     x = torch.ones(5, 9)
     x[1] = bad
     total = aggregate_cpu.spmm(lists, x)

@@ -21,7 +21,7 @@ def hashed(names: NodeNames, bits: int) -> np.ndarray:
 @given(TEXTS, st.lists(st.text(max_size=4), max_size=30))
 def test_known_and_unknown_texts(bits, known, others):
     mask = np.uint64((1 << max(1, (len(known) - 1).bit_length())) - 1)
-    names, wanted = NodeNames.of(known), NodeNames.of([*known[::2], *others])
+    names, wanted = NodeNames.from_values(known), NodeNames.from_values([*known[::2], *others])
     index = np.sort((hashed(names, bits) & ~mask) | np.arange(len(known), dtype=np.uint64))
     hashes, out = hashed(wanted, bits), np.empty(len(wanted), np.int64)
     at = np.searchsorted(index, hashes & ~mask)
@@ -31,5 +31,5 @@ def test_known_and_unknown_texts(bits, known, others):
 
 
 def test_hashes_differ_in_their_upper_bits():
-    names = NodeNames.of([f"node-{i}" for i in range(2000)])
+    names = NodeNames.from_values([f"node-{i}" for i in range(2000)])
     assert len(np.unique(hashed(names, 40))) == 2000

@@ -79,7 +79,7 @@ def make_rank(lists: InLists, part: IntArray, p: int, rng: np.random.Generator, 
                 np.unique(src[edge]),
             )
         indptr = np.searchsorted(dst[edge], np.append(rows, len(nodes))) if len(rows) else np.zeros(1, int)
-        inner = InLists.of(indptr, np.searchsorted(ids, src[edge]).astype(index), len(ids))
+        inner = InLists.from_arrays(indptr, np.searchsorted(ids, src[edge]).astype(index), len(ids))
         shards.append(Shard(inner, None if q == p else rows, edge.astype(index), ids.astype(index), bool(q == p)))
     own = lists.num_edges + nodes
     return Rank(nodes.astype(index), lambda edge: EdgeNumbers(first, own, edge), first, shards)
@@ -89,7 +89,7 @@ def make_case(V: int, e: int, parts: int, seed: int, index: type = np.int32) -> 
     """Self loops and multi-edges arise by chance, empty ranks and shards too."""
     rng = np.random.default_rng(seed)
     kept = np.bincount(rng.integers(0, V, e) // 2, minlength=V)
-    lists = InLists.of(np.cumsum([0, *kept]), rng.integers(0, V, e).astype(index), V)
+    lists = InLists.from_arrays(np.cumsum([0, *kept]), rng.integers(0, V, e).astype(index), V)
     part = rng.integers(0, parts, V)
     return Case(lists, [make_rank(lists, part, p, rng, index) for p in range(int(part.max()) + 1)], seed)
 
@@ -266,7 +266,7 @@ def test_attention_is_that_of_the_whole_graph(case: Case, width: int, dropout: f
 def test_the_order_of_edges_in_a_list_does_not_matter_to_numbered_edges(name: str) -> None:
     k, lists, rng = HOST_KERNELS[name], make_case(9, 60, 1, 5).lists, np.random.default_rng(0)
     edge = np.lexsort((rng.random(60), lists.rows)).astype(np.int32)
-    other = InLists.of(lists.indptr, lists.indices[edge], 9)
+    other = InLists.from_arrays(lists.indptr, lists.indices[edge], 9)
     numbers = EdgeNumbers(np.zeros(9, np.int64), 60 + np.arange(9), edge)
     rand = make_case(9, 60, 1, 5).rand
     z, a, logit, grad, x = (
@@ -317,7 +317,7 @@ def test_large_logits_stay_finite(name: str) -> None:
 def test_a_later_shard_may_outweigh_the_first_by_far(name: str) -> None:
     """The old row's factor underflows to 0, and so does the new one's the other way round."""
     k, rule = HOST_KERNELS[name], AttentionRule(1.0, 0.0, 0)
-    one, none = InLists.of(np.array([0, 1]), np.array([0], np.int32), 1), np.array([0], np.int32)
+    one, none = InLists.from_arrays(np.array([0, 1]), np.array([0], np.int32), 1), np.array([0], np.int32)
     a, logit = torch.ones(1, 1), torch.zeros(1, 1)
     for values in ([1.0, 3000.0], [3000.0, 1.0]):
         out, log_sum = torch.zeros(1, 1, 1), torch.full((1, 1), -torch.inf)
@@ -367,7 +367,10 @@ def test_float32_is_as_good_as_float32() -> None:
 def test_named_rows_are_read_where_they_lie(rows: IntArray | None) -> None:
     rng, k = np.random.default_rng(0), aggregate_cpu
     base, ids = rng.standard_normal((30, 5)).astype(np.float32), rng.integers(0, 30, 6)
-    lists, take = InLists.of(np.array([0, 3, 3, 9]), rng.integers(0, 6, 9).astype(np.int32), 6), np.array([5, 0, 0])
+    lists, take = (
+        InLists.from_arrays(np.array([0, 3, 3, 9]), rng.integers(0, 6, 9).astype(np.int32), 6),
+        np.array([5, 0, 0]),
+    )
     # As shards have them; without numbers it would be another version of the kernel, which nobody uses.
     edge = np.arange(9, dtype=np.int32)
 
@@ -421,7 +424,11 @@ def test_dropout_follows_the_names_of_rows(V: int, shape: tuple[int, ...], seed:
 
 
 def test_what_a_caller_must_not_pass() -> None:
-    lists, z, flat = InLists.of(np.array([0, 0]), np.zeros(0, np.int32), 1), torch.zeros(1, 1, 1), torch.zeros(1, 1)
+    lists, z, flat = (
+        InLists.from_arrays(np.array([0, 0]), np.zeros(0, np.int32), 1),
+        torch.zeros(1, 1, 1),
+        torch.zeros(1, 1),
+    )
     rule, rows, wide = AttentionRule(0.2, 0.0, 0), np.zeros(1, np.int32), torch.zeros(3, 4)
     with pytest.raises(AssertionError):
         aggregate_cpu.attend_into(lists, rows, None, z, flat, flat, rule, z, flat, True)

@@ -55,7 +55,7 @@ def _short_chunks() -> Iterator[None]:
 def hub(n: int, S: int, e: int) -> InLists:
     """The first row has e edges, all from the last source, and the others none but a self loop on the last row."""
     kept = [e, *[0] * (n - 2), 1] if n > 1 else [e]
-    return InLists.of(np.cumsum([0, *kept]), np.array([S - 1] * e + ([n - 1] if n > 1 else []), np.int32), S)
+    return InLists.from_arrays(np.cumsum([0, *kept]), np.array([S - 1] * e + ([n - 1] if n > 1 else []), np.int32), S)
 
 
 lists_of = st.builds(random_lists, st.integers(0, 6), st.integers(6, 9), st.sampled_from([0, 1, 9]), st.integers(0, 99))
@@ -157,7 +157,7 @@ def test_shards_add_up_to_the_whole_graph() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_nan_and_infinity_are_not_hidden(bad: float) -> None:
-    lists = InLists.of(np.array([0, 3, 5, 5]), np.array([0, 1, 2, 3, 4], np.int32), 5)
+    lists = InLists.from_arrays(np.array([0, 3, 5, 5]), np.array([0, 1, 2, 3, 4], np.int32), 5)
     x = torch.ones(5, 9)
     x[1] = bad
     x = x.to(DEVICE)
@@ -195,17 +195,17 @@ def test_large_logits_stay_finite() -> None:
 @settings(deadline=None, max_examples=20)
 def test_transposed_lists_are_those_of_the_host(lists: InLists) -> None:
     device = torch.device(DEVICE)
-    back, edge = lists.on(device).transposed
+    back, edge = lists.to_device(device).transposed
     want = lists.transposed
     for got, expected in ((back.indptr, want.indptr), (back.indices, want.dst), (edge, want.edge)):
         assert np.array_equal(got.cpu().numpy(), expected)
-    assert lists.on(device) is lists.on(device)
+    assert lists.to_device(device) is lists.to_device(device)
 
 
 @given(lists=lists_of.filter(lambda lists: lists.num_dst) | st.just(hub(3, 4, 133)))
 @settings(deadline=None, max_examples=20)
 def test_pieces_are_the_edges_that_the_first_chunk_left(lists: InLists) -> None:
-    there = lists.on(torch.device(DEVICE))
+    there = lists.to_device(torch.device(DEVICE))
     walked = [set(range(a, min(a + 3, b))) for a, b in zip(there.begin.tolist(), there.end.tolist())]
     if there.rest is not None:
         for a, b, v in zip(*(t.tolist() for t in (there.rest.begin, there.rest.end, there.rest.of))):

@@ -52,7 +52,7 @@ class LayerMinibatch:
         )
 
 
-class Throw:
+class LayerDraw:
     """The darts of one minibatch in one hop, thrown in order until enough distinct columns are hit."""
 
     def __init__(self, m: LayerMinibatch, key: int, s: int, debias: str, book: Book, blocks: IdArray | None) -> None:
