@@ -97,7 +97,7 @@ def ready_to_run(call: RunCall, emit: Emit) -> Ready:
     if prepared.job.start_from is not None and not resume:
         start = prepared.job, prepared.outline.unit, prepared.outline.types
         untold = (*untold, f"{start_of(prepared.model.build(), *start)}.")
-    return Ready(prepared.job, folder, prepared, queue, module, in_memory, untold)
+    return Ready(prepared.job, folder, prepared, queue, module, in_memory, notes=untold)
 
 
 def _configured(call: RunCall) -> tuple[Job, Any]:

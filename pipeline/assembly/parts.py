@@ -63,8 +63,8 @@ class Parts:
             labels.to(self.dtype) if self.matrix else labels,
             rows.split,
             self,
-            self._of_edges(rows.edge_features, shards.num_edges),
-            self.types,
+            edge_features=self._of_edges(rows.edge_features, shards.num_edges),
+            types=self.types,
         )
 
     def rows(self, number: int, loops: bool) -> tuple[FeatureStore, npt.NDArray[np.float64]]:

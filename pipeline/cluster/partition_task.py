@@ -82,7 +82,7 @@ class Cutting:
         return next(iter(_done(self.watch, [self.client.submit(_order, self.out, key=key)])))
 
     def write_parts(self, parts: list[int], fingerprint: dict[str, str]) -> Iterator[tuple[int, PartCounts]]:
-        yield from parts_by(self.client, self.out, self.dataset, parts, fingerprint, self.emit, self.watch)
+        yield from parts_by(self.client, self.out, self.dataset, parts, fingerprint, self.emit, watch=self.watch)
 
 
 @contextmanager

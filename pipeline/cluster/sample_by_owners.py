@@ -71,10 +71,10 @@ class FillOrder:
             queue,
             store,
             None if types is None else types.record(),
-            sampling.dataset.of_pairs,
-            job.graph,
-            job.cluster.slow_peer_warning_s,
-            threads,
+            of_pairs=sampling.dataset.of_pairs,
+            graph=job.graph,
+            slow_peer_warning_s=job.cluster.slow_peer_warning_s,
+            threads=threads,
         )
 
 

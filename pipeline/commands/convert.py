@@ -57,7 +57,7 @@ def convert(
     job = resolve(job_table(None, flags, given))
     to = out if is_url(out) else output_folder(Path(out))
     with Terminal() as terminal:
-        store = convert_job(job, None, to, Formats(features, graph, feature_dtype), memory, workers, terminal)
+        store = convert_job(job, None, to, Formats(features, graph, feature_dtype), memory, workers, emit=terminal)
     nodes, edges = store.entries["indptr"]["shape"][0] - 1, store.entries["indices"]["shape"][0]
     name, size = store.value("name", str), None if is_url(out) else store.nbytes
     space = "" if size is None else f", {size / 2**20:,.2f} MiB"

@@ -119,7 +119,7 @@ def partition(
             with _own_folder(folder):
                 quality, seconds = _write_parts(job, data, chosen, parts, folder, told)
         else:
-            quality, seconds = _write_store(job, data, chosen, parts, order, folder, memory, told)
+            quality, seconds = _write_store(job, data, chosen, parts, order, folder, memory=memory, emit=told)
     text = f"{quality.table()}\n{parts} parts in {folder} ({seconds:.1f} s)"
     record = {"out": str(folder), "method": chosen.name, "seconds": seconds, **quality.as_record()}
     show(text, record, as_json)
@@ -182,7 +182,7 @@ def _write_parts(
             def assign(fingerprint: dict[str, str]) -> None:
                 # The graph is read for this only, and not kept.
                 data = open_lazily(path, place, graph=graph_access(open_store(path, KIND)))
-                assign_nodes(data, chosen, parts, out, seed, fingerprint, partial(_advance, emit))
+                assign_nodes(data, chosen, parts, out, seed, fingerprint, on_progress=partial(_advance, emit))
 
             steps = {"assign": assign, "write_parts": parts_of_store(path, out)}
         report = partition_dataset(

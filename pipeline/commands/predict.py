@@ -89,7 +89,18 @@ def predict(
         raise InputError(f"--top and {other} are given; expected one of them")
     when = None if at_time is None else _moment(at_time)
     with Terminal() as terminal:
-        request = FileRequest(run, out, dataset, options, own, terminal, workers, scheduler, settings, device)
+        request = FileRequest(
+            run,
+            out,
+            dataset,
+            options,
+            own,
+            terminal,
+            workers=workers,
+            scheduler=scheduler,
+            cluster=settings,
+            device=device,
+        )
         if top is not None:
             report = recommend_to_file(request, Wanted(top, nodes, relation, not include_known, when))
             done = f"{counted(report['pairs'], 'pair')} of {counted(report['sources'], 'source')}"

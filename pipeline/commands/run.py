@@ -96,12 +96,12 @@ def run(
         "reuse": reuse, "track": track or None,
     }  # fmt: skip
     if dry_run:
-        record = _train(job, flags, overrides, out, resume, samples, code, dry=True)
+        record = _train(job, flags, overrides, out, resume, samples, code=code, dry=True)
         show(_planned(record), record, as_json)
         return
     # Held until the end: they work beside the imports below, and beside the run.
     beside = compile_beside(job, flags)
-    result = _train(job, flags, overrides, out, resume, samples, code)
+    result = _train(job, flags, overrides, out, resume, samples, code=code)
     del beside
     show(summary(result), result.to_record(), as_json)
 

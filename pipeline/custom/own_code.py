@@ -76,7 +76,7 @@ def own_code(
     names |= {"metric": ", ".join(measured)} if measured else {}
     names |= {"callback": ", ".join(_name_of(c) for c in called)} if called else {}
     digests = {kind: describe(value) for kind, value in given.items() if value is not None}
-    return OwnCode(loss, optimizer, scheduler, measured, called, digests, names)
+    return OwnCode(loss, optimizer, scheduler, measured, called, digests, names=names)
 
 
 def split_options(

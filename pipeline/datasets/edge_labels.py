@@ -167,9 +167,9 @@ def _of_tables(
         times_of(rows, when, "edges"),
         sets_of(split_bits(rows, columns, "edges")),
         found.class_names,
-        columns.labels if options.named_labels else None,
-        found.nulls,
-        found.stripped,
+        label_names=columns.labels if options.named_labels else None,
+        nulls=found.nulls,
+        stripped=found.stripped,
         notes=columns.notes if options.pairs is not None else (),  # those of the graph's own table are told already
     )
 

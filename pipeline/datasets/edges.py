@@ -103,7 +103,9 @@ def with_labelled_edges(
         found = as_times(raw.time, "times of labelled edges", len(raw.pairs), dataset.graph.time_unit)
         times = like_edges(found, dataset.graph)
     unit = dataset.graph.time_unit
-    parts = make_split(y, raw.split, split, whole_number("seed", seed), options, notes, times, "edge", unit)
+    parts = make_split(
+        y, raw.split, split, whole_number("seed", seed), options, notes, times=times, unit="edge", time_unit=unit
+    )
     features = None
     if raw.features is not None:
         given = np.asarray(raw.features)

@@ -86,7 +86,9 @@ def open_dataset(
         if options.pairs is not None:  # the sets are those of the pairs
             plain = replace(plain, overlapping_splits="error")
         divided = options.pairs is not None or split is not None
-        plain = _opened(spec, Request(name, plain, None, seed, features, graph, options.pairs, divided))
+        plain = _opened(
+            spec, Request(name, plain, None, seed, features, graph, pairs=options.pairs, is_divided=divided)
+        )
         found = link_dataset(
             plain,
             pairs=options.pairs,
@@ -234,7 +236,15 @@ def _finished(dataset: Dataset, request: Request) -> Dataset:
     labels, number = as_task(dataset, task)
     times, unit = (dataset.graph.node_time, "node") if dataset.pairs is None else (dataset.pair_time, "edge")
     parts = make_split(
-        labels, dataset.split, request.split, request.seed, request.options, notes, times, unit, dataset.graph.time_unit
+        labels,
+        dataset.split,
+        request.split,
+        request.seed,
+        request.options,
+        notes,
+        times=times,
+        unit=unit,
+        time_unit=dataset.graph.time_unit,
     )
     name = request.name or dataset.name
     return replace(dataset, name=name, labels=labels, num_classes=number, task=task, split=parts, notes=tuple(notes))

@@ -106,7 +106,7 @@ def outputs_by_tasks(
         executing(job, workers.count, False, emit) as (execute, slots),
     ):
         layers, loops = int(layered(model).num_layers), reads_loops(model)
-        layout = lay_out(folder, data.graph, data.features, wanted, layers, dtype, edges, loops)
+        layout = lay_out(folder, data.graph, data.features, wanted, layers, dtype, edges=edges, reads_loops=loops)
         layers, text = FileLayers(layout, model), pickled(model)
         done, total = 0, sum(layers.num_rows(k) for k in layers.stages)
         for k in layers.stages:

@@ -111,7 +111,9 @@ class Opened:
             asked = sampler, nodes, moments, seed, advance, self.chunk(len(nodes))
             rows = temporal_outputs(model, data.graph, data.features, *asked)
         elif self.workers is not None:
-            return outputs_by_tasks(model, data, nodes, self.job, self.scratch, self.workers, emit, advance)
+            return outputs_by_tasks(
+                model, data, nodes, self.job, self.scratch, self.workers, emit=emit, on_progress=advance
+            )
         else:
             degree = torch.from_numpy(degree_of(data.graph, reads_loops(model)))
             limits: Any = {"scratch": self.scratch, "on_progress": advance}
@@ -170,13 +172,25 @@ def opened(
         own = isinstance(dataset, Dataset) and call.options is None
         data = dataset if own else open_dataset(dataset, options=call.options or DEFAULT_OPTIONS)
         _note_device(run, by, emit)
-        return Opened(as_model(run), data, None, type(run).__name__, data.task, data.class_names, resolve({}), by)
+        return Opened(
+            as_model(run), data, None, type(run).__name__, data.task, data.class_names, job=resolve({}), workers=by
+        )
     trained = run if isinstance(run, TrainedRun) else load(run, model=model, emit=emit)
     _note_device(trained.model, by, emit)
     how: dict[str, Any] = {"lazy": by is not None, "labelled": labelled, "options": call.options}
     result, data = trained.result, trained.open_dataset(dataset, emit=emit, **how)
     names, of_edges = result.class_names, result.labels_of == "edges"
-    return Opened(trained.model, data, trained.folder, result.model, result.task, names, trained.config, by, of_edges)
+    return Opened(
+        trained.model,
+        data,
+        trained.folder,
+        result.model,
+        result.task,
+        names,
+        job=trained.config,
+        workers=by,
+        of_edges=of_edges,
+    )
 
 
 def _note_device(model: nn.Module, workers: Workers | None, emit: Emit) -> None:

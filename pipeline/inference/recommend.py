@@ -122,7 +122,9 @@ class Recommender:
         first = 0
         with evaluating(self.model):
             decoder = of_relation(decoder_beside(self.model, self.rows.rows), self.relation.place)
-            best = best_destinations(decoder, self.rows, self.sources, self.k, self.known, max(1, step), advance)
+            best = best_destinations(
+                decoder, self.rows, self.sources, self.k, self.known, max(1, step), on_progress=advance
+            )
             for ids, scores in best:
                 sources = self.sources[first : (first := first + len(ids))]
                 yield self._piece(sources, ids, scores)
@@ -191,7 +193,14 @@ def _open(trained: TrainedRun, wanted: Wanted, call: Call, of_text: bool = False
         every = NodeNames.from_values(data.node_names)
         names = every.between(of_sources), every.between(among)
     return Recommender(
-        trained.model, NodeRows(ids, rows), sources, known, of, k, (of_sources.start, among.start), names
+        trained.model,
+        NodeRows(ids, rows),
+        sources,
+        known,
+        of,
+        k,
+        firsts=(of_sources.start, among.start),
+        node_names=names,
     )
 
 

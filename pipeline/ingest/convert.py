@@ -89,8 +89,10 @@ def convert_job(
     goes_on = isinstance(out, Path) and scratch_of(out).exists()
     with recorded_stages("convert", read, out, emit, goes_on=goes_on) as told:
         if isinstance(out, str):
-            return uploaded(out, lambda path: _convert(job, spec, source, path, formats, limit, workers, told))
-        return _convert(job, spec, source, out, formats, limit, workers, told)
+            return uploaded(
+                out, lambda path: _convert(job, spec, source, path, formats, limit, workers=workers, emit=told)
+            )
+        return _convert(job, spec, source, out, formats, limit, workers=workers, emit=told)
 
 
 def _convert(
@@ -122,7 +124,7 @@ def _convert(
         return store
     try:
         path = spec if isinstance(spec, str) and is_url(spec) else expanded(spec)
-        return _ingest(job, path, out, formats, limit, workers, emit)
+        return _ingest(job, path, out, formats, limit, workers, emit=emit)
     except InputError as e:
         raise type(e)(with_keys(str(e))) from e
 
@@ -309,4 +311,4 @@ def convert(
     with console_events(emit, verbose) as listener:
         given = None if isinstance(source, str | Path) else source
         to = out if isinstance(out, str) and is_url(out) else expanded(out)
-        return convert_job(job, given, to, Formats(features, graph, feature_dtype), memory, workers, listener)
+        return convert_job(job, given, to, Formats(features, graph, feature_dtype), memory, workers, emit=listener)

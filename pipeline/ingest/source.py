@@ -157,7 +157,7 @@ def describe(
             size += sum(metadata.row_group(g).total_byte_size for g in range(metadata.num_row_groups))
     heads = tuple(empty.schema for empty in empties)
     empty = plain(joined(empties, files, from_csv=imported is not None))
-    return Table(table, paths, empty, heads, rows, max(1, size // max(1, rows)), numbers or {})
+    return Table(table, paths, empty, heads, rows, max(1, size // max(1, rows)), numbers=numbers or {})
 
 
 def import_csv(path: Path, kind: Kind, options: ReadOptions, into: Path) -> dict[str, Any]:

@@ -124,18 +124,18 @@ class LinkNeighborLoader(NeighborLoader):
             num_neighbors,
             edge_label_index,
             edge_label_time,
-            replace,
-            subgraph_type,
-            disjoint,
-            temporal_strategy,
-            time_attr,
-            weight_attr,
-            transform,
-            transform_sampler_output,
-            is_sorted,
-            filter_per_worker,
-            neighbor_sampler,
-            directed,
+            replace=replace,
+            subgraph_type=subgraph_type,
+            disjoint=disjoint,
+            temporal_strategy=temporal_strategy,
+            time_attr=time_attr,
+            weight_attr=weight_attr,
+            transform=transform,
+            transform_sampler_output=transform_sampler_output,
+            is_sorted=is_sorted,
+            filter_per_worker=filter_per_worker,
+            neighbor_sampler=neighbor_sampler,
+            directed=directed,
             **loader,
         )
         self._labels = self._checked_labels(edge_label)
@@ -235,7 +235,7 @@ class LinkNeighborLoader(NeighborLoader):
             if time is not None:
                 moments.append(np.concatenate([time[: len(source)], time]))
         timed = None if self._times is None else Timed(self._times, moments)
-        graphs = self._sampled(seed, epoch, number, first, seeds, workspace, timed)
+        graphs = self._sampled(seed, epoch, number, first, seeds, workspace, timed=timed)
         return [self._pairs(self._source.split(graph), *place) for graph, place in zip(graphs, places, strict=True)]
 
     def _pairs(self, graph: Any, source: Tensor, destination: Tensor) -> SampledPairs:

@@ -313,7 +313,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         workspace: Any,
     ) -> list[Any]:
         timed = None if self._times is None else Timed(self._times, [self._moments[cut] for cut in cuts])
-        found = self._sampled(seed, epoch, number, first, [self._seeds[cut] for cut in cuts], workspace, timed)
+        found = self._sampled(seed, epoch, number, first, [self._seeds[cut] for cut in cuts], workspace, timed=timed)
         return [self._source.split(graph) for graph in found]
 
     def _sampled(
@@ -331,7 +331,9 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         relations = self._source.relations
         # PyG makes a sample with types bidirectional: `ManyTypes.output`.
         kind = "directional" if relations is not None and self._kind == "bidirectional" else self._kind
-        return sample(self._sampler, self._graph, request, workspace, kind, self._disjoint, timed, relations)
+        return sample(
+            self._sampler, self._graph, request, workspace, kind, self._disjoint, timed=timed, relations=relations
+        )
 
     def _minibatches(self, seed: int, epoch: int, cuts: list[npt.NDArray[np.int64]]) -> Iterator[Any]:
         try:

@@ -71,7 +71,7 @@ class ManyTypes:
         else:
             nothing = np.empty(0, index_dtype(offsets[-1]))
             indptr, kinds = np.zeros(offsets[-1] + 1, np.int64), np.empty(0, types.edge_dtype)
-            graph = Graph(indptr, nothing, None, np.empty(0, np.int64), None, types, kinds)
+            graph = Graph(indptr, nothing, None, np.empty(0, np.int64), None, types, edge_type=kinds)
         if self.weighted:
             graph = replace(graph, edge_weight=self._weights(weight_attr)[graph.edge_id])
         self.graph, self.relations = graph, RelationRows.from_graph(graph)
@@ -286,8 +286,8 @@ class ManyTypes:
             edges,
             None if found.batch is None else trees,
             None if hops is None else sizes,
-            None if steps is None else counts,
-            torch.from_numpy(local),
+            num_sampled_edges=None if steps is None else counts,
+            local=torch.from_numpy(local),
         )
 
     def local(self, found: SplitGraph, at: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class StoresOfOneType(OneType):
         from torch_geometric.loader.utils import filter_custom_store
 
         return filter_custom_store(
-            self._feature_store, self._graph_store, out.node, out.row, out.col, out.edge, self._custom_cls
+            self._feature_store, self._graph_store, out.node, out.row, out.col, out.edge, custom_cls=self._custom_cls
         )
 
 
@@ -52,7 +52,13 @@ class StoresOfManyTypes(ManyTypes):
         from torch_geometric.loader.utils import filter_custom_hetero_store
 
         return filter_custom_hetero_store(
-            self._feature_store, self._graph_store, out.node, out.row, out.col, dict(out.edge or {}), self._custom_cls
+            self._feature_store,
+            self._graph_store,
+            out.node,
+            out.row,
+            out.col,
+            dict(out.edge or {}),
+            custom_cls=self._custom_cls,
         )
 
 

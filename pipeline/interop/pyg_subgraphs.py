@@ -89,7 +89,9 @@ def sample(
     if apart:
         keys = request.keys(0 if sampler is None else sampler.num_layers)
         for i in apart:
-            out[i] = sample_separately(sampler, graph, request.seeds[i], keys[i], disjoint, timed, i, relations)
+            out[i] = sample_separately(
+                sampler, graph, request.seeds[i], keys[i], disjoint, timed, number=i, relations=relations
+            )
     change = {"directional": lambda g: g, "bidirectional": bidirectional, "induced": lambda g: induced(graph, g)}[
         subgraph_type
     ]

@@ -67,10 +67,11 @@ class Numbers:
             dataset.num_classes,
             dataset.split_sizes["train"] / max(1, n),
             dataset.task,
-            dataset.num_edge_features,
-            *((1, 1) if types is None else (len(types.node_types), types.num_relations)),
-            len(dataset.labels) if dataset.of_pairs else 0,
-            16 + of_labels + 4 * dataset.num_pair_features if edges else 24,
+            edge_features=dataset.num_edge_features,
+            node_types=1 if types is None else len(types.node_types),
+            relations=1 if types is None else types.num_relations,
+            pairs=len(dataset.labels) if dataset.of_pairs else 0,
+            pair_bytes=16 + of_labels + 4 * dataset.num_pair_features if edges else 24,
         )
 
     @property

@@ -103,7 +103,7 @@ def plan(
     with ExitStack() as exits:
         tell = exits.enter_context(console_events(emit, verbose))
         scratch = exits.enter_context(tempfile.TemporaryDirectory(prefix="millrace-plan-"))
-        trials = Trials(first, dataset, numbers, where, Path(scratch), tell, exits)
+        trials = Trials(first, dataset, numbers, where, Path(scratch), tell, exits=exits)
         at = trials.at
         if first.ranks > at.numbers.nodes:
             raise InputError(

@@ -122,7 +122,7 @@ def _visits(moved: Moved, s: Candidate, cut: CutCounts, prune: bool) -> None:
     assert isinstance(s.system.fetch, VisitFetch)
     width, dtype, types = s.at.numbers.edge_features, TORCH_DTYPES[s.job.dtype], s.at.dataset.graph.types
     learned, features = s.job.learned, s.job.learned.num_read(s.at.numbers.features)
-    traffic = visited_bytes(s.system.fetch, s.model, features, dtype, width, types, learned.width > 0)
+    traffic = visited_bytes(s.system.fetch, s.model, features, dtype, width, types, learns_features=learned.width > 0)
     rows = [cut.rows[i if prune else -1] for i in range(len(traffic))]
     total = sum((there * r.sum(0) + back * r.sum(1) for (there, back), r in zip(traffic, rows)), np.zeros(cut.size))
     moved.add("activations", total, int(np.count_nonzero(traffic)))

@@ -131,7 +131,18 @@ class Trials:
         outline = Outline.from_dataset(data, job)
         if stands_in and not numbers.of_pairs:
             outline = replace(outline, task=numbers.task, num_classes=numbers.classes)
-        self.at = Setting(data, numbers, outline, stands_in, per_host, threads, cores, gpus, room, cluster.link)
+        self.at = Setting(
+            data,
+            numbers,
+            outline,
+            stands_in,
+            per_host,
+            threads,
+            cores=cores,
+            gpus=gpus,
+            device_room=room,
+            link=cluster.link,
+        )
         self._spec, self._scratch, self._emit = spec, scratch, emit
         self._seed = job.seed_of("minibatches")
         self._cuts = dict[tuple[str, int], CutCounts]()

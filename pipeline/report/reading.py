@@ -174,9 +174,9 @@ def read_run(folder: Path, name: str) -> RunRecord:
         changed,
         read_result(folder),
         is_locked(folder),
-        read_events(folder / METRICS),
-        quality,
-        partitioner,
+        history=read_events(folder / METRICS),
+        quality=quality,
+        partitioner=partitioner,
     )
 
 

@@ -252,8 +252,8 @@ def model_of(job: Job, outline: Outline, system: System, model: Any) -> ModelPar
         outline.task,
         seed,
         outline.edge_width,
-        typed_input(job, outline),
-        outline.of_pairs,
+        given=typed_input(job, outline),
+        of_pairs=outline.of_pairs,
     )
     if outline.of_pairs and not hasattr(module, "decoder"):
         torch.manual_seed(seed)

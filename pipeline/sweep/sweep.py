@@ -93,7 +93,7 @@ def sweep(
         InputError: the settings do not go together, or `out` holds another sweep.
     """
     with console_events(emit, verbose) as tell:
-        return _sweep(dataset, grid or {}, seeds, expanded(out), jobs, share, tell, config, options)
+        return _sweep(dataset, grid or {}, seeds, expanded(out), jobs, share, emit=tell, config=config, options=options)
 
 
 def _sweep(

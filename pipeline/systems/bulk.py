@@ -91,10 +91,10 @@ def bulk(
             exchanged,
             SeedWeightedMean(),
             Epochs(),
-            options,
+            options=options,
         )
     fetch = exchanged if features == "owned" else (TemporalFetch if reads_times(drawn) else GatherFetch)(prefetch_bytes)
-    return System("bulk", Replicated(), Sampled(drawn), fetch, SeedWeightedMean(), Epochs(), options)
+    return System("bulk", Replicated(), Sampled(drawn), fetch, SeedWeightedMean(), Epochs(), options=options)
 
 
 class BulkOptions(Section):

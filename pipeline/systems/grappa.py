@@ -65,7 +65,7 @@ def grappa(
         CoverageFetch(correction),
         CoverageCorrected(correction == "batch", shrink),
         SuperEpochs(repartition_every),
-        {
+        options={
             "chunks": chunks,
             "rotation": rotation,
             "reshuffle_fraction": reshuffle_fraction,

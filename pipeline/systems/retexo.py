@@ -85,7 +85,7 @@ def retexo(
         ),
         AllSeedsMean() if local_steps is None else LocalSteps(local_steps),
         LayerByLayer(cut),
-        {
+        options={
             **asdict(cut),
             "mode": mode,
             "local_steps": local_steps,

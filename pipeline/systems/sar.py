@@ -53,7 +53,7 @@ def sar(
         VisitFetch(modes, memory_bytes, prefetch_bytes),
         AllSeedsMean(),
         Epochs(),
-        {
+        options={
             "mode": mode if isinstance(mode, str) else list(mode),
             "memory_bytes": memory_bytes,
             "prefetch_bytes": prefetch_bytes,

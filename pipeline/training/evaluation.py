@@ -105,7 +105,7 @@ def scores(
     # A user's module may work on blocks only, and ranks exchange rows on the host.
     on_host = all(p.device.type == "cpu" for p in model.parameters())
     in_parts = on_host and isinstance(model, Stack) and model.has_parts and not prepared.reads_times
-    return _by_leaders(prepared, system.fetch, model, job, in_parts, out, emit, stop)
+    return _by_leaders(prepared, system.fetch, model, job, in_parts, out, emit=emit, stop=stop)
 
 
 def _never() -> bool:
@@ -177,14 +177,16 @@ def _by_leaders(
         if prepared.reads_times:
             sampler, order = prepared.system.sample.sampler, (job.measures, module, counted)
             chunk = _chunks_on_device(prepared, policy, job) if job.resident and job.produce else None
-            return temporal_scored(*order, sampler, job.seed, split, known, by_class, advance, chunk)
+            return temporal_scored(
+                *order, sampler, job.seed, split, known, by_class=by_class, on_progress=advance, chunk=chunk
+            )
         rows = policy.device_rows(prepared.placement.features, job) if isinstance(policy, KeepsRows) else None
         limits = {"scratch": out, "on_progress": advance, "base": rows, "group": among}
         found = split_rows(module, counted, prepared.placement.degree, (split,), **limits)
         if group.rank > 0:
             return None
         with evaluating(module):
-            return scored(job.measures, module, counted, found, split, known, by_class)
+            return scored(job.measures, module, counted, found, split, known, by_class=by_class)
 
     def score(module: nn.Module, split: str) -> Scored | None:
         said = asked = time.monotonic()

@@ -37,7 +37,7 @@ def train_rank(context: TrainContext, clock: Clock) -> Progress:
             context.control.emit(Note(f"phase {phase.number + 1} of {len(phases)}: {phase.name}"))
         with clock.measure("partition"):
             placement = context.system.partition.place(context.data, phase, context.job, placement)
-        training = PhaseTraining(context, phase, placement, progress, clock, before, total_epochs)
+        training = PhaseTraining(context, phase, placement, progress, clock, before, total_epochs=total_epochs)
         if resumed is not None:
             training.resume(resumed)
             resumed = None

@@ -60,7 +60,15 @@ class PhaseTraining:
             raise InputError("the train split is empty: there is nothing to train on; choose another split")
         self.fetcher: Fetcher = context.system.fetch.fetcher(placement, context.job, self.module)
         self.runner = StepRunner(
-            context, phase, self.module, placement, self.steps, self.fetcher, progress, clock, total_epochs
+            context,
+            phase,
+            self.module,
+            placement,
+            self.steps,
+            self.fetcher,
+            progress=progress,
+            clock=clock,
+            total_epochs=total_epochs,
         )
         self.phase_optimizer = self.runner.phase_optimizer
         if before is not None:
@@ -154,7 +162,7 @@ class PhaseTraining:
         lr = self.phase_optimizer.last_lr if self.phase_optimizer.reports_lr else None
         accuracy, values = (None, {}) if found is None else (found.accuracy, dict(found.values))
         context.control.emit(
-            EpochDone(epoch, self.total_epochs, loss, accuracy, progress.epoch_seconds, best, lr, values)
+            EpochDone(epoch, self.total_epochs, loss, accuracy, progress.epoch_seconds, best, lr=lr, metrics=values)
         )
         self.phase_optimizer.end_epoch(found)
         self._call_callbacks(record, found)

@@ -74,8 +74,8 @@ class StepRunner:
             phase,
             module,
             len(steps),
-            total_epochs,
-            context.update.code,
+            total_epochs=total_epochs,
+            code=context.update.code,
         )
         self.parameters, self.rules = self.phase_optimizer.parameters, context.step_rules
         self.statistics = context.system.reduce.statistics(module, context.job.group)
@@ -185,7 +185,7 @@ class StepRunner:
         def report(loss: float) -> None:
             progress.loss_sum += loss
             self.loss = loss / max(seeds, 1)
-            context.control.emit(StepDone(epoch, step, num_steps, loss / max(seeds, 1), seeds, edges, hits))
+            context.control.emit(StepDone(epoch, step, num_steps, loss / max(seeds, 1), seeds, edges, hot=hits))
 
         self.losses.add(loss_sum, report)
         return requested

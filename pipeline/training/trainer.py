@@ -164,7 +164,7 @@ def train_and_evaluate(
     prepared, system, rank_job = with_learned(prepared, system, rank_job)
     if device is not None:
         system, rank_job = on_device(system, rank_job, prepared.job)
-    score = with_all_rows(scores(prepared, system, model, rank_job, out, emit, stop), prepared, rank_job, out)
+    score = with_all_rows(scores(prepared, system, model, rank_job, out, emit, stop=stop), prepared, rank_job, out)
     with callbacks_of(prepared, group, model, out, emit) as callbacks:
         control = RankControl(emit, stop, save, callbacks)
         progress = _train(prepared, system, rank_job, score, model, out, control=control, clock=clock)

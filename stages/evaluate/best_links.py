@@ -88,7 +88,7 @@ def best_destinations(
         def find(first: int, begin: int = begin, end: int = end, ids: Any = ids, scores: Any = scores) -> None:
             chunk = sources[np.arange(first, first + padded) % total]
             with torch.no_grad():
-                found = best_of(decoder, rows.copied(chunk), candidates, chunk, k, known, width)
+                found = best_of(decoder, rows.copied(chunk), candidates, chunk, k, known, width=width)
             kept = slice(max(first, begin), min(first + size, end))
             for array, of_chunk in zip((ids, scores), found):
                 array[kept.start - begin : kept.stop - begin] = of_chunk[kept.start - first : kept.stop - first]

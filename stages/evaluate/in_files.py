@@ -227,7 +227,7 @@ class FileLayers:
     ) -> LayerBlocks:
         following = self._parts[k] if k < self.num_layers else None
         nodes = self._nodes(k, first, self.num_rows(k) if stop is None else stop)
-        return LayerBlocks(self._run, k - 1, self._parts[k - 1], following, nodes, self._read(k - 1), sinks)
+        return LayerBlocks(self._run, k - 1, self._parts[k - 1], following, nodes, self._read(k - 1), sinks=sinks)
 
     def _read(self, k: int) -> LayerRows:
         """The rows of a stage that is done."""

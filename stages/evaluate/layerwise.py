@@ -182,14 +182,16 @@ def outputs(
         raise InputError(f"the model is {dtype} on the CPU; expected float32 or float64: call model.float()")
     if budget is None and base is None and device.type == "cpu" and isinstance(model, Stack) and model.has_parts:
         limits = Limits(max_bytes, scratch, rows == "bfloat16" and dtype == torch.float32, group)
-        logits = _in_parts(model, graph, features, degree.to(dtype), wanted, limits, on_progress)
+        logits = _in_parts(model, graph, features, degree.to(dtype), wanted, limits, on_progress=on_progress)
         return logits if np.array_equal(wanted, nodes) else logits[torch.from_numpy(order)]
     layers = None
     edges = graph.edge_features if reads_edges(model) else None
     if reads_edges(model) and edges is None:
         raise no_edge_features()
     if budget is not None and not keeps_edges(model) and graph.types is None:
-        layers = layers_for(graph, degree, wanted, num_layers, features.num_features, widest, dtype, budget)
+        layers = layers_for(
+            graph, degree, wanted, num_layers, features.num_features, widest, dtype=dtype, budget=budget
+        )
     with evaluating(model):
         if layers is not None:
             logits = _in_blocks(model, layers, layers.rows(features if base is None else base, dtype), on_progress)
@@ -202,8 +204,12 @@ def outputs(
             if budget is not None and resident:
                 max_bytes = max(max_bytes, budget.num_bytes // 4)
             kernels = None if budget is None else budget.kernels
-            chunks = Chunks(graph, degree.to(dtype), max_bytes, device, kernels, edges, keeps_edges(model))
-            logits = _in_chunks(model, chunks, needed, source, widest, resident, scratch, on_progress)
+            chunks = Chunks(
+                graph, degree.to(dtype), max_bytes, device, kernels, edges=edges, keeps_edges=keeps_edges(model)
+            )
+            logits = _in_chunks(
+                model, chunks, needed, source, widest, resident, scratch=scratch, on_progress=on_progress
+            )
     if budget is None or logits.nbytes <= budget.num_bytes:
         logits = logits.to(device)
     return logits if np.array_equal(wanted, nodes) else logits[torch.from_numpy(order).to(logits.device)]
@@ -222,7 +228,7 @@ def _in_parts(
     needed = needed_rows(graph, wanted, model.num_layers + 1)
     with evaluating(model), naming_features(model, features.num_features):
         parts = model.in_parts(layer_counts(graph, needed), degree)
-        return infer_in_parts(model, parts, graph, features, degree, needed, limits, on_progress)
+        return infer_in_parts(model, parts, graph, features, degree, needed, limits=limits, on_progress=on_progress)
 
 
 def _in_blocks(model: nn.Module, layers: Layers, h: Tensor, on_progress: Progress | None) -> Tensor:

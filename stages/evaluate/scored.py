@@ -53,11 +53,11 @@ def temporal_scored(
         ends = Ends.from_pairs(dataset.pairs[numbers], dataset.pair_time[numbers], dataset.num_nodes)
         assert ends.moments is not None
         rows = temporal_outputs(model, *data, ends.nodes, ends.moments, seed, on_progress, chunk)
-        return _of_edges(measures, model, dataset, rows, ends.positions, numbers, by_class)
+        return _of_edges(measures, model, dataset, rows, ends.positions, numbers, by_class=by_class)
     times = dataset.graph.node_time
     assert times is not None
     rows = temporal_outputs(model, *data, numbers, times[numbers], seed, on_progress, chunk)
-    return scored(measures, model, dataset, rows_of(rows, dataset, (split,)), split, known, by_class)
+    return scored(measures, model, dataset, rows_of(rows, dataset, (split,)), split, known, by_class=by_class)
 
 
 def nodes_to_evaluate(dataset: Dataset, splits: Sequence[str] = SPLITS) -> IdArray:
@@ -109,7 +109,7 @@ def scored(
     if isinstance(rows, RowsOfEnds):
         assert dataset.pairs is not None
         positions = rows.positions(dataset.pairs[numbers])
-        return _of_edges(measures, model, dataset, rows.rows, positions, numbers, by_class)
+        return _of_edges(measures, model, dataset, rows.rows, positions, numbers, by_class=by_class)
     decoder, names = decoder_beside(model, rows), measures.all_names
     of_pairs = (dataset.labels, numbers, split, names, known, dataset.graph.types)
     return link_metrics(decoder, rows, *of_pairs, ranks_sources=measures.ranks_sources)
@@ -127,5 +127,5 @@ def _of_edges(
     """Metrics of the labelled edges of these `numbers`, whose ends are at `positions` among the rows."""
     features = None if dataset.pair_features is None else dataset.pair_features[numbers]
     return scored_edges(
-        measures, decoder_beside(model, rows), rows, positions, dataset.labels[numbers], features, by_class
+        measures, decoder_beside(model, rows), rows, positions, dataset.labels[numbers], features, by_class=by_class
     )

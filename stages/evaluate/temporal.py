@@ -178,7 +178,7 @@ def temporal_link_metrics(
         for at in range(0, len(every), PAIRS):
             ends = Ends.from_pairs(every[at : at + PAIRS], time[one.rows[at : at + PAIRS]], graph.num_nodes)
             assert ends.moments is not None
-            rows = temporal_outputs(model, graph, features, sampler, ends.nodes, ends.moments, seed, chunk=chunk)
+            rows = temporal_outputs(model, graph, features, sampler, ends.nodes, ends.moments, seed=seed, chunk=chunk)
             with evaluating(model):
                 positions = torch.from_numpy(ends.positions).to(rows.device)
                 flat = score(*(rows[positions[..., i]].flatten(0, 1) for i in (0, 1)))

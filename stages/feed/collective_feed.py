@@ -142,7 +142,7 @@ class SampledByOwners:
             from .collective_feed_cuda import OwnersFeedOnDevice
 
             plan = self.plan(placement, job)
-            return OwnersFeedOnDevice(plan, self.sampler, self.max_bytes, placement, phase, job, first)
+            return OwnersFeedOnDevice(plan, self.sampler, self.max_bytes, placement, phase, job, first=first)
         return OwnersFeed(self, placement, phase, job, first)
 
 

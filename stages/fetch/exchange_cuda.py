@@ -91,7 +91,7 @@ class ExchangeOnDevice(Exchange):
     def _begun(self, feed: QueueFeed, plan: Plan, prefetch_bytes: int) -> "UnitsOnDevice":
         assert isinstance(self._owned, OwnedOnDevice)
         return UnitsOnDevice(
-            feed, self._owned, plan, prefetch_bytes, self._device, self._placement, self._of_edges_there
+            feed, self._owned, plan, prefetch_bytes, self._device, self._placement, of_edges=self._of_edges_there
         )
 
     def fetch(self, work: MiniBatch) -> Fetched:

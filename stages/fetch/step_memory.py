@@ -63,7 +63,16 @@ def step_bytes(
     state = torch.default_generator.get_state()
     try:
         few, many = (
-            _trial(module, batch, max(1.0, rows / r), size, num_features, dtype, neighbourhoods, learns_features)
+            _trial(
+                module,
+                batch,
+                max(1.0, rows / r),
+                size,
+                num_features,
+                dtype,
+                neighbourhoods=neighbourhoods,
+                learns_features=learns_features,
+            )
             for r in ROWS
         )
     finally:
@@ -164,7 +173,7 @@ def _smaller(batch: FullBatch, scale: float) -> FullBatch:
     layers = tuple(views[id(v)] for v in batch.layers)
     seeds, degree = max(1, math.ceil(batch.num_seeds / scale)), batch.degree_rows
     ones = degree.new_ones(n, *degree.shape[1:])
-    return FullBatch(batch.rank, np.arange(n), np.arange(n), seeds, numbers, whole, layers, ones)
+    return FullBatch(batch.rank, np.arange(n), np.arange(n), seeds, numbers, whole, layers=layers, degree_rows=ones)
 
 
 def _smaller_view(view: View, rank: int, scale: float) -> View:
@@ -250,7 +259,7 @@ def row_traffic(
     module = copy.deepcopy(module).cpu().train()
     layers = layered(module).num_layers
     degree = torch.from_numpy(view.kept.astype(np.float64))
-    batch = FullBatch(0, ids, ids, FEW, EdgeNumbers(ids, ids, None), view, (view,) * layers, degree)
+    batch = FullBatch(0, ids, ids, FEW, EdgeNumbers(ids, ids, None), view, layers=(view,) * layers, degree_rows=degree)
     h, found = torch.zeros((FEW, num_features), dtype=dtype, requires_grad=learns_features), []
     state = torch.default_generator.get_state()
     try:

@@ -79,7 +79,9 @@ class VisitFetch:
             # With one rank all modes are the same. Relations are read from one block, and a step on a graph with types
             # is not tried at a small scale, whose edges would join nodes of other types than their relations do.
             return ("halo",) * len(modes)
-        chosen, step = plan(placement, modes, self, job.group, module, job.device, job.learned is not None)
+        chosen, step = plan(
+            placement, modes, self, job.group, module, learns_features=job.learned is not None, device=job.device
+        )
         if job.group.rank == 0:
             names = chosen[0] if len(set(chosen)) == 1 else ", ".join(chosen)
             if step == UNKNOWN:

@@ -129,5 +129,11 @@ class GATv2(ModelConfig):
         last = i == self.layers - 1
         head_width = width_out if last else width_out // self.heads
         return GATv2Conv(
-            width_in, self.heads, head_width, not last, self.attention_dropout, self.slope, max(0, self.edge_width)
+            width_in,
+            self.heads,
+            head_width,
+            not last,
+            self.attention_dropout,
+            self.slope,
+            edge_width=max(0, self.edge_width),
         )

@@ -98,5 +98,12 @@ class RGAT(RelationalConfig):
         last = i == self.layers - 1
         head_width = width_out if last else width_out // self.heads
         return RGATConv(
-            types, width_in, self.heads, head_width, not last, self.attention_dropout, self.slope, self.edge_width > 0
+            types,
+            width_in,
+            self.heads,
+            head_width,
+            not last,
+            self.attention_dropout,
+            slope=self.slope,
+            reads_edges=self.edge_width > 0,
         )

@@ -34,7 +34,7 @@ from .checks import (
     full_precision,
     no_edge_features,
 )
-from .gradients import Attend, AttendBoth, AttendShared, Maximum, Spmm, SpmmBeside
+from .gradients import Attend, AttendBoth, AttendShared, AttentionOver, Maximum, Spmm, SpmmBeside
 from .loops import degrees_alone, loops_of_all
 from .relations import EdgeTypes, NodeRows, Relation, TypedRows, no_types
 from .relations_cuda import DeviceTypedRows
@@ -244,6 +244,9 @@ class ListNeighbourhood(ABC):
         """[num_src, ...] -> [num_dst, ...]."""
         return self._reduce(self.lists, as_matrix(h, self.num_src, "h"), "max").reshape(self.num_dst, *h.shape[1:])
 
+    def _over(self, rows: Tensor, slope: float, dropout: float) -> AttentionOver:
+        return AttentionOver(self._kernels(rows), self.lists, attention_rule(slope, dropout), self._numbers)
+
     def attend(self, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         """[num_src, H, D], [H, D], [num_dst, H] -> [num_dst, H, D].
 
@@ -252,28 +255,14 @@ class ListNeighbourhood(ABC):
         z, a_src, logit_dst = full_precision(z), full_precision(a_src), full_precision(logit_dst)
         alike(z=z, a_src=a_src, logit_dst=logit_dst)
         check_attention(z, a_src, logit_dst, self.num_src, self.num_dst)
-        rule = attention_rule(slope, dropout)
-        out = Attend.apply(
-            z.contiguous(),
-            a_src.contiguous(),
-            logit_dst.contiguous(),
-            self._kernels(z),
-            self.lists,
-            rule,
-            self._numbers,
-        )
-        return out
+        return Attend.apply(z.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self._over(z, slope, dropout))
 
     def attend_both(self, z: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         """[num_src, H, D], [H, D], [H, D] -> [num_dst, H, D]. Dropout as in `attend`."""
         z, a_src, a_dst = full_precision(z), full_precision(a_src), full_precision(a_dst)
         alike(z=z, a_src=a_src, a_dst=a_dst)
         check_both(z, a_src, a_dst, self.num_src)
-        rule = attention_rule(slope, dropout)
-        out = AttendBoth.apply(
-            z.contiguous(), a_src.contiguous(), a_dst.contiguous(), self._kernels(z), self.lists, rule, self._numbers
-        )
-        return out
+        return AttendBoth.apply(z.contiguous(), a_src.contiguous(), a_dst.contiguous(), self._over(z, slope, dropout))
 
     def attend_shared(
         self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0
@@ -282,11 +271,7 @@ class ListNeighbourhood(ABC):
         h, a_src, a_dst = full_precision(h), full_precision(a_src), full_precision(a_dst)
         alike(h=h, a_src=a_src, a_dst=a_dst)
         check_shared(h, a_src, a_dst, self.num_src)
-        rule = attention_rule(slope, dropout)
-        out = AttendShared.apply(
-            h.contiguous(), a_src.contiguous(), a_dst.contiguous(), self._kernels(h), self.lists, rule, self._numbers
-        )
-        return out
+        return AttendShared.apply(h.contiguous(), a_src.contiguous(), a_dst.contiguous(), self._over(h, slope, dropout))
 
     def apply(
         self,

@@ -71,8 +71,8 @@ class Destinations:
             self.nodes,
             np.empty(0, np.float32) if weight is None else weight,
             none if factor is None else factor.numpy(),
-            none if scale is None else scale,
-            self._real,
+            scale=none if scale is None else scale,
+            real=self._real,
         )
 
     def _sums(
@@ -154,8 +154,8 @@ class Destinations:
             self.nodes,
             np.empty(0, np.float32),
             none,
-            none,
-            None,
+            scale=none,
+            real=None,
             loops=True,
         )
         kernels.attend(lists, matrix, apart, self.rows.logits, slope, out.numpy())

@@ -291,7 +291,7 @@ def arrange(
     )
     degree = whole.kept.astype(np.float64) if whole.weights is None else whole.weights
     rows = agreed(_loops_beside(degree, whole.shards[rank]), group) if reads_loops else torch.from_numpy(degree)
-    return FullBatch(rank, owned[order], order, len(seeds), numbers, whole, layers, rows)
+    return FullBatch(rank, owned[order], order, len(seeds), numbers, whole, layers=layers, degree_rows=rows)
 
 
 def _loops_beside(degree: npt.NDArray[np.float64], own: Shard) -> npt.NDArray[np.float64]:

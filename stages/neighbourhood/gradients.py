@@ -5,7 +5,7 @@ Lazy rows (`stages.memory.lazy_rows`) are constants: they are read in place, and
 """
 
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -125,8 +125,17 @@ class Maximum(torch.autograd.Function):
         return kernels.maximum_backward(lists, *ctx.saved_tensors, grads[0].contiguous()), None, None
 
 
+class AttentionOver(NamedTuple):
+    """What attention goes over: edges, in a backend's kernels."""
+
+    kernels: ModuleType
+    lists: InLists
+    rule: AttentionRule
+    numbers: EdgeNumbers | None
+
+
 class Attend(torch.autograd.Function):
-    """``apply(z, a_src, logit_dst, kernels, lists, rule, numbers)``: keeps its inputs, the result and one number per
+    """``apply(z, a_src, logit_dst, over)``: keeps its inputs, the result and one number per
     row and head."""
 
     @staticmethod
@@ -135,13 +144,10 @@ class Attend(torch.autograd.Function):
         z: Tensor,
         a_src: Tensor,
         logit_dst: Tensor,
-        kernels: ModuleType,
-        lists: InLists,
-        rule: AttentionRule,
-        numbers: EdgeNumbers | None,
+        over: AttentionOver,
     ) -> Tensor:
+        kernels, lists, rule, numbers = ctx.rest = over
         out, log_sum = kernels.attend(lists, z, a_src, logit_dst, rule, numbers)
-        ctx.rest = kernels, lists, rule, numbers
         ctx.save_for_backward(z, a_src, logit_dst, out, log_sum)
         return out
 
@@ -150,12 +156,14 @@ class Attend(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         kernels, lists, rule, numbers = ctx.rest
         z, a_src, logit_dst, out, log_sum = ctx.saved_tensors
-        found = kernels.attend_backward(lists, z, a_src, logit_dst, rule, out, log_sum, grads[0].contiguous(), numbers)
-        return *found, None, None, None, None
+        found = kernels.attend_backward(
+            lists, z, a_src, logit_dst, rule, out, log_sum=log_sum, grad=grads[0].contiguous(), numbers=numbers
+        )
+        return *found, None
 
 
 class AttendBoth(torch.autograd.Function):
-    """``apply(z, a_src, a_dst, kernels, lists, rule, numbers)``: `Attend` with ``logit_dst = <a_dst, z>``, whose
+    """``apply(z, a_src, a_dst, over)``: `Attend` with ``logit_dst = <a_dst, z>``, whose
     gradient goes straight into that of z."""
 
     @staticmethod
@@ -164,14 +172,11 @@ class AttendBoth(torch.autograd.Function):
         z: Tensor,
         a_src: Tensor,
         a_dst: Tensor,
-        kernels: ModuleType,
-        lists: InLists,
-        rule: AttentionRule,
-        numbers: EdgeNumbers | None,
+        over: AttentionOver,
     ) -> Tensor:
+        kernels, lists, rule, numbers = ctx.rest = over
         logit_dst = kernels.dots(z[: lists.num_dst], a_dst[None])
         out, log_sum = kernels.attend(lists, z, a_src, logit_dst, rule, numbers)
-        ctx.rest = kernels, lists, rule, numbers
         ctx.save_for_backward(z, a_src, a_dst, logit_dst, out, log_sum)
         return out
 
@@ -181,14 +186,14 @@ class AttendBoth(torch.autograd.Function):
         kernels, lists, rule, numbers = ctx.rest
         z, a_src, a_dst, logit_dst, out, log_sum = ctx.saved_tensors
         dz, d_src, d_logit = kernels.attend_backward(
-            lists, z, a_src, logit_dst, rule, out, log_sum, grads[0].contiguous(), numbers
+            lists, z, a_src, logit_dst, rule, out, log_sum=log_sum, grad=grads[0].contiguous(), numbers=numbers
         )
         kernels.add_outer(dz, d_logit, a_dst)
-        return dz, d_src, kernels.weighted_sum(d_logit, z[: lists.num_dst]), None, None, None, None
+        return dz, d_src, kernels.weighted_sum(d_logit, z[: lists.num_dst]), None
 
 
 class AttendShared(torch.autograd.Function):
-    """``apply(x, a_src, a_dst, kernels, lists, rule, numbers)``: every head sums the rows of x; keeps a number per
+    """``apply(x, a_src, a_dst, over)``: every head sums the rows of x; keeps a number per
     source and head, and two per destination and head."""
 
     @staticmethod
@@ -197,13 +202,10 @@ class AttendShared(torch.autograd.Function):
         x: Tensor,
         a_src: Tensor,
         a_dst: Tensor,
-        kernels: ModuleType,
-        lists: InLists,
-        rule: AttentionRule,
-        numbers: EdgeNumbers | None,
+        over: AttentionOver,
     ) -> Tensor:
+        kernels, lists, rule, numbers = ctx.rest = over
         out, *kept = kernels.attend_shared(lists, x, a_src, a_dst, rule, numbers)
-        ctx.rest = kernels, lists, rule, numbers
         ctx.save_for_backward(x, a_src, a_dst, out, *kept)
         return out
 
@@ -214,6 +216,6 @@ class AttendShared(torch.autograd.Function):
         x, a_src, a_dst, *rest = ctx.saved_tensors
         grad = grads[0].contiguous()
         found = kernels.attend_shared_backward(
-            lists, x, a_src, a_dst, rule, *rest, grad, ctx.needs_input_grad[0], numbers
+            lists, x, a_src, a_dst, rule, *rest, grad=grad, needs_x=ctx.needs_input_grad[0], numbers=numbers
         )
-        return *found, None, None, None, None
+        return *found, None

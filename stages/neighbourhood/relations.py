@@ -133,7 +133,8 @@ class Relation:
         lists, everything = self._renumbered()
         return type(self)(
             self.type, lists, torch.as_tensor(everything), self.targets, self._coefficient, self._make_scale,
-            everything, self._given, None if self._make_edges is None else lambda: self.edge_features,
+            local=everything, kernels=self._given,
+            edges=None if self._make_edges is None else lambda: self.edge_features,
         )  # fmt: skip
 
     def _renumbered(self) -> tuple[Any, Any]:
@@ -417,6 +418,6 @@ class TypedRows:
 
         weight = None if block.weight is None else block.weight[at]
         return Relation(
-            types.relations[r], lists, self.nodes[src].sources, targets, weight, scale, self._places, self._kernels,
-            None if self._rows is None else features,
+            types.relations[r], lists, self.nodes[src].sources, targets, weight, scale,
+            local=self._places, kernels=self._kernels, edges=None if self._rows is None else features,
         )  # fmt: skip

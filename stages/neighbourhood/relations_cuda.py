@@ -161,8 +161,8 @@ class DeviceTypedRows:
 
         weight = None if self._weight is None else self._weight[at]
         return DeviceRelation(
-            self.types.relations[r], own, self.nodes[src].sources, targets, weight, scale, places, None,
-            None if self._rows is None else features,
+            self.types.relations[r], own, self.nodes[src].sources, targets, weight, scale,
+            local=places, kernels=None, edges=None if self._rows is None else features,
         )  # fmt: skip
 
     def means(self, h: Tensor, chosen: tuple[bool, ...], flagged: tuple[bool, ...]) -> list[TypeMeans]:
@@ -210,7 +210,14 @@ class DeviceTypedRows:
         present[torch.cat([to_own, to])] = 1.0
         present = present[:-1]
         return DeviceStacked(
-            stacked, weight, share(stacked, weight, kernels), present, numbers, sizes, flags, flag_sizes
+            stacked,
+            weight,
+            share(stacked, weight, kernels),
+            present,
+            numbers,
+            sizes,
+            flags=flags,
+            flag_sizes=flag_sizes,
         )
 
 

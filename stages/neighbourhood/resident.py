@@ -78,7 +78,7 @@ class ResidentNeighbourhood(ListNeighbourhood):
         of_rows = torch.searchsorted(ends, nodes.long(), right=True) % len(types.node_types)
         rows = None if edges.rows is None else lambda: self.edge_features
         kinds = edges.kinds(self._positions)
-        return DeviceTypedRows(types, self._lists, of_rows, kinds, self.weight, lambda: self.degree, rows)
+        return DeviceTypedRows(types, self._lists, of_rows, kinds, self.weight, lambda: self.degree, rows=rows)
 
     @property
     def lists(self) -> DeviceLists:

@@ -115,7 +115,9 @@ class Ring:
         into = empty((len(view.wanted[source]), *onto.shape[1:]), onto.dtype, onto.device)
         swap = self._start(part, to, into, source, call, _PUSH, r)
         label, peers = self._label(layer, _PUSH, r), f"from rank {source}, to rank {to}"
-        return Push(self, swap, part, into, view.wanted_on(onto.device, source), onto, factor, label, peers)
+        return Push(
+            self, swap, part, into, view.wanted_on(onto.device, source), onto, factor=factor, label=label, peers=peers
+        )
 
     def push_all(
         self,
@@ -133,7 +135,7 @@ class Ring:
             part = make(self.source(r))
             if before is not None:
                 before.finish()
-            before = self.push(view, r, part, onto, call, layer, factor)
+            before = self.push(view, r, part, onto, call, layer, factor=factor)
             del part
             if before.nbytes > self.prefetch_bytes:
                 before.finish()

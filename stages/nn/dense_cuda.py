@@ -114,7 +114,9 @@ class Linear(torch.autograd.Function):
         a, w, out = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         if ctx.own:
-            dx, dw, db = _backward(ctx.needs_input_grad[:3], grads[0], a[None], w[None], out, ctx.activation, ctx.low)
+            dx, dw, db = _backward(
+                ctx.needs_input_grad[:3], grads[0], a[None], w[None], out, ctx.activation, low=ctx.low
+            )
             return dx, dw if dw is None else dw[0], db, None, None
         grad = _BACKWARD[ctx.activation](grads[0], out)
         g = _operand(grad, ctx.low)
@@ -155,7 +157,7 @@ class PerHead(torch.autograd.Function):
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         if ctx.own:
             dx, dw, db = _backward(
-                ctx.needs_input_grad[:3], grads[0], a.transpose(0, 1), w, out, ctx.activation, ctx.low
+                ctx.needs_input_grad[:3], grads[0], a.transpose(0, 1), w, out, ctx.activation, low=ctx.low
             )
             return None if dx is None else dx.view(a.shape), dw, db, None, None
         grad = _BACKWARD[ctx.activation](grads[0], out)

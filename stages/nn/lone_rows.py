@@ -51,7 +51,7 @@ def by_running_statistics(norm: _BatchNorm, input: Tensor) -> Tensor:
         )
     with torch.no_grad():
         mean, variance = mean.clone(), variance.clone()
-    return F.batch_norm(input, mean, variance, norm.weight, norm.bias, False, 0.0, norm.eps)
+    return F.batch_norm(input, mean, variance, norm.weight, norm.bias, momentum=0.0, eps=norm.eps)
 
 
 def set_forward(norm: _BatchNorm, forward: Callable[..., Tensor] | None) -> None:

@@ -267,7 +267,7 @@ def own_rows(dataset: Dataset, owned: npt.NDArray[np.int64]) -> OwnRows:
     taken, edges = graph.take(owned), None
     if graph.edge_features is not None:
         edges = _OwnedFeatures(graph.edge_features, edges_of_rows(taken.first_edge, np.diff(taken.indptr))[1])
-    return OwnRows(owned, taken, graph.num_edges, features, labels, split, edges)
+    return OwnRows(owned, taken, graph.num_edges, features, labels, split, edge_features=edges)
 
 
 def write_part(out: Path, own: OwnRows, book: Book, part: int, fingerprint: dict[str, str]) -> PartCounts:

@@ -180,7 +180,7 @@ class Chunks:
         graph, present, loops = _join_graph(chunks, starts, around, halo, visible, job.arrays.graph)
         edges = None
         if chunks[base[0]].edge_features is not None:
-            rows = _join_edge_rows(chunks, starts, around, halo, visible, graph.indptr, job.arrays)
+            rows = _join_edge_rows(chunks, starts, around, halo, visible, graph.indptr, arrays=job.arrays)
             edges = ArrayFeatures(rows)
             job.ledger.add("store", "features", rows.nbytes)
         like = chunks[base[0]].features
@@ -268,7 +268,16 @@ def load(part: Part, job: RankJob) -> Chunk:
         of_loops = np.ones(len(loops)) if shards.edge_weight is None else weight[loops]
         weighted = degree_rows(weighted, of_edges[loops], of_loops)
     count(job.ledger, shards.nbytes, n * part.features.num_features * part.features.dtype.itemsize)
-    return Chunk(shards, part.features, part.labels, degree, weighted, part.split, part.edge_features, part.owned)
+    return Chunk(
+        shards,
+        part.features,
+        part.labels,
+        degree,
+        weighted,
+        part.split,
+        edge_features=part.edge_features,
+        owned=part.owned,
+    )
 
 
 def count(ledger: Ledger, graph_bytes: int, features_bytes: int) -> None:

@@ -104,8 +104,8 @@ class Sharded:
             job.num_layers,
             self.prune and not job.needs_all_rows,
             job.group,
-            job.reads_loops,
-            job.arrays.graph,
+            reads_loops=job.reads_loops,
+            empty=job.arrays.graph,
         )
         rows, of_edges = (
             None if store is None else CountedFeatures(store, job.ledger, "store")

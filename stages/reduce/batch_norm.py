@@ -195,7 +195,7 @@ def _normalise(norm: _BatchNorm, group: Group, input: Tensor) -> Tensor:
         group.all_reduce(squares, "activations")
         _update_running(norm, mean, squares, count)
         inv_std = (squares / max(1, count) + norm.eps).rsqrt()
-    y: Any = _Normalise.apply(rows, norm.weight, norm.bias, mean, inv_std, count, group)
+    y: Any = _Normalise.apply(rows, norm.weight, norm.bias, (mean, inv_std, count), group)
     return y.view(last.shape).movedim(-1, 1)
 
 
@@ -227,11 +227,10 @@ class _Normalise(torch.autograd.Function):
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        mean: Tensor,
-        inv_std: Tensor,
-        count: int,
+        statistics: tuple[Tensor, Tensor, int],
         group: Group,
     ) -> Tensor:
+        mean, inv_std, count = statistics
         ctx.save_for_backward(x, weight, bias, mean, inv_std)
         ctx.count, ctx.group = count, group
         y = torch.empty_like(x)

@@ -52,7 +52,7 @@ class CoverageCorrected(SeedWeightedMean):
             # Page-locked, so that nobody waits for the copy.
             weight = weight.pin_memory().to(fetched.y.device, non_blocking=True)
         done = forward_backward(
-            module, fetched, rules.seed, rules.task, 1.0, rules.matmul_precision, weight, rules.loss
+            module, fetched, rules.seed, rules.task, 1.0, rules.matmul_precision, weights=weight, loss=rules.loss
         )
         return WorkDone(done.loss_sum, done.seeds, count)
 

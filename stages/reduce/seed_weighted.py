@@ -42,7 +42,7 @@ class SeedWeightedMean:
         if weight is not None:
             weight, count = self.weigh(weight, rules.group)
         done = forward_backward(
-            module, fetched, rules.seed, rules.task, 1.0, rules.matmul_precision, weight, rules.loss
+            module, fetched, rules.seed, rules.task, 1.0, rules.matmul_precision, weights=weight, loss=rules.loss
         )
         return replace(done, weight=count)
 

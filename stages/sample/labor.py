@@ -221,7 +221,7 @@ class LaborSampler:
     ) -> Drawn:
         if block.graph.types is not None:
             return draw_relations(block.graph, 0, rows, splits, keys, fanout, labor=True, poisson=self.poisson)
-        return draw_labor(block.graph, rows, splits, keys, fanout, self.poisson, self.weighted)
+        return draw_labor(block.graph, rows, splits, keys, fanout, self.poisson, weighted=self.weighted)
 
     def sends_weights(self, graph: Graph) -> bool:
         return self.poisson or graph.edge_weight is not None or graph.types is not None

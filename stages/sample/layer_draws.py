@@ -131,7 +131,7 @@ class LayerDraw:
     def finish(self, candidates: IdArray, mass: IdArray) -> None:
         """Choose the remaining columns by the exponential race."""
         hit = np.array(self.found[: self.s], np.int64)
-        self._raced = complete(self.key, self.s, hit, self.darts, self.m.total, candidates, mass)
+        self._raced = complete(self.key, self.s, hit, self.darts, self.m.total, candidates, mass=mass)
 
     def drawn(self) -> Drawn:
         """Result of SAMPLE."""

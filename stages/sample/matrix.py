@@ -242,7 +242,7 @@ class MatrixSampler(ABC):
 
         def draw(q: int) -> None:
             seeds = request.seeds[q].astype(owners.dtype)
-            c = RemoteContext(graph, A, kernel, keys[q], HashedNumbering(seeds), self.edge_ids, products)
+            c = RemoteContext(graph, A, kernel, keys[q], HashedNumbering(seeds), self.edge_ids, products=products)
             (s,) = self._draw([seeds], [c])
             made[q] = self._minibatch(request, q, s, graph)
 

@@ -283,7 +283,7 @@ class NeighborSampler:
         if block.graph.types is not None:
             assert isinstance(block.first, int)
             return draw_relations(block.graph, block.first, rows, splits, keys, fanout, replace=self.replace)
-        return self.draw_in(block.graph, rows, splits, keys, fanout, block.first, ascending)
+        return self.draw_in(block.graph, rows, splits, keys, fanout, block.first, ascending=ascending)
 
     def draw_in(
         self,

@@ -209,7 +209,7 @@ class ShuffledStore:
             rows_of_edges = DealtFeatures(of_edges, [s._replace(rows=s.edges) for s in beyond])
             beyond = [s._replace(begin=s.begin + s.edges * of_edges.nbytes) for s in beyond]
         features, total = DealtFeatures(of_features, beyond), self._plan.meta["total_edges"]
-        return OwnRows(found["nodes"], graph, total, features, found["labels"], split, rows_of_edges)
+        return OwnRows(found["nodes"], graph, total, features, found["labels"], split, edge_features=rows_of_edges)
 
     def _stretch(self, k: int, part: int) -> Stretch:
         path, index = _file(self._folder, k), np.empty((2, 3), np.int64)

@@ -63,8 +63,8 @@ def read_version_1(store: Store) -> Dataset:
             store.read("labels"),
             Split(*map(store.read, SPLITS)),
             store.value("num_classes", int),
-            cast(Task, store.value("task", str)),
-            tuple(map(str, store.value("notes", list))),
+            task=cast(Task, store.value("task", str)),
+            notes=tuple(map(str, store.value("notes", list))),
         )
         split = {name: flat_digest(getattr(dataset.split, name)) for name in SPLITS}
         store.require_digest("graph", flat_graph_digest(dataset.graph))

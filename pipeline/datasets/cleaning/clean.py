@@ -59,11 +59,11 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
             len(labels),
             options,
             raw.hint,
-            notes,
-            raw.edge_features,
-            edge_time,
-            raw.edge_feature_columns,
-            card,
+            notes=notes,
+            features=raw.edge_features,
+            time=edge_time,
+            columns=raw.edge_feature_columns,
+            card=card,
         )
     graph = replace(with_node_times(graph, node_time, notes), time_unit=unit)
     given = GivenLabels(labels, class_names, raw.label_names, raw.nulls, raw.stripped, raw.task)
@@ -88,7 +88,7 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
             graph, y, x, stored = restricted(graph, keep), y[keep], x[keep], restricted_split(stored, keep)
             names = NodeNames.of_integers(np.flatnonzero(keep)) if names is None else names.kept(keep)
     of_split = [] if options.task == "link" else notes  # the set of all nodes is no stored split
-    parts = make_split(y, stored, split, seed, options, of_split, graph.node_time, time_unit=unit)
+    parts = make_split(y, stored, split, seed, options, of_split, times=graph.node_time, time_unit=unit)
     return Dataset(
         raw.name,
         graph,
@@ -96,10 +96,10 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
         y,
         parts,
         num_classes,
-        task,
-        tuple(notes),
-        names,
-        class_names,
+        task=task,
+        notes=tuple(notes),
+        node_names=names,
+        class_names=class_names,
         card=data_card(card, **card_facts(split, seed, bool(raw.split)), read=dict(raw.read)),
     ).check()
 

@@ -91,13 +91,13 @@ class Seen:
         if bad is not None:
             rows = np.flatnonzero(bad.any(1))
             first = int(numbers + rows[0] if isinstance(numbers, int) else numbers[rows].min())
-        return cls(len(x), missing, least, largest, first, rounded, low, high)
+        return cls(len(x), missing, least, largest, first, rounded, low=low, high=high)
 
     @classmethod
     def none(cls, width: int) -> "Seen":
         """No rows."""
         nothing, inf, zeros = np.full(width, np.inf, np.float32), np.full(width, np.inf), np.zeros(width, np.int64)
-        return cls(0, zeros, nothing, -nothing, -1, zeros, inf, -inf)
+        return cls(0, zeros, nothing, -nothing, -1, zeros, low=inf, high=-inf)
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> "Seen":
@@ -121,8 +121,8 @@ class Seen:
             np.maximum(self.largest, other.largest),
             min(both, default=-1),
             self.rounded + other.rounded,
-            np.minimum(self.low, other.low),
-            np.maximum(self.high, other.high),
+            low=np.minimum(self.low, other.low),
+            high=np.maximum(self.high, other.high),
         )
 
     def columns(self, columns: Sequence[str], of: str) -> list[dict[str, Any]]:

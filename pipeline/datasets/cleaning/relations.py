@@ -49,7 +49,7 @@ def graph_of_relations(
     if any(x is not None for x in features):
         types = replace(types, edge_widths=tuple(0 if x is None else x.shape[1] for x in features))
         of_edges = _padded(features, lengths, order)
-    return Graph(indptr, indices, weight, ids, None, types, kind[order], of_edges).check()
+    return Graph(indptr, indices, weight, ids, None, types, edge_type=kind[order], edge_features=of_edges).check()
 
 
 def _padded(

@@ -132,7 +132,7 @@ def make_split(
                 f"The input stores no split: 60 % of the labelled {unit}s train, 20 % validate, the rest test "
                 "(split=fraction:0.6,0.2)."
             )
-    parts = _chosen(spec, labels, stored, text, seed, options, notes, times, unit, time_unit)
+    parts = _chosen(spec, labels, stored, text, seed, options, notes=notes, times=times, unit=unit, time_unit=time_unit)
     _note_unseen(parts, labels, notes, unit)
     return parts
 

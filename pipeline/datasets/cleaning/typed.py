@@ -125,12 +125,12 @@ def clean_typed(
     given = GivenLabels(np.asarray(raw.labels), raw.class_names, raw.label_names, raw.nulls, raw.stripped)
     y, num_classes, task, class_names = settled_labels(given, options, notes)
     times = None if graph.node_time is None else graph.node_time[: len(y)]
-    chosen = make_split(y, raw.split, split, seed, options, notes, times, time_unit=graph.time_unit)
+    chosen = make_split(y, raw.split, split, seed, options, notes, times=times, time_unit=graph.time_unit)
     full = np.full((offsets[-1], *y.shape[1:]), np.nan if task in MATRIX_TASKS else -1, y.dtype)
     full[: len(y)] = y
     notes.append(note_of_types(kinds))
     told = {"notes": tuple(notes), "node_names": names, "class_names": class_names, "read_as": options.given}
-    return Dataset(name, graph, features, full, chosen, num_classes, task, **told, card=full_card).check()
+    return Dataset(name, graph, features, full, chosen, num_classes, task=task, **told, card=full_card).check()
 
 
 def reversed_relations(name: str, relations: tuple[RelationType, ...]) -> list[RelationType]:
@@ -324,7 +324,7 @@ def _edge_features(
             own: list[str] = []
             columns = raw.edge_feature_columns.get(key, ())
             rows.append(
-                None if x is None else clean_edge_features(x, len(src), options, own, columns, card, ",".join(key))
+                None if x is None else clean_edge_features(x, len(src), options, own, columns, card, of=",".join(key))
             )
             notes += [f"Relation {','.join(key)}: {note}" for note in own]
         except InputError as e:
@@ -355,7 +355,7 @@ def _features(
     own: list[str] = []
     try:
         graph, columns = Graph(np.zeros(num_nodes + 1, np.int64), np.empty(0, np.int32)), raw.feature_columns
-        rows = clean_features(x, graph, options, own, columns.get(node_type, ()), card, node_type)
+        rows = clean_features(x, graph, options, own, columns.get(node_type, ()), card, of=node_type)
     except InputError as e:
         raise InputError(f"features of node type '{node_type}': {e}") from e
     notes += noted(node_type, own)

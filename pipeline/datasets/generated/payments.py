@@ -66,7 +66,7 @@ def generate_payments(text: str, name: str | None, split: str | None, seed: int)
     x += means[is_mule.astype(np.int64)]
     stored = make_split(labels, None, f"fraction:{p.train},{p.val}", p.seed, DEFAULT_OPTIONS, [], unit="edge")
     notes = [f"Generated: no model is more accurate than {1 - p.flips:.3f} on average."]
-    parts = make_split(labels, stored, split, seed, DEFAULT_OPTIONS, notes, time, "edge")
+    parts = make_split(labels, stored, split, seed, DEFAULT_OPTIONS, notes, times=time, unit="edge")
     return Dataset(
         name or text,
         graph,

@@ -79,7 +79,7 @@ def generate_tsbm(text: str, name: str | None, split: str | None, seed: int) -> 
     x = np.float32(p.noise) * rng.standard_normal((p.nodes, p.features), np.float32)
     x[half:] += means[community[half:]]
     labels = np.where(np.arange(p.nodes) < half, community, -1)
-    stored = make_split(labels, None, f"time:{p.train},{p.val}", p.seed, DEFAULT_OPTIONS, [], time)
+    stored = make_split(labels, None, f"time:{p.train},{p.val}", p.seed, DEFAULT_OPTIONS, [], times=time)
     votes = np.zeros((half, p.classes))
     np.add.at(votes, (dst[:first], community[src[:first]]), 1)
     right = (votes.argmax(1) == community[:half]).mean()
@@ -87,5 +87,5 @@ def generate_tsbm(text: str, name: str | None, split: str | None, seed: int) -> 
         f"Generated: the majority of the edges until its time tells the class of {right:.1%} of the nodes; without "
         "times no model is right for more than half on average."
     ]
-    parts = make_split(labels, stored, split, seed, DEFAULT_OPTIONS, notes, time)
+    parts = make_split(labels, stored, split, seed, DEFAULT_OPTIONS, notes, times=time)
     return Dataset(name or text, graph, ArrayFeatures(x), labels, parts, p.classes, notes=tuple(notes)).check()

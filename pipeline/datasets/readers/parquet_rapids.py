@@ -71,7 +71,7 @@ def ordered_edges(files: Sequence[Path], num_nodes: int, ids: AnyArray | None, o
         return None
     try:
         with gpu_cluster(gpus) as client:
-            found = _by_tasks(client, pieces, columns, num_nodes, ids, options, gpus)
+            found = _by_tasks(client, pieces, columns, num_nodes, ids, options, gpus=gpus)
     except Exception as e:
         # The most common error: edges do not fit.
         raise RunError(f'reading edges by cuDF failed: {type(e).__name__}: {e}; use read.edges_on = "cpu"') from e

@@ -73,7 +73,7 @@ def from_relations(
     if (labels is None) != (target is None) or (labels is None and (stored or split is not None)):
         raise InputError(f"{name}: labels, target and train, val, test, split go together; give both labels and target")
     y = None if labels is None else host(labels)
-    raw = TypedRaw(edges, y, target, num_nodes or {}, _on_host(features), _on_host(edge_weights), stored)
+    raw = TypedRaw(edges, y, target, num_nodes or {}, _on_host(features), _on_host(edge_weights), split=stored)
     raw = replace(raw, edge_features=_on_host(edge_features), edge_times=edge_times or {}, node_times=node_times or {})
     return clean_typed(name, raw, options, split, seed, add_reverse)
 

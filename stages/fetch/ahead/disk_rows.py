@@ -244,4 +244,4 @@ class FromDisk:
         self, feed: QueueFeed, plan: Plan, lists_of: Callable[[MiniBatch], list[npt.NDArray[np.integer]]]
     ) -> RowsFromDisk:
         """Begin to read the rows of a feed's minibatches."""
-        return RowsFromDisk(feed, self.rows, plan, self.unit_bytes, self.of_edges, lists_of, self.job.tell)
+        return RowsFromDisk(feed, self.rows, plan, self.unit_bytes, self.of_edges, lists_of, tell=self.job.tell)

@@ -196,7 +196,7 @@ class RowsAhead(Units[UnitOfRows]):
         self._step_bytes = 0
         """Bytes per step of a unit, the largest so far."""
         self._thread = Lockstep(
-            "fetching rows", rows.group, self._all(), self._has_room, self._load, self._notify, self._take
+            "fetching rows", rows.group, self._all(), self._has_room, self._load, self._notify, prepare=self._take
         )
         self._thread.start()
 

@@ -1,6 +1,6 @@
 """Softmax attention over ranks: an online softmax forward, rows fetched again (or kept) backward."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,11 +11,14 @@ from ...memory.arena import empty
 from ..full_batch import Shard
 from .layer import SequentialLayer, rebuild
 
+Kind = Literal["each", "both", "shared"]
+"""``each``: rows of each head, and logits of destinations; ``both``: logits of both ends come from rows of each head;
+``shared``: all heads read the same rows."""
+
 
 class Attend(torch.autograd.Function):
-    """``apply(z, a_src, dst, hood, rule, heads, both)``: keeps z of this rank, the result and two numbers per row and
-    head. With `heads` above 0 z is [num_src, F] and all heads sum its rows. `dst` is logit_dst, or with `both`
-    a_dst."""
+    """``apply(z, a_src, dst, hood, rule, kind)``: keeps z of this rank, the result and two numbers per row and head. If
+    "shared", z is [num_src, F] and all heads sum its rows. `dst` is logit_dst, or a_dst if "both"."""
 
     @staticmethod
     def forward(
@@ -25,16 +28,24 @@ class Attend(torch.autograd.Function):
         dst: Tensor,
         neighbourhood: SequentialLayer,
         rule: AttentionRule,
-        heads: int,
-        both: bool,
+        kind: Kind,
     ) -> Tensor:
         kernels, call, here = neighbourhood.kernels, neighbourhood.ring.call(), neighbourhood.own
-        spread = _Spread(heads)
+        both, spread = kind == "both", _Spread(len(a_src) if kind == "shared" else 0)
         logit_dst = kernels.dots(z[: neighbourhood.num_dst], dst[None]) if both else dst
         out = empty((neighbourhood.num_dst, *a_src.shape), z.dtype, z.device).zero_()
         log_sum = empty((neighbourhood.num_dst, len(a_src)), z.dtype, z.device).fill_(-torch.inf)
         kernels.attend_into(
-            here.lists, None, neighbourhood.numbers(here), spread(z), a_src, logit_dst, rule, out, log_sum, True
+            here.lists,
+            None,
+            neighbourhood.numbers(here),
+            spread(z),
+            a_src,
+            logit_dst,
+            rule=rule,
+            out=out,
+            log_sum=log_sum,
+            own=True,
         )
         kept = {}
         for q, rows in neighbourhood.ring.rows(neighbourhood.view, z, call, neighbourhood.layer):
@@ -46,10 +57,10 @@ class Attend(torch.autograd.Function):
                 spread(rows),
                 a_src,
                 logit_dst,
-                rule,
-                out,
-                log_sum,
-                False,
+                rule=rule,
+                out=out,
+                log_sum=log_sum,
+                own=False,
             )
             if neighbourhood.keep:
                 kept[q] = rows
@@ -72,7 +83,18 @@ class Attend(torch.autograd.Function):
         def gradient_of(shard: Shard, rows: Tensor, own: bool) -> Tensor:
             numbers = neighbourhood.numbers(shard)
             dz, da = kernels.attend_from(
-                shard.lists, shard.rows, numbers, spread(rows), a_src, logit_dst, rule, log_sum, grad, delta, d_dst, own
+                shard.lists,
+                shard.rows,
+                numbers,
+                spread(rows),
+                a_src,
+                logit_dst,
+                rule=rule,
+                log_sum=log_sum,
+                grad=grad,
+                delta=delta,
+                d_dst=d_dst,
+                own=own,
             )
             d_src.add_(da)
             return spread.back(dz)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,21 @@ MESSAGE_BYTES = 64 << 20
 """Inputs of the messages of `apply` that are computed at a time."""
 
 
+class Messages(NamedTuple):
+    """What is computed of each edge, and how that is reduced."""
+
+    message: Message
+    scale: Tensor | None
+    """[num_dst], factor of each row's sum."""
+    reduce: Reduce
+    key: int
+    """Stream of the random numbers that `message` draws."""
+    num_params: int
+    """Inputs that are handed to `message`; the others are those that it holds."""
+
+
 class Apply(torch.autograd.Function):
-    """``apply(h, edge, own, neighbourhood, message, scale, reduce, key, num_params, *params, *held)``."""
+    """``apply(h, edge, own, neighbourhood, messages, *params, *held)``."""
 
     @staticmethod
     def forward(
@@ -35,14 +48,11 @@ class Apply(torch.autograd.Function):
         edge: Tensor | None,
         own: Tensor | None,
         neighbourhood: SequentialLayer,
-        message: Message,
-        scale: Tensor | None,
-        reduce: Reduce,
-        key: int,
-        num_params: int,
+        messages: Messages,
         *inputs: Tensor,
     ) -> Tensor:
         kernels, call, batch = neighbourhood.kernels, neighbourhood.ring.call(), neighbourhood.batch
+        message, scale, reduce, key, num_params = messages
         key = stream(key, Purpose.DROPOUT, call)
         params = inputs[:num_params]
         dst = h[: neighbourhood.num_dst] if own is None else own

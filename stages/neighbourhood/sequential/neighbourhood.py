@@ -35,7 +35,7 @@ from ..checks import (
 )
 from .attention import Attend
 from .layer import SequentialLayer
-from .messages import Apply, parameters_used
+from .messages import Apply, Messages, parameters_used
 from .sums import Maximum, Sum
 
 
@@ -79,7 +79,7 @@ class SequentialNeighbourhood(SequentialLayer):
         alike(z=z, a_src=a_src, logit_dst=logit_dst)
         check_attention(z, a_src, logit_dst, self.num_src, self.num_dst)
         rule = attention_rule(slope, dropout)
-        return Attend.apply(z.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self, rule, 0, False)
+        return Attend.apply(z.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self, rule, "each")
 
     def attend_both(self, z: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         """[num_src, H, D], [H, D], [H, D] -> [num_dst, H, D]; travels as in `attend`."""
@@ -87,7 +87,7 @@ class SequentialNeighbourhood(SequentialLayer):
         alike(z=z, a_src=a_src, a_dst=a_dst)
         check_both(z, a_src, a_dst, self.num_src)
         rule = attention_rule(slope, dropout)
-        return Attend.apply(z.contiguous(), a_src.contiguous(), a_dst.contiguous(), self, rule, 0, True)
+        return Attend.apply(z.contiguous(), a_src.contiguous(), a_dst.contiguous(), self, rule, "both")
 
     def attend_shared(
         self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0
@@ -98,7 +98,7 @@ class SequentialNeighbourhood(SequentialLayer):
         check_shared(h, a_src, a_dst, self.num_src)
         logit_dst = h[: self.num_dst] @ a_dst.T
         rule = attention_rule(slope, dropout)
-        return Attend.apply(h.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self, rule, len(a_src), False)
+        return Attend.apply(h.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self, rule, "shared")
 
     def apply(
         self,
@@ -130,4 +130,4 @@ class SequentialNeighbourhood(SequentialLayer):
         state = torch.default_generator.get_state()
         key = int(torch.randint(2**62, ()).item())
         torch.default_generator.set_state(state)
-        return Apply.apply(h, edge, own, self, message, scale, reduce, key, len(params), *params, *held)
+        return Apply.apply(h, edge, own, self, Messages(message, scale, reduce, key, len(params)), *params, *held)

@@ -108,7 +108,7 @@ def layout_of(path: Path) -> Layout:
     konect = next((found for line in comments if (found := _KONECT.match(line))), None)
     hint = _hint_of(comments, konect)
     bipartite = konect is not None and konect[1] == "bip"
-    return Layout(separator, width, names, has_header, hint, bipartite, konect is not None)
+    return Layout(separator, width, names, has_header, hint, bipartite, konect=konect is not None)
 
 
 def _plain(name: str) -> str:

@@ -95,7 +95,7 @@ def header_of(path: Path) -> Header | None:
         columns.append(name)
     if "source" in roles.values():  # edges have no use for an id of their own
         roles = {name: role for name, role in roles.items() if role != "id"}
-    header = Header(separator, tuple(columns), roles, types, tuple(lists), spaces, tuple(ignored))
+    header = Header(separator, tuple(columns), roles, types, tuple(lists), spaces, ignored=tuple(ignored))
     return header if header.kind is not None else None
 
 

@@ -17,7 +17,7 @@ from millrace.stages.kernels.aggregation.cpu.softmax import CHUNK_ROWS, chunk_pa
 from millrace.stages.kernels.aggregation.lists import InLists
 from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.memory.lazy_rows import LazyRows, base_and_ids
-from millrace.stages.neighbourhood.gradients import Attend, AttendShared, Maximum, Spmm, SpmmBeside
+from millrace.stages.neighbourhood.gradients import Attend, AttendShared, AttentionOver, Maximum, Spmm, SpmmBeside
 from millrace.tests.contracts.aggregate_kernels import HOST_KERNELS, random_lists, results
 from millrace.tests.oracles import aggregation as reference
 
@@ -138,9 +138,13 @@ def test_gradients_are_those_of_finite_differences() -> None:
     leaves = tuple(torch.randn(*s, **DOUBLE) for s in ((6, 2, 3), (2, 3), (4, 2)))
     for dropout in (0.0, 0.5):
         rule = AttentionRule(0.2, dropout, 7)
-        checks.append((lambda z, a, logit, rule=rule: Attend.apply(z, a, logit, k, lists, rule, None), leaves))
+        checks.append(
+            (lambda z, a, logit, rule=rule: Attend.apply(z, a, logit, AttentionOver(k, lists, rule, None)), leaves)
+        )
         shared = (torch.randn(6, 3, **DOUBLE), leaves[1], torch.randn(2, 3, **DOUBLE))
-        checks.append((lambda x, a, b, rule=rule: AttendShared.apply(x, a, b, k, lists, rule, None), shared))
+        checks.append(
+            (lambda x, a, b, rule=rule: AttendShared.apply(x, a, b, AttentionOver(k, lists, rule, None)), shared)
+        )
     for fn, inputs in checks:
         assert torch.autograd.gradcheck(fn, inputs, atol=1e-6)
 
