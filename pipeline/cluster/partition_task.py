@@ -82,6 +82,7 @@ class Cutting:
         return next(iter(_done(self.watch, [self.client.submit(_order, self.out, key=key)])))
 
     def write_parts(self, parts: list[int], fingerprint: dict[str, str]) -> Iterator[tuple[int, PartCounts]]:
+        """Write the parts by tasks."""
         yield from parts_by(self.client, self.out, self.dataset, parts, fingerprint, self.emit, watch=self.watch)
 
 

@@ -11,4 +11,5 @@ class IgnoreSignals(WorkerPlugin):
     """A signal to a whole tree of processes is for its driver, and workers have to last until that is done with it."""
 
     def setup(self, worker: Any) -> None:
+        """Ignore the signals in the worker."""
         leave_signals_to_driver()

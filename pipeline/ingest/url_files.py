@@ -34,6 +34,7 @@ class UrlFile:
 
     @property
     def suffixes(self) -> list[str]:
+        """Endings of the name, as those of a `Path`."""
         return PurePosixPath(self.name).suffixes
 
     def resolve(self) -> "UrlFile":

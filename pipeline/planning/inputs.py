@@ -60,6 +60,7 @@ class Numbers:
         edges, width = dataset.has_edge_labels, dataset.num_classes
         of_labels = 4 * width if dataset.task in MATRIX_TASKS else 8
         n, types = dataset.num_nodes, dataset.graph.types
+        node_types, relations = (1, 1) if types is None else (len(types.node_types), types.num_relations)
         return cls(
             n,
             dataset.graph.num_edges,
@@ -68,8 +69,8 @@ class Numbers:
             dataset.split_sizes["train"] / max(1, n),
             dataset.task,
             edge_features=dataset.num_edge_features,
-            node_types=1 if types is None else len(types.node_types),
-            relations=1 if types is None else types.num_relations,
+            node_types=node_types,
+            relations=relations,
             pairs=len(dataset.labels) if dataset.of_pairs else 0,
             pair_bytes=16 + of_labels + 4 * dataset.num_pair_features if edges else 24,
         )

@@ -97,6 +97,7 @@ class Outline:
 
     @property
     def num_scores(self) -> int:
+        """Scores of a node or a pair."""
         return outputs_of(self.task, self.num_classes)
 
     @classmethod

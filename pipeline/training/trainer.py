@@ -357,6 +357,7 @@ class PlacedOnce:
 
     @property
     def evaluates_on_shares(self) -> bool:
+        """As the inner policy."""
         return self._policy.evaluates_on_shares
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: PlacedData | None = None) -> PlacedData:

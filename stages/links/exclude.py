@@ -43,18 +43,22 @@ class WithoutOwnEdges:
 
     @property
     def host_only(self) -> bool:
+        """As the inner sampler."""
         return getattr(self.inner, "host_only", False)
 
     @property
     def rows_travel(self) -> bool:
+        """As the inner sampler."""
         return getattr(self.inner, "rows_travel", False)
 
     @property
     def iterations(self) -> int:
+        """As the inner sampler."""
         return getattr(self.inner, "iterations", 0)
 
     @property
     def draws_by_owners_on_device(self) -> bool:
+        """As the inner sampler."""
         return getattr(self.inner, "draws_by_owners_on_device", False)
 
     @property

@@ -83,6 +83,7 @@ class LaborSampler:
 
     @property
     def host_only(self) -> bool:
+        """True with importance iterations."""
         return self.iterations > 0
 
     def record(self) -> dict[str, Any]:

@@ -240,6 +240,7 @@ class NeighborSampler:
         return None if graph.types is None else self.by_relation(graph.types)
 
     def bound(self, graph: Graph) -> int | None:
+        """Most in-edges that are drawn of a row; None: there is no bound."""
         fanouts = self._fanouts(graph)
         if graph.types is None or fanouts is None:
             return None if min(self.fanout) < 0 else max(self.fanout)

@@ -256,10 +256,12 @@ class ObjectReader(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Position after the move, in bytes."""
         with self._asking():
             return self._reader.seek(offset, whence)
 
     def readinto(self, buffer: Any, /) -> int:
+        """Number of bytes read."""
         view = memoryview(buffer).cast("B")
         with self._asking():
             found = memoryview(self._reader.read(len(view)))

@@ -111,7 +111,7 @@ class Attend(torch.autograd.Function):
         if a_dst is not None:
             kernels.add_outer(dz, d_dst, a_dst)
             d_dst = kernels.weighted_sum(d_dst, z[: neighbourhood.num_dst])
-        return dz if ctx.needs_input_grad[0] else None, d_src, d_dst, *[None] * 4
+        return dz if ctx.needs_input_grad[0] else None, d_src, d_dst, None, None, None
 
 
 class _Spread:

@@ -146,7 +146,7 @@ class Apply(torch.autograd.Function):
         rebuild(neighbourhood, h, call, kept, gradient_of, dh if ctx.needs_input_grad[0] else None)
         of_inputs = (d_inputs.get(i) for i in range(len(inputs)))
         d_own = None if own is None else d_dst
-        return dh if ctx.needs_input_grad[0] else None, d_edge, d_own, *[None] * 6, *of_inputs
+        return dh if ctx.needs_input_grad[0] else None, d_edge, d_own, None, None, *of_inputs
 
 
 def _cut(param: Tensor) -> Tensor:
