@@ -222,7 +222,7 @@ def minibatches(
     data = given if isinstance(given, Dataset) else open_data(job, given, emit)
     check_available(job)
     own = make_system(job) if isinstance(system, str) or system is None else system
-    edges = data.graph.types is None and reads_edges(build("model", MODELS, job.model))
+    edges = data.graph.types.is_single and reads_edges(build("model", MODELS, job.model))
     if edges:
         job, own, _ = with_edges(job, own, None, data)
     sampling = sampling_of(job, data, own, stored=samples is not None)

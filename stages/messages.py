@@ -18,7 +18,7 @@ from ..storage.ledger import Ledger
 from ..storage.links.pairs import Pairs
 from ..storage.partition.edge_shards import EdgeShards
 from ..storage.store.scratch import Arrays
-from ..storage.typed.graph_types import GraphTypes
+from ..storage.typed.graph_types import SINGLE, GraphTypes
 from .assignment import Steps
 from .comm.base import Group
 from .neighbourhood.base import Neighbourhood
@@ -133,7 +133,7 @@ class Part:
     """The other parts, for policies that read them."""
     edge_features: FeatureStore | None = None
     """[e, D], row i is of the part's edge at position i; None: there are none, or the model reads none."""
-    types: GraphTypes | None = None
+    types: GraphTypes = SINGLE
     """Types of the whole graph; None: there is one type of nodes and edges."""
     pairs: Pairs | None = None
     """All pairs of a link task, or all labelled edges, by global ids; None: nodes are labelled."""

@@ -177,7 +177,7 @@ def for_task(job: Job, dataset: Dataset, sampler: object) -> Job:
     if job.kernel != "cuda" or "kernel" in job.model_fields_set:
         return job
     by_relation = getattr(sampler, "draws_relations_on_device", False)
-    if not getattr(sampler, "host_only", False) and (dataset.graph.types is None or by_relation):
+    if not getattr(sampler, "host_only", False) and (dataset.graph.types.is_single or by_relation):
         return job
     given = "bulk_size" in job.queue.model_fields_set
     queue = job.queue if given else job.queue.with_defaults(bulk_size=Queue().bulk_size)

@@ -132,7 +132,7 @@ def embed(
         raise InputError(f"layer is {applied!r}; expected a whole number from 1 to {num_layers}")
     data, of_pairs = found.data, found.of_pairs
     types, first = data.graph.types, 0
-    if of_pairs and types is not None and isinstance(nodes, str) and nodes in types.node_types:
+    if of_pairs and not types.is_single and isinstance(nodes, str) and nodes in types.node_types:
         first, stop = types.offsets[(t := types.node_type(nodes)) : t + 2]
         ids = np.arange(first, stop)
     else:

@@ -26,7 +26,7 @@ def names_of(nodes: npt.NDArray[np.integer], data: Dataset) -> list[str] | npt.N
     if data.node_names is None:
         return None
     types = data.graph.types
-    return NodeNames.of(data.node_names).called(nodes, () if types is None else types.offsets)
+    return NodeNames.of(data.node_names).called(nodes, types.offsets)
 
 
 def as_column(values: list[str] | npt.NDArray[Any]) -> npt.NDArray[Any]:

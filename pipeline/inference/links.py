@@ -134,7 +134,7 @@ def predict_links(
     found = opened(trained, call, "predict_links", labelled=False)
     data, types = found.data, types_of_pairs(trained.result, found.data)
     given = GivenPairs.of(pairs, data)
-    related = given.relations if relation is None and types is not None and types.predicts_several else relation
+    related = given.relations if relation is None and types.predicts_several else relation
     groups = list(asked_of_each(types, related, len(given), trained.folder))
     wanted, first = np.empty((len(given), 2), np.int64), np.zeros((len(given), 2), np.int64)
     for one, at in groups:
@@ -151,7 +151,7 @@ def predict_links(
             scores[at] = score_pairs(of_relation(decoder, one.place), rows, ends.positions[at])
             names[at] = None if one.place is None else one.name
     emit(StageEnded("predict", time.perf_counter() - start))
-    several = types is not None and types.predicts_several
+    several = types.predicts_several
     relations = names.astype(np.str_) if several else None
     return LinkScores(wanted - first, scores.cpu().numpy(), relations, ends_called(wanted, data))
 

@@ -134,7 +134,7 @@ def nodes_of_text(nodes: str | None, data: Dataset, of_pairs: bool) -> Any:
         return nodes
     if nodes == "all":
         return None
-    if of_pairs and data.graph.types is not None and nodes in data.graph.types.node_types:
+    if of_pairs and not data.graph.types.is_single and nodes in data.graph.types.node_types:
         return nodes
     rows = csv.reader(nodes.splitlines() or [""], skipinitialspace=True)
     parts = [part.strip() for row in rows for part in row or [""]]

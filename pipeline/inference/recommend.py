@@ -209,9 +209,8 @@ def _known(data: Dataset, of: Asked, when: Any, exclude: bool) -> KnownPairs:
 def _of_relation(labels: Any, data: Dataset, of: Asked) -> npt.NDArray[np.bool_]:
     """True for each pair of a relation, in a table of the dataset's pairs."""
     types = data.graph.types
-    if data.task != "link" or types is None or not types.predicts_several:
+    if data.task != "link" or not types.predicts_several:
         return np.ones(len(labels), bool)
-    assert of.types is not None
     return labels[:, 3] == of.types.one_predicted
 
 

@@ -26,7 +26,7 @@ from ...storage.node_names import INTEGER_NAMES, noted_kind
 from ...storage.store.manifest import write_manifest
 from ...storage.stored.data_card import CARD, data_card, names_in, titled
 from ...storage.stored.edge_features import OF_EDGES
-from ...storage.typed.graph_types import GraphTypes, edge_dtype
+from ...storage.typed.graph_types import SINGLE, GraphTypes, edge_dtype
 from ..datasets.cleaning import columns as columns_of
 from ..datasets.cleaning.clean import card_facts
 from ..datasets.cleaning.edges import (
@@ -379,7 +379,7 @@ class Ingest:
         self.lost += titled(node_type, matrix.lost(rows.loss, names))
         return Written(matrix, entries, rows.leaves)
 
-    def _write_manifest(self, features: Sequence[Written], types: GraphTypes | None = None, **meta: Any) -> None:
+    def _write_manifest(self, features: Sequence[Written], types: GraphTypes = SINGLE, **meta: Any) -> None:
         """Write the other arrays, and the manifest, which has `meta` too."""
         entries = make_outputs(self.store, self.outputs)
         items = [(self.store, output, *rows) for output in self.outputs for rows in output.slices()]
@@ -391,13 +391,13 @@ class Ingest:
             o.name: digest_of_leaves(o.digest_dtype, o.shape, leaves[o.name]) for o in self.outputs if o.digest_dtype
         }
         graph = {name: digest_of.get(name) for name in GRAPH_DIGESTS}
-        if types is not None:
+        if not types.is_single:
             graph |= {"types": types.record(), "edge_type": digest_of["edge_type"]}
         digests = {**self.labels["digests"], "labels": digest_of["labels"]}
         of_rows = [each.fingerprint() for each in features]
         fingerprint = {
             "graph": digest_record(graph),
-            "features": of_rows[0] if types is None else typed_fingerprint(of_rows),
+            "features": of_rows[0] if types.is_single else typed_fingerprint(of_rows),
             "labels": digest_record({"labels": digests["labels"]}),
             "split": digest_record({name: digests[name] for name in SPLITS}),
         }
@@ -433,7 +433,7 @@ class Ingest:
         }
         if self.labels["task"] == "multilabel":
             meta["has_unknown"] = self.labels["has_unknown"] or total > self.labels["shape"][0]
-        if types is not None:
+        if not types.is_single:
             meta["types"] = types.record()
         write_manifest(self.store, KIND, fingerprint, meta, entries)
 

@@ -68,7 +68,7 @@ class Numbers:
             dataset.split_sizes["train"] / max(1, n),
             dataset.task,
             dataset.num_edge_features,
-            *((1, 1) if types is None else (len(types.node_types), types.num_relations)),
+            *((1, 1) if types.is_single else (len(types.node_types), types.num_relations)),
             len(dataset.labels) if dataset.of_pairs else 0,
             16 + of_labels + 4 * dataset.num_pair_features if edges else 24,
         )

@@ -24,7 +24,7 @@ from ...storage.dataset import WITHOUT_ACCURACY, Dataset, Task, outputs_of
 from ...storage.errors import InputError
 from ...storage.plural import counted
 from ...storage.typed.features import TypedFeatures
-from ...storage.typed.graph_types import groups_of
+from ...storage.typed.graph_types import SINGLE, GraphTypes, groups_of
 from ..config.load import Job, build
 from ..config.schema import LossOptions
 from ..config.systems import System
@@ -76,6 +76,11 @@ class Outline:
     """K, features of labelled edges that their outputs are made of; 0: they have none."""
 
     @property
+    def graph_types(self) -> GraphTypes:
+        """`types` as the graph has them."""
+        return SINGLE if self.types is None else GraphTypes.of_record(self.types)
+
+    @property
     def of_pairs(self) -> bool:
         return self.task == "link" or self.row_width > 0
 
@@ -122,7 +127,7 @@ class Outline:
 def types_of(dataset: Dataset) -> dict[str, Any] | None:
     """See `Outline.types`."""
     types = dataset.graph.types
-    if types is None:
+    if types.is_single:
         return None
     features = dataset.features
     widths = (

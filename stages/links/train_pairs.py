@@ -22,7 +22,7 @@ from ...storage.links.pairs import (
     keys_of,
     of_pairs,
 )
-from ...storage.typed.graph_types import GraphTypes
+from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..random import branches, draw_word
 from .own_edges import ways
 
@@ -75,11 +75,11 @@ class Negatives:
         """
         if self.law not in ("given", "degree"):
             return
-        several, of = graph.types is not None and graph.types.predicts_several, ""
+        several, of = graph.types.predicts_several, ""
         trains = np.zeros(len(table), bool)
         trains[train] = True
         for types, rows in by_relation(table, graph.types):
-            if several and types is not None:
+            if several:
                 if not trains[rows].any():
                     continue
                 of = f" of {types.relations[types.one_predicted][1]}"
@@ -116,7 +116,7 @@ class TrainPairs:
     """Labels of `pairs`; None: the task is link."""
     relations: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = field(default=None, kw_only=True)
     """Relation of each of `pairs` [N] and of `given` [M]; None: all are of one, or have none."""
-    types: GraphTypes | None = field(default=None, kw_only=True)
+    types: GraphTypes = field(default=SINGLE, kw_only=True)
     """Types that say which relation pairs are of; None: those of the graph."""
 
     @classmethod
@@ -153,7 +153,7 @@ class TrainPairs:
         """`of`, for a rank that has some rows of the graph, of V nodes. No negatives by degree."""
         table, given = pairs.table, given_negatives(pairs.table, "train")
         relations = None
-        if rows.types is not None and rows.types.predicts_several:
+        if rows.types.predicts_several:
             relations = table[:, 3], table[table[:, 2] == KIND_OF["train"], 3]
         of_all = {"num_nodes": num_nodes, "labels": pairs.labels, "relations": relations}
         return cls(rows, table[:, :2], negatives, given, time, **of_all)
@@ -206,7 +206,7 @@ class TrainPairs:
     def _alike(self) -> npt.NDArray[np.int64]:
         """int64 [R], for each relation the first one by whose law its negatives are drawn: uniform ones depend on the
         types of its ends only."""
-        assert self.graph.types is not None and self.negatives is not None
+        assert self.negatives is not None
         count = self.graph.types.num_relations
         if self.negatives.law != "uniform":
             return np.arange(count)
@@ -217,7 +217,7 @@ class TrainPairs:
     @cached_property
     def _of_relation(self) -> dict[int, "TrainPairs"]:
         """The pairs of each predicted relation alone."""
-        assert self.relations is not None and self.graph.types is not None
+        assert self.relations is not None
         of_pairs, of_given = self.relations
         return {
             r: replace(
@@ -245,7 +245,6 @@ class TrainPairs:
         """int64 [b], of each pair the place of its relation among those predicted; None: all are of one."""
         if self.relations is None:
             return None
-        assert self.graph.types is not None
         place = np.empty(self.graph.types.num_relations, np.int64)
         place[list(self.graph.types.predicted)] = np.arange(len(self.graph.types.predicted))
         return place[self.relations[0][numbers]]
@@ -270,7 +269,8 @@ class TrainPairs:
         if law == "batch" and size > 1:
             other = np.arange(size)[:, None] + 1 + (x * (size - 1)).astype(np.int64)
             return positive[other % size, column]
-        if (types := self.types or graph.types) is not None:
+        types = graph.types if self.types.is_single else self.types
+        if not types.is_single:
             kind = int(types.ends[types.one_predicted][column])
             return types.nodes(kind, (x * types.num_nodes(kind)).astype(np.int64))
         return (x * self.num_nodes).astype(np.int64)
@@ -321,7 +321,7 @@ class TrainPairs:
         return lost
 
 
-def num_edges_of_pairs(graph: Graph, types: GraphTypes | None = None) -> int:
+def num_edges_of_pairs(graph: Graph, types: GraphTypes = SINGLE) -> int:
     """Number of edges that are pairs: see `of_pairs`."""
     chosen = of_pairs(graph, types=types)
     return graph.num_edges if isinstance(chosen, slice) else len(chosen)
@@ -344,7 +344,7 @@ def own_weights(graph: Graph, pairs: PairArray, num_nodes: int, first: int = 0) 
 def own_weights_by_relation(links: TrainPairs, first: int = 0) -> npt.NDArray[np.float64]:
     """`own_weights` of pairs of several relations: of the edges that `own_edges.ways` says are a pair's."""
     graph, types = links.graph, links.graph.types
-    assert links.relations is not None and types is not None and graph.edge_type is not None
+    assert links.relations is not None and graph.edge_type is not None
     found, edges = np.zeros((len(links.pairs), 2)), (edge_keys(graph, links.num_nodes, first), graph.edge_weight)
     for group in types.pair_relations:
         rows = np.flatnonzero(links.relations[0] == group[0])

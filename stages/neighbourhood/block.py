@@ -435,7 +435,7 @@ def whole_graph(
 def types_of_edges(graph: Graph, positions: Any, device: torch.device | None = None) -> EdgeTypes | None:
     """Types of the edges at some positions of a graph, for rows on a device or on the host; None if it has one type of
     edges. Raises InputError if positions are needed and not there."""
-    if graph.types is None:
+    if graph.types.is_single:
         return None
     if positions is None:
         raise InputError("blocks of a graph with types need the positions of their edges; set edge_ids = true")

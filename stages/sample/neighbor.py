@@ -119,12 +119,12 @@ class NeighborSampler:
     def check(self, graph: Graph) -> None:
         """Raises InputError if this sampler is `weighted` and the graph has no edge weights, or has a fanout for a
         relation that is not there."""
-        if graph.types is None and self.relations:
+        if graph.types.is_single and self.relations:
             raise InputError(
                 f"the sampler has a fanout for relation '{next(iter(self.relations))}', but the graph has one type of "
                 "edges; leave relations out"
             )
-        if graph.types is not None:
+        if not graph.types.is_single:
             self.by_relation(graph.types)
             if self.weighted:
                 raise InputError(
@@ -166,14 +166,14 @@ class NeighborSampler:
             keep_positions=self.edge_ids,
             keep_weights=self._reads_weights(graph),
             workspace=workspace,
-            **({} if graph.types is None else {"by_relation": self.by_relation(graph.types)}),
+            **({} if graph.types.is_single else {"by_relation": self.by_relation(graph.types)}),
         )
         made: list[Any] = [None] * len(samples)
 
         def finish(i: int) -> None:
-            m, weight = samples[i], [e.weight if graph.types is not None else None for e in samples[i].lists]
+            m, weight = samples[i], [e.weight if not graph.types.is_single else None for e in samples[i].lists]
             of_edges = graph.edge_weight
-            if of_edges is not None and graph.types is not None:
+            if of_edges is not None and not graph.types.is_single:
                 # A kept edge stands for those of its relation that were not: their number is the sample's weight.
                 weight = [e.weight * of_edges[e.positions] for e in m.lists]
             elif of_edges is not None:
@@ -237,12 +237,12 @@ class NeighborSampler:
 
     def _fanouts(self, graph: Graph) -> npt.NDArray[np.int64] | None:
         """See `by_relation`; None if the graph has one type of edges."""
-        return None if graph.types is None else self.by_relation(graph.types)
+        return None if graph.types.is_single else self.by_relation(graph.types)
 
     def bound(self, graph: Graph) -> int | None:
         """See `ResidentBulk`."""
         fanouts = self._fanouts(graph)
-        if graph.types is None or fanouts is None:
+        if graph.types.is_single or fanouts is None:
             return None if min(self.fanout) < 0 else max(self.fanout)
         most = np.bincount(graph.types.ends[:, 1], fanouts.max(0)).max(initial=0)
         return None if fanouts.min(initial=0) < 0 else int(most)
@@ -281,7 +281,7 @@ class NeighborSampler:
         fanout: Any,
         ascending: bool,
     ) -> Drawn:
-        if block.graph.types is not None:
+        if not block.graph.types.is_single:
             assert isinstance(block.first, int)
             return draw_relations(block.graph, block.first, rows, splits, keys, fanout, replace=self.replace)
         return self.draw_in(block.graph, rows, splits, keys, fanout, block.first, ascending)
@@ -315,7 +315,7 @@ class NeighborSampler:
         return graph.edge_weight is not None and not self.weighted
 
     def sends_weights(self, graph: Graph) -> bool:
-        return graph.edge_weight is not None or graph.types is not None
+        return graph.edge_weight is not None or not graph.types.is_single
 
     def weigh(
         self,
@@ -353,7 +353,7 @@ class _DrawsThere:
     def __init__(self, sampler: NeighborSampler, owners: "OwnersOnDevice") -> None:
         self._sampler, self._owners, self._graph = sampler, owners, owners.rows.graph
         self.fanout, self.replace, self.expand_all = sampler.fanout, sampler.replace, sampler.expand == "all"
-        self._fanouts: Any = sampler.fanout if self._graph.types is None else sampler.by_relation(self._graph.types)
+        self._fanouts: Any = sampler.fanout if self._graph.types.is_single else sampler.by_relation(self._graph.types)
         self._sends_weights = sampler.sends_weights(self._graph)
         self.has_values = sampler.edge_ids or self._sends_weights
 
@@ -368,7 +368,7 @@ class _DrawsThere:
         from ..kernels.sampling.device_graph import number_on_device
 
         found, graph, positions = [], self._graph, drawn.positions
-        if graph.types is not None:
+        if not graph.types.is_single:
             found.append(_relation_weights(graph, positions[:num_edges], drawn.ends))
         elif self._sends_weights:
             kept = drawn.ends.diff()
@@ -379,7 +379,7 @@ class _DrawsThere:
             found.append(weight.float())
         if self._sampler.edge_ids:
             ids = positions[:num_edges] + self._owners.rows.first_edge
-            if graph.types is not None:
+            if not graph.types.is_single:
                 # See `remote_nodewise`.
                 ids = ids * graph.types.num_relations + number_on_device(graph, "edge_type")[positions[:num_edges]]
             found.append(ids)

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from ....storage.errors import InputError
 from ....storage.minibatch import Block
 from ....storage.plural import counted
+from ....storage.typed.graph_types import SINGLE
 from ...neighbourhood.block import BlockNeighbourhood
 from ..base import Model
 from ..small_graph import SmallGraph, weights_tried
@@ -114,7 +115,7 @@ def check_on_blocks(model: Model, num_features: int, edge_width: int) -> None:
     attr = torch.rand(len(TRIED), edge_width, generator=torch.Generator().manual_seed(1)).to(like)
     ends = np.array(TRIED).T
     graphs = [
-        SmallGraph(None, ends, np.zeros(len(TRIED), np.int64), attr, w, TRIED_NODES)
+        SmallGraph(SINGLE, ends, np.zeros(len(TRIED), np.int64), attr, w, TRIED_NODES)
         for w in (None, weights_tried(len(TRIED)))
     ]
     edges = torch.from_numpy(ends).to(like.device)

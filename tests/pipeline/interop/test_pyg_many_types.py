@@ -48,7 +48,7 @@ def hetero(seed: int = 0) -> HeteroData:
 def of_graph(graph: Graph) -> HeteroData:
     """A graph with types as a HeteroData, whose edge types have ids."""
     data, types = HeteroData(), graph.types
-    assert types is not None and graph.edge_type is not None and graph.edge_id is not None
+    assert not types.is_single and graph.edge_type is not None and graph.edge_id is not None
     for t, name in enumerate(types.node_types):
         data[name].num_nodes = types.num_nodes(t)
     rows = np.repeat(np.arange(graph.num_nodes), graph.in_degree)
