@@ -213,7 +213,7 @@ def _dataset_store(store: Store) -> dict[str, Any]:
             ),
             "split": ", ".join(f"{n} {lengths[n]}" for n in SPLITS),
         }
-        if (types := open_types(store)) is not None:
+        if not (types := open_types(store)).is_single:
             _add_types(record, types, features, store.value("edges_of_types", list))
     _add_parts(record, store.read("part_offsets") if "part_offsets" in store else None)
     _add_names(record, first_names(store, SHOWN_NAMES + 1), store.meta.get("class_names"))
