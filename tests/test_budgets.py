@@ -20,14 +20,14 @@ BUDGETS: dict[str, float] = {
     # bought readers of other programs' files, the chain over a cut, and rows read from disk in order.
     "lines_code": 67_500,
     # Goal: 35. A ratio: code that goes raises it.
-    "none_checks_per_kloc": 42.9,
-    "none_checks_of_types": 150,  # goal: 15
+    "none_checks_per_kloc": 42.0,
+    "none_checks_of_types": 15,
     # Several of these rose with the same features, by functions that were not looked at one by one; they fall next.
     "functions_over_6_params": 136,  # goal: 90
     "isinstance_on_policies": 66,  # goal: 25
     "see_only_docstrings": 81,  # goal: 0
     "any_annotations": 2045,  # goal: 1862
-    "optional_arguments": 1092,  # goal: 1101
+    "optional_arguments": 1085,  # goal: 1101
     "hasattr": 58,  # goal: 53
     "calls_over_6_positional": 140,  # goal: 0
     "max_positional_args_at_a_call": 16,  # goal: 6
