@@ -92,7 +92,7 @@ def begin(
 ) -> Fetched:
     """Compute the part of the forward pass that needs no parameters, for a model with ``enter(neighbourhood, h)``.
     `forward_backward` on the result does the rest, with the same bits. CPU only."""
-    enter = getattr(model, "enter", None)
+    enter: Any = getattr(model, "enter", None)
     if enter is None:
         return fetched
     _seed_generators(fetched, seed)

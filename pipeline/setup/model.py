@@ -314,8 +314,9 @@ def _check_relations_read(model: nn.Module, outline: Outline) -> None:
     decoder = getattr(model, "decoder", None)
     if outline.predicted_relations is None or decoder is None or isinstance(decoder, Decoder):
         return
+    called: Any = decoder.forward if isinstance(decoder, nn.Module) else decoder
     try:
-        inspect.signature(decoder.forward if isinstance(decoder, nn.Module) else decoder).bind(None, None, None)
+        inspect.signature(called).bind(None, None, None)
     except TypeError:
         raise InputError(
             f"links are of {outline.predicted_relations} relations, but the decoder of {type(model).__name__} takes "

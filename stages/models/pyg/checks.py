@@ -170,8 +170,9 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 def _check_no_relations(conv: nn.Module, name: str) -> None:
+    several = int(str(getattr(conv, "num_relations", 1)))
     for kind in (c.__name__ for c in type(conv).__mro__):
-        if kind in ("RGCNConv", "RGATConv") or (kind == "FiLMConv" and getattr(conv, "num_relations", 1) > 1):
+        if kind in ("RGCNConv", "RGATConv") or (kind == "FiLMConv" and several > 1):
             raise InputError(
                 f"{name} needs a type for each edge, which a PyG model does not get here; use a convolution without "
                 "relations"
