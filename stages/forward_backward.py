@@ -92,11 +92,12 @@ def begin(
 ) -> Fetched:
     """Compute the part of the forward pass that needs no parameters, for a model with ``enter(neighbourhood, h)``.
     `forward_backward` on the result does the rest, with the same bits. CPU only."""
-    enter: Any = getattr(model, "enter", None)
+    enter = getattr(model, "enter", None)
     if enter is None:
         return fetched
     _seed_generators(fetched, seed)
     with _precision(fetched, matmul_precision):
+        # pyrefly: ignore[not-callable]
         entered = enter(fetched.neighbourhoods[0], fetched.h)
     return replace(fetched, begun=Begun(entered, torch.default_generator.get_state()))
 

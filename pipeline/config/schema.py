@@ -14,6 +14,11 @@ def takes_numbers(kind: Any) -> bool:
     return bool(kinds & {int, float}) and bool not in kinds
 
 
+def words_between_commas(value: Any) -> Any:
+    """The words of a text between commas; what is no text as it is."""
+    return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+
+
 class Section(BaseModel):
     """Group of related keys. Unknown keys are errors."""
 
@@ -176,10 +181,7 @@ class Train(Section):
     def _lower_case(cls, value: str) -> str:
         return value.lower()
 
-    @field_validator("metrics", mode="before")
-    @classmethod
-    def _between_commas(cls, value: Any) -> Any:
-        return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+    _between_commas = field_validator("metrics", mode="before")(words_between_commas)
 
     @field_validator("schedule", "loss", mode="before")
     @classmethod
@@ -285,6 +287,10 @@ class ClusterOptions(Section):
     """An address of this machine that workers and ranks can reach."""
     dashboard_port: int = Field(default=8787, ge=0, le=65535)
     """Port of the dashboard of a cluster started here; 0 takes any free port."""
+    dashboard_hosts: list[str] = Field(default_factory=list)
+    """Host names under which a proxy shows the run's page, such as that of a JupyterHub or an ingress; on the command
+    line between commas. The page answers to addresses of its own machine, to these, and to that in Dask's
+    ``distributed.dashboard.link``."""
     tls_ca: str | None = None
     """Files of Dask's TLS: certificate authority, certificate and key. A ``host`` or ``scheduler`` beyond this machine
     needs them."""
@@ -314,6 +320,18 @@ class ClusterOptions(Section):
     """Options passed unchanged to the ``dask_cuda.LocalCUDACluster`` that is started here with ``device = "cuda"``: UCX
     (`protocol`, `enable_nvlink`, ...; it has no TLS, see `insecure`) and RMM (`rmm_pool_size`, ...). They concern
     Dask's own messages and tasks; ranks communicate through `backend`, and use torch's allocator."""
+
+    _between_commas = field_validator("dashboard_hosts", mode="before")(words_between_commas)
+
+    @field_validator("dashboard_hosts")
+    @classmethod
+    def _host_names(cls, hosts: list[str]) -> list[str]:
+        for name in hosts:
+            if not name or any(c in name for c in "/:*@ "):
+                raise PydanticCustomError(
+                    "host", "expected names of hosts alone, such as hub.example.org: no scheme, port or path"
+                )
+        return [name.lower() for name in hosts]
 
     @field_validator("scheduler")
     @classmethod

@@ -314,8 +314,9 @@ def _check_relations_read(model: nn.Module, outline: Outline) -> None:
     decoder = getattr(model, "decoder", None)
     if outline.predicted_relations is None or decoder is None or isinstance(decoder, Decoder):
         return
-    called: Any = decoder.forward if isinstance(decoder, nn.Module) else decoder
+    called = decoder.forward if isinstance(decoder, nn.Module) else decoder
     try:
+        # pyrefly: ignore[bad-argument-type]
         inspect.signature(called).bind(None, None, None)
     except TypeError:
         raise InputError(

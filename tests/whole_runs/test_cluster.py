@@ -349,7 +349,7 @@ def test_a_scheduler_that_is_gone_is_named(tmp_path):
         while not told.exists() and process.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
         with dask.config.set({"distributed.comm.timeouts.connect": "1s"}), Client(scheduler_file=str(told)) as client:
-            assert dask_cluster.worker_addresses(client) == []
+            assert dask_cluster.worker_addresses(client) == [] and not dask_cluster._has_dashboard(client)
             process.kill()
             process.wait(60)
             for ask in (dask_cluster.worker_addresses, dask_cluster.wait_for_worker):
