@@ -120,7 +120,6 @@ class ListNeighbourhood(ABC):
         return found._replace(present=self._kernels(ones).spmm(self.lists, ones, of_loops)[:, 0])
 
     def is_loop(self, device: torch.device) -> Tensor:
-        """bool [e], true for the edges from a row to itself, on that device."""
         src, dst = self._ends(self.lists, device)
         return src == dst()
 
