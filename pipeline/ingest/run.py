@@ -49,7 +49,7 @@ from ..datasets.readers.tables import check_columns
 from ..datasets.schema.columns import Columns
 from ..datasets.schema.roles import Schema, schema_of
 from ..datasets.schema.source import GraphTables, SourceTable
-from ..datasets.schema.unread import check_unread
+from ..datasets.schema.unread import check_sets, check_unread
 from . import edges as edge_tasks
 from . import features as feature_tasks
 from .arrays import Matrix, Output, Piece, Written, make_outputs, sample_of, write_slice
@@ -115,8 +115,7 @@ class Ingest:
         imported = [self.folder / "import" / f"{stage}-{k:06d}.parquet" for k in range(len(table.files))]
         items = [(file, table.kind, self.settings.options, into) for file, into in zip(table.files, imported)]
         found = self.stages.run(f"import-{stage}", f"reading {table.title} from CSV", import_csv, items)
-        names = {name for of_file in found for name in of_file}
-        return describe(table, imported, {name: all(f.get(name, False) for f in found) for name in names})
+        return describe(table, imported, found)
 
     def _read_schema(self) -> Schema:
         """The columns of all tables, in `nodes_tables` and `edge_tables`, and what they refuse before rows are
@@ -136,14 +135,17 @@ class Ingest:
         self.node_tables = [t for t in tables if t.source.kind == "nodes"]
         self.edge_tables = [t for t in tables if t.source.kind == "edges"]
         self.notes += check_edge_rows(source.path, [(t.source, t.rows) for t in self.edge_tables])
-        if options.id is None:
-            for table, columns in zip(self.node_tables, schema.nodes):
-                self._check_unread(table, columns, schema)
+        for table, columns in zip(self.node_tables, schema.nodes):
+            self._check_unread(table, columns, schema)
         return schema
 
     def _check_unread(self, table: Table, columns: Columns, schema: Schema) -> None:
-        """See `check_unread`; edges have ends in the table by their relation."""
+        """See `schema.unread`; edges have ends in the table by their relation."""
         rows = self.budget.rows(2 * table.row_bytes)
+        if self.settings.split is None and self.settings.options.split is None:
+            check_sets(columns, table.empty.schema, partial(table.pieces, rows), self.source.path)
+        if self.settings.options.id is not None:
+            return
         ends = [
             (partial(edges.pieces, rows), own.ends[i])
             for edges, own in zip(self.edge_tables, schema.edges)
