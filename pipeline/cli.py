@@ -143,7 +143,9 @@ def _usage_error(error: Any) -> str:
         from .config.aliases import instead_of_flag
 
         taken = {str(p.name) for p in context.command.params} if context is not None else set()
-        text = (instead_of_flag(option, taken) if "overrides" in taken else None) or text
+        advice = instead_of_flag(option, taken) or ""
+        text = advice if "overrides" in taken or ("; give --" in advice and "--set" not in advice) else text
+        text = text or error.format_message()
     return f"{text}\nSee: {context.command_path if context is not None else 'millrace'} --help"
 
 
