@@ -461,17 +461,17 @@ def after(t: Tables, want: Graph) -> Graph:
 def seen(data: Any, label_type: str) -> Graph:
     """The graph of a dataset."""
     graph, types = data.graph, data.graph.types
-    starts = [0] if types is None else types.offsets
+    starts = (0, *types.offsets)
     numbers = [str(v - max(s for s in starts if s <= v)) for v in range(data.num_nodes)]
     names = numbers if data.node_names is None else [str(n).removesuffix(".0") for n in data.node_names]
     dst = np.repeat(np.arange(data.num_nodes), np.diff(np.asarray(graph.indptr))).tolist()
     ends, first, last = zip(np.asarray(graph.indices).tolist(), dst), 0, data.num_nodes
     edges = [("", names[s], "", "", names[d]) for s, d in ends]
-    if types is not None:
+    if not types.is_single:
         of_type = dict(zip(types.node_types, types.offsets))
         i = types.node_types.index(label_type)
         first, last, edges = types.offsets[i], types.offsets[i + 1], []
-        for (a, r, b), store in data.to_pyg().edge_items() if hasattr(data.to_pyg(), "edge_items") else ():
+        for (a, r, b), store in data.to_pyg().edge_items():
             src, to = store["edge_index"].numpy()
             edges += [(a, names[of_type[a] + s], r, b, names[of_type[b] + d]) for s, d in zip(src, to)]
     words, y = data.class_names, np.asarray(data.labels)[first:last]
@@ -519,7 +519,7 @@ def fault(t: Tables, path: Path, out: Path, want: Graph) -> str:
         if (one is None) != (two is None) or (one is not None and not np.array_equal(one, two)):
             return f"other {what} after convert"
     rows = np.arange(first.num_nodes)
-    if first.graph.types is None and not np.array_equal(first.features.gather(rows), second.features.gather(rows)):
+    if first.graph.types.is_single and not np.array_equal(first.features.gather(rows), second.features.gather(rows)):
         return "other features after convert"
     return ""
 
