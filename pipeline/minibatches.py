@@ -65,6 +65,8 @@ class Batch:
     pair_relations: Tensor | None = None
     """int64 [b], of each positive pair the place of its relation among those that are predicted (see
     `GraphTypes.predicted`); None: pairs are of one."""
+    left_out: Tensor | None = None
+    """bool [b, k], negatives that are to count nothing (`link.exclude_known`); None: all count."""
 
 
 class _Seat(Solo):
@@ -170,9 +172,10 @@ class Minibatches:
                         work = feed.get(epoch, index)
                         got = fetcher.fetch(work)
                         links, inputs = got.links, (got.neighbourhoods, got.h, got.y)
-                        of_pairs = () if links is None else (links.pairs, links.features, links.relation)
-                        if links is not None and links.labelled:
-                            of_pairs = links.pairs[:, 0], links.features
+                        of_pairs: tuple[Any, ...] = ()
+                        if links is not None:
+                            pairs = links.pairs[:, 0] if links.labelled else links.pairs
+                            of_pairs = pairs, links.features, links.relation, links.left_out
                         yield Batch(epoch, index, step, *inputs, work.seeds, work.nodes, work, *of_pairs)
                     feed.release(epoch, steps.minibatches_of(step).stop - 1)
         finally:

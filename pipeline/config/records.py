@@ -186,7 +186,8 @@ def for_task(job: Job, dataset: Dataset, sampler: object) -> Job:
 
 def negatives_of(job: Job) -> Negatives:
     """Law of the negatives of a configuration."""
-    return Negatives(job.link.negatives, job.link.num_negatives, job.link.negative_ends)
+    link = job.link
+    return Negatives(link.negatives, link.num_negatives, link.negative_ends, link.shared_negatives, link.exclude_known)
 
 
 def cut_of(job: Job) -> Partitioner | None:

@@ -205,6 +205,8 @@ class Learned(Section):
     ``SGD``."""
     lr: float | None = Field(default=None, gt=0, le=1e6)
     """Learning rate of the rows; by default `train.lr`. `train.schedule` multiplies it too."""
+    weight_decay: float = Field(default=0.0, ge=0, le=1e6)
+    """Factor of a row that is added to its gradient in each step that reads it (an L2 penalty of those rows)."""
 
     def num_read(self, num_features: int) -> int:
         """Columns that the model reads of a dataset with `num_features`."""
@@ -224,9 +226,16 @@ class Links(Section):
     in-degree (``degree``), of those that are the destination of a pair (``destinations``), or the destination of
     another pair of the minibatch (``batch``); ``given``: pairs of the
     given negatives. A drawn one may by chance be positive."""
-    negative_ends: Literal["destination", "both"] = "destination"
-    """Ends of a negative that are drawn: ``destination`` keeps u; ``both`` draws the source too, by the same law:
-    in proportion to its out-degree (``degree``), of the nodes that are sources of pairs (``destinations``)."""
+    negative_ends: Literal["destination", "either", "both"] = "destination"
+    """Ends of a negative that are drawn: ``destination`` keeps u; ``either`` keeps u in the first half of the negatives
+    and v in the others, as knowledge graphs are trained; ``both`` draws both. Sources are drawn by the same law: in
+    proportion to the out-degree (``degree``), of the nodes that are sources of pairs (``destinations``)."""
+    shared_negatives: bool = False
+    """The pairs of a minibatch share their drawn ends, so that hundreds of negatives cost little: scores are one matrix
+    product. Not for negatives of the ``batch`` or ``given`` ones."""
+    exclude_known: bool = False
+    """A drawn negative that is a train pair of its relation counts nothing. Not under ``grappa``, whose ranks do not
+    know all pairs."""
     num_negatives: int = Field(default=1, ge=1, le=65536)
     """Negatives of each positive pair."""
     ranked: Literal["destination", "both"] = "destination"

@@ -75,10 +75,9 @@ class NeighborSampler:
         if not self.fanout:
             raise InputError("fanout is empty; expected one number per layer, nearest the seeds first, such as 15,10,5")
         for s in self.fanout:
-            if isinstance(s, bool) or not isinstance(s, int) or (s < 1 and s != -1) or s > 1 << 16:
-                raise InputError(
-                    f"fanout {list(self.fanout)} holds {s}; expected 1 to 65536, or -1 for every in-neighbour"
-                )
+            wanted = "expected 1 to 65536, or -1 for every in-neighbour; 0 for all layers draws none"
+            if isinstance(s, bool) or not isinstance(s, int) or not -1 <= s <= 1 << 16 or (not s and any(self.fanout)):
+                raise InputError(f"fanout {list(self.fanout)} holds {s}; {wanted}")
         for name, given in self.relations.items():
             numbers = tuple(given) if isinstance(given, list | tuple) else (given,) * len(self.fanout)
             if len(numbers) != len(self.fanout):

@@ -69,6 +69,11 @@ class GraphTypes:
         return tuple(dict.fromkeys(r for group in self.pair_relations for r in group))
 
     @property
+    def own_reverses(self) -> tuple[int, ...]:
+        """Numbers of the predicted relations whose edges have their reverses in the same relation."""
+        return tuple(first for first, *reverses in self.pair_relations if first in reverses)
+
+    @property
     def predicts_several(self) -> bool:
         """True if pairs are of several relations."""
         return len(self.pair_relations) > 1

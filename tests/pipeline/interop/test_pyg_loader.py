@@ -748,7 +748,7 @@ def test_temporal_samples_follow_the_seed_not_bulks() -> None:
         ({"input_nodes": "paper"}, "input_nodes names a node type"),
         ({"input_nodes": ("paper", torch.tensor([0]))}, "input_nodes names a node type"),
         ({"input_id": [1, 2]}, r"input_id has shape \[2\]; expected \[6\]"),
-        ({"num_neighbors": [0]}, "num_neighbors: .*holds 0"),
+        ({"num_neighbors": [2, 0]}, "num_neighbors: .*holds 0"),
         ({"num_neighbors": [-2]}, "num_neighbors: .*holds -2"),
         ({"num_neighbors": 5}, "num_neighbors is 5"),
         ({"num_neighbors": [2.5]}, r"num_neighbors is \[2.5\]"),
