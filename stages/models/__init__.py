@@ -8,7 +8,7 @@ from .gcn import GCN
 from .gin import GIN
 from .gine import GINE
 from .hgt import HGT
-from .identity import Identity
+from .relational import Identity
 from .rgat import RGAT
 from .rgcn import RGCN
 from .rsage import RSAGE
