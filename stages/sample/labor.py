@@ -64,6 +64,8 @@ class LaborSampler:
         NeighborSampler(
             self.fanout, expand=self.expand, relations=self.relations, batch_dependency=self.batch_dependency
         )
+        if not any(self.fanout):
+            raise InputError(f"labor: fanout is {list(self.fanout)}, which draws nothing; take the sampler neighbor")
         if not isinstance(self.poisson, bool):
             raise InputError(f"poisson is {self.poisson!r}; expected true or false")
         if self.poisson and self.weighted:
