@@ -120,6 +120,7 @@ def _about(client: Client, prepared: Prepared, out: Path) -> dict[str, Any]:
         "dataset": prepared.dataset.name,
         "ranks": job.ranks,
         "epochs": job.epochs,
+        "evaluate_every": job.train.evaluate_every if prepared.outline.splits["val"] else None,
         "producers": job.cluster.producers,
     }
 
