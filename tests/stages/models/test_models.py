@@ -273,6 +273,7 @@ def test_the_registry_has_the_names_of_the_command_line() -> None:
         "rsage": "RSAGE",
         "rgat": "RGAT",
         "hgt": "HGT",
+        "identity": "Identity",
     }
 
 
