@@ -29,6 +29,7 @@ from .commands.predict import predict
 from .commands.report import report
 from .commands.run import run
 from .commands.sample import sample
+from .commands.shared.bare_flag import CLASSES
 from .commands.shared.help import ByTheme, example_of
 from .commands.shared.output import flush_all, say
 from .commands.sweep import sweep
@@ -67,7 +68,7 @@ for command in (
     doctor,
     warm,
 ):
-    app.command(epilog=example_of(command.__name__))(command)
+    app.command(cls=CLASSES.get(command.__name__), epilog=example_of(command.__name__))(command)
 
 
 @app.callback(invoke_without_command=True)

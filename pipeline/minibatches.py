@@ -159,7 +159,7 @@ class Minibatches:
         else:
             ranks_job = sampling.job.model_copy(update={"ranks": self.ranks})
             queue = own_queue(replace(sampling, job=ranks_job), Path())
-        job = replace(self._job, queue=queue, bulk_size=queue.bulk_size)
+        job = replace(self._job, queue=queue, packed=queue.packed, bulk_size=queue.bulk_size)
         fetch: Any = sampling.system.fetch
         fetcher: Fetcher = fetch.fetcher(placement, job)
         feed = sampling.system.sample.feed(placement, Phase(0, first, last), job, (first, 0))

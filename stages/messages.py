@@ -17,6 +17,7 @@ from ..storage.graph import Graph
 from ..storage.ledger import Ledger
 from ..storage.links.pairs import Pairs
 from ..storage.partition.edge_shards import EdgeShards
+from ..storage.queue.packed_rows import PackedRows
 from ..storage.store.scratch import Arrays
 from ..storage.typed.graph_types import SINGLE, GraphTypes
 from .assignment import Steps
@@ -284,6 +285,8 @@ class RankJob:
     ledger: Ledger
     queue: Any = None
     """Open MinibatchQueue, for systems that use one."""
+    packed: PackedRows | None = None
+    """Rows beside the minibatches of the queue; None: there are none."""
     produce: bool = True
     """Fill the queue from this process. False if it was filled beforehand, or is filled elsewhere."""
     minibatches_per_step: int = 1

@@ -255,6 +255,11 @@ def features_access(path: Path) -> Literal["mapped", "zarr"]:
     return "mapped" if open_store(Path(path), KIND).value("features_format", str) == "npy" else "zarr"
 
 
+def features_on_disk(path: Path) -> FeatureStore:
+    """Features of the dataset's store in a folder, of which rows are read as they are asked for. Raises StoreError."""
+    return open_features(open_store(Path(path), KIND), features_access(path))
+
+
 def graph_access(store: Store) -> GraphAccess:
     """Way to open the graph of a dataset store with the least memory."""
     return "mapped" if store.is_mappable("indices") else "memory"

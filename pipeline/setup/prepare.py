@@ -73,6 +73,14 @@ class Prepared(Sampling):
         return own | self._numbering(self.outline.graph_types)
 
     @property
+    def reads_edges(self) -> bool:
+        return self.model.reads_edges
+
+    @property
+    def features_digest(self) -> str:
+        return self.fingerprint["features"]
+
+    @property
     def num_train(self) -> int:
         return self.outline.splits["train"]
 

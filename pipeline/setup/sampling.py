@@ -10,6 +10,7 @@ from ...stages.feed.queue_feed import Sampled
 from ...stages.sample.base import check_kernel, reads_times
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
+from ...storage.fingerprint import DatasetDigests
 from ...storage.typed.graph_types import GraphTypes
 from ..assembly.data_part import graph_and_seeds
 from ..assembly.sample_part import SamplePart
@@ -55,6 +56,16 @@ class Sampling:
         # Ranks with blocks of rows name the relation of an edge with its position: see `sample.remote_nodewise`.
         blocks = not types.is_single and isinstance(self.system.sample, SampledByOwners)
         return order | ({"edges": "with relations"} if blocks else {})
+
+    @property
+    def reads_edges(self) -> bool:
+        """True if the job has a model that reads features of edges."""
+        return False
+
+    @property
+    def features_digest(self) -> str:
+        """Digest of the features, which rows that are packed beside samples carry."""
+        return DatasetDigests(self.dataset)["feature_sample"]
 
     @property
     def num_train(self) -> int:
