@@ -6,10 +6,11 @@ Modules and arguments follow the files of the 26.10 wheels; `tests/contracts/rap
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial, reduce
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -128,7 +129,7 @@ def _merged(frame: Any, num_nodes: int, **_: Any) -> Any:
     return cudf.DataFrame({"low": low[first], "high": high[first], "weight": sums.astype("float32")})
 
 
-def _all_merged(frames: list[Any], num_nodes: int) -> Any:
+def _all_merged(frames: Iterable[Sized], num_nodes: int) -> Any:
     """Merge frames two at a time, so that no frame has the rows of all.
 
     Raises:
@@ -196,7 +197,7 @@ def _over_all(client: Any, frames: list[Any], num_nodes: int, num_edges: int) ->
         comms.destroy()
 
 
-def _called(module: Any, graph: Any, algorithm: Algorithm, resolution: float, seed: int) -> Any:
+def _called(module: ModuleType, graph: Any, algorithm: Algorithm, resolution: float, seed: int) -> Any:
     """Arguments of the algorithm: Louvain takes no seed."""
     if algorithm == "louvain":
         return module.louvain(graph, resolution=resolution)[0]
