@@ -19,7 +19,7 @@ BUDGETS: dict[str, float] = {
     # Goal: 61,209 with all that is planned, 58,000 for what there was when it was set. Raised while features come: it
     # bought readers of other programs' files, the chain over a cut, rows read from disk in order, and (from 67,500)
     # features packed beside samples.
-    "lines_code": 67_700,
+    "lines_code": 67_720,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 42.0,
     "none_checks_of_types": 15,
