@@ -85,12 +85,12 @@ class GATv2Conv(nn.Module):
         added = z + beside[:, :, : self.head_width]
         if self.edge is not None:
             added = added + edge[:, :, :-1]
-        return torch.where(edge[:, :, -1] > 0, 0.0, self._logits(added, a) - beside[:, :, self.head_width])
+        return (self._logits(added, a) - beside[:, :, self.head_width]).masked_fill(edge[:, :, -1] > 0, 0.0)
 
     def _message(self, z: Tensor, beside: Tensor, weight: Tensor | None, edge: Tensor, a: Tensor) -> Tensor:
         """``[share * z | share]`` of edges, [e, H, D + 1]. Shares are not divided by their sum yet."""
         share = torch.exp(self._relative(z, beside, weight, edge, a) - beside[:, :, -1])
-        share = torch.where(edge[:, :, -1] > 0, 0.0, share)[:, :, None]
+        share = share.masked_fill(edge[:, :, -1] > 0, 0.0)[:, :, None]
         return torch.cat([self._dropped(share) * z, share], 2)
 
     def _dropped(self, share: Tensor) -> Tensor:

@@ -102,8 +102,6 @@ class BoundedQueue(ABC):
 
     stored = False
     """See `MinibatchQueue.stored`."""
-    packed: "PackedRows | None" = None
-    """See `MinibatchQueue.packed`."""
     _poll_s: float | None = None
     """Interval at which waits poll; None if only this process changes the queue."""
 
@@ -233,6 +231,10 @@ class BoundedQueue(ABC):
                 self._unreleased[key] = (last_index, num_bytes)
                 self._held_bytes += num_bytes
         self._drop_done()
+
+    @property
+    def packed(self) -> "PackedRows | None":
+        return None
 
     @property
     def level(self) -> dict[str, int]:

@@ -4,7 +4,7 @@ together."""
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from ...feed.queue_feed import QueueFeed
 from ...memory.bytes_left import bytes_left
 from ...messages import Placement, RankJob
 from .packed_rows import SampledRows
-from .units import Collected, Plan, RowsAhead, Unit, UnitOfRows, bytes_of, distinct
+from .units import Collected, Plan, RowsAhead, RowSource, Unit, UnitOfRows, bytes_of, distinct
 
 PIECE_BYTES = 256 << 20
 """About this much is read between two looks at whether it is still wanted."""
@@ -147,7 +147,8 @@ class RowsFromDisk(RowsAhead):
         self._most = 0
         """Minibatches of the largest unit."""
         self._waited_s = 0.0
-        super().__init__(feed, rows, plan, unit_bytes, of_edges, lists_of)
+        # `_collected` here asks for the rows of a unit, and never for `collect`.
+        super().__init__(feed, cast(RowSource, rows), plan, unit_bytes, of_edges, lists_of)
         for each in (rows, *([] if of_edges is None else [of_edges])):
             each.is_wanted = lambda: not self._thread.is_closing
 
