@@ -24,9 +24,9 @@ class KnownTrainPairs:
     def of(cls, links: TrainPairs) -> "KnownTrainPairs":
         """Those of the pairs that are trained on."""
         assert links.train is not None
-        pairs, types = links.pairs[links.train], links.types or links.graph.types
+        pairs, types = links.pairs[links.train], links.graph.types if links.types.is_single else links.types
         relation = np.full(len(pairs), ALL) if links.relations is None else links.relations[0][links.train]
-        turned = {ALL if links.relations is None else r for r in types.own_reverses} if types else {ALL}
+        turned = {ALL if links.relations is None else r for r in types.own_reverses} if not types.is_single else {ALL}
         keys = {}
         for r in np.unique(relation).tolist():
             ends = [pairs[relation == r]]
