@@ -66,7 +66,7 @@ class Tables:
     kinds: dict[str, Any] = field(default_factory=dict)
     """Types of columns by role, for files that have types."""
     how: dict[str, Any] = field(default_factory=dict)
-    """How files are written."""
+    """Settings by which the files of a table are written."""
     options: dict[str, Any] = field(default_factory=dict)
     changes: list[str] = field(default_factory=list)
 
@@ -405,14 +405,14 @@ def as_npz(t: Tables, folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Graph:
-    """What is compared of a graph, by the names of its nodes."""
+    """Names, edges, labels and split of a graph, which are compared by the names of its nodes."""
 
     edges: list[Any]
     labels: list[Any]
     split: list[Any]
 
     def differs(self, want: "Graph") -> str:
-        """What is wrong; empty: nothing."""
+        """Describe the first difference; empty if there is none."""
         for what in ("edges", "labels", "split"):
             if (mine := getattr(self, what)) != (right := getattr(want, what)):
                 odd, missing = sorted(set(mine) - set(right)), sorted(set(right) - set(mine))
@@ -433,7 +433,7 @@ def right(t: Tables, name: Callable[[Any], str]) -> Graph:
 
 
 def after(t: Tables, want: Graph) -> Graph:
-    """What is right after changes of labels and ids: `want` with the labels in the tables and names with zeros."""
+    """Return `want` after changes of labels and ids: with the labels in the tables, and names with zeros."""
     zeros = "leading_zeros" in t.changes
 
     def name(v: Any) -> str:
@@ -500,7 +500,7 @@ def converted(path: Path, options: Any, out: Path) -> Any:
 
 
 def fault(t: Tables, path: Path, out: Path, want: Graph) -> str:
-    """What is wrong with how tables are read; empty: nothing; with 'refused' in front: a refusal that helps."""
+    """Describe the fault in how tables are read; empty if there is none, and `refused ...` for a refusal that helps."""
     options = mr.ReadOptions(**t.options)
     first, second = opened(path, options), converted(path, options, out)
     texts = [str(r).replace(str(path.parent), "") for r in (first, second) if isinstance(r, InputError)]

@@ -45,7 +45,7 @@ class FillOrder:
     store: Mapping[str, Any]
     """Arguments of `ZarrQueue.create`."""
     types: GraphTypes
-    """Of the graph."""
+    """Types of the graph's nodes and edges."""
     of_pairs: bool
     """Seeds are the ends of pairs, which every rank reads."""
     graph: str

@@ -75,6 +75,8 @@ class _Bulk:
     """k+1, rows before each minibatch's."""
     sums: tuple[int, ...]
     """k, checksum of each minibatch's rows."""
+    degree_sums: tuple[int, ...]
+    """k, checksum of each minibatch's degrees."""
 
 
 class PackedRows:
@@ -169,9 +171,7 @@ class PackedRows:
         bulk, at = self._bulk(epoch, index)
         kept = np.empty((bulk.offsets[at + 1] - bulk.offsets[at], self.form.columns), self.form.dtype)
         self._read(epoch, index, ROWS, bulk.offsets[at] * self.form.row_bytes, kept)
-        if zlib.crc32(kept.reshape(-1).view(np.uint8).data) != bulk.sums[at]:
-            where = self._location.path(self._name(epoch, index))
-            raise StoreError(f"{where}: the rows of minibatch {index} do not match their checksum; {AGAIN}")
+        self._compare("rows", epoch, index, _checksum(kept), bulk.sums[at])
         return self.form.opened(kept, dtype)
 
     def degrees(self, epoch: int, index: int) -> npt.NDArray[np.float64]:
@@ -180,22 +180,32 @@ class PackedRows:
         columns = self.degree_columns
         found = np.empty((bulk.offsets[at + 1] - bulk.offsets[at], columns))
         self._read(epoch, index, DEGREES, bulk.offsets[at] * columns * 8, found)
+        self._compare("degrees", epoch, index, _checksum(found), bulk.degree_sums[at])
         return found[:, 0] if columns == 1 else found
 
     def drop_damaged(self, epoch: int, mend: Callable[[str], None]) -> None:
         """Drop the epoch's rows that cannot be read, and tell why."""
         for number in sorted(self.committed(epoch)):
-            first = number * self._bulk_size
             try:
-                bulk, _ = self._bulk(epoch, first)
-                for at in range(len(bulk.sums)):
-                    self.rows(epoch, first + at, self.form.dtype if self.form.name == "float64" else np.float32)
-                    if self.degree_columns:
-                        self.degrees(epoch, first + at)
+                self.verify(epoch, number)
             except (StoreError, RunError) as e:
                 self._known.pop((epoch, number), None)
                 self._location.remove(f"epoch-{epoch}/rows-{number}")
                 mend(f"damaged rows were dropped, and are packed again: {e}")
+
+    def verify(self, epoch: int, number: int) -> None:
+        """Read all rows and degrees of a bulk. Raises what `rows` raises."""
+        first = number * self._bulk_size
+        bulk, _ = self._bulk(epoch, first)
+        for at in range(len(bulk.sums)):
+            self.rows(epoch, first + at, self.form.dtype if self.form.name == "float64" else np.float32)
+            if self.degree_columns:
+                self.degrees(epoch, first + at)
+
+    def _compare(self, what: str, epoch: int, index: int, seen: int, expected: int) -> None:
+        if seen != expected:
+            where = self._location.path(self._name(epoch, index))
+            raise StoreError(f"{where}: the {what} of minibatch {index} do not match their checksum; {AGAIN}")
 
     @contextmanager
     def writing(self, epoch: int, number: int, counts: Sequence[int]) -> Iterator["RowWriter"]:
@@ -213,7 +223,7 @@ class PackedRows:
         with self._location.making(f"epoch-{epoch}/rows-{number}", ROWS_KIND, meta) as folder:
             writer = RowWriter(folder, self.form, self.degree_columns, counts)
             yield writer
-            meta |= {"offsets": writer.offsets, "sums": writer.sums}
+            meta |= {"offsets": writer.offsets, "sums": writer.sums, "degree_sums": writer.degree_sums}
 
     def _read(self, epoch: int, index: int, file: str, first: int, into: npt.NDArray[np.number]) -> None:
         view = into.reshape(-1).view(np.uint8)
@@ -235,13 +245,17 @@ class PackedRows:
                 meta = self._location.manifest(name, ROWS_KIND)["meta"]
             except StoreError as e:
                 raise StoreError(f"{e}; {AGAIN}") from None
-            offsets, sums = ([*map(int, meta.get(key, ()))] for key in ("offsets", "sums"))
-            if len(offsets) != len(sums) + 1 or offsets != sorted(offsets):
+            offsets, sums, of_degrees = ([*map(int, meta.get(key, ()))] for key in ("offsets", "sums", "degree_sums"))
+            if not len(offsets) - 1 == len(sums) == len(of_degrees) or offsets != sorted(offsets):
                 raise StoreError(f"{self._location.path(name)} does not say where its rows are; {AGAIN}")
-            found = self._known[key] = _Bulk(tuple(offsets), tuple(sums))
+            found = self._known[key] = _Bulk(tuple(offsets), tuple(sums), tuple(of_degrees))
         if at >= len(found.sums):
             raise StoreError(f"{self._location.path(name)} has no rows of minibatch {index}; {AGAIN}")
         return found, at
+
+
+def _checksum(array: npt.NDArray[np.number], before: int = 0) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, before)
 
 
 class RowWriter:
@@ -257,7 +271,7 @@ class RowWriter:
         """
         self._folder, self._form = folder, form
         self.offsets = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
-        self.sums = [0] * len(counts)
+        self.sums, self.degree_sums = [0] * len(counts), [0] * len(counts)
         self._next = self.offsets[:-1]
         self._shapes = {ROWS: (self.offsets[-1], form.columns), DEGREES: (self.offsets[-1], degree_columns)}
         for name, dtype in ((ROWS, form.dtype), (DEGREES, np.dtype(np.float64)))[: 2 if degree_columns else 1]:
@@ -271,7 +285,8 @@ class RowWriter:
             return
         first = self._next[at]
         put_npy(self._folder, "rows", self._shapes[ROWS], first, kept)
-        self.sums[at] = zlib.crc32(np.ascontiguousarray(kept).reshape(-1).view(np.uint8).data, self.sums[at])
+        self.sums[at] = _checksum(kept, self.sums[at])
         if degrees is not None:
+            self.degree_sums[at] = _checksum(degrees, self.degree_sums[at])
             put_npy(self._folder, "degree", self._shapes[DEGREES], first, degrees.reshape(len(kept), -1))
         self._next[at] = first + len(kept)

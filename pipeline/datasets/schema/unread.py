@@ -118,7 +118,7 @@ def _distinct(rows: Rows, column: str) -> "pa.ChunkedArray | None":
 
 
 def _found(values: "pa.ChunkedArray", used: Sequence[Any]) -> int:
-    """How many of the values that are `used` are among `values`; a number and its digits are the same."""
+    """Count the values that are `used` and among `values`; a number and its digits are the same."""
     import pyarrow as pa
     import pyarrow.compute
 
@@ -130,7 +130,7 @@ def _found(values: "pa.ChunkedArray", used: Sequence[Any]) -> int:
 
 
 def _found_by_id(nodes: Columns, rows: Rows, used: Sequence[Any]) -> int:
-    """How many of the values that are `used` are ids of the column that is read, or numbers of rows without one."""
+    """Count the values that are `used` and are ids of the column that is read, or numbers of rows without one."""
     import numpy as np
     import pyarrow as pa
 

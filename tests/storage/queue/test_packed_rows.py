@@ -102,6 +102,16 @@ def lose(folder: Path) -> None:
     (folder / "rows.npy").unlink()
 
 
+def test_damaged_degrees_are_told_and_mended(tmp_path: Path) -> None:
+    packed, told = filled(tmp_path / "s"), list[str]()
+    with open(tmp_path / "s" / "epoch-0" / "rows-1" / "degree.npy", "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\x11")
+    with pytest.raises(StoreError, match="the degrees of minibatch 5 do not match their checksum"):
+        packed.degrees(0, 5)
+    assert begun(tmp_path / "s", mend=told.append).committed(0) == set() and len(told) == 1
+
+
 @pytest.mark.parametrize(
     ("damage", "error", "phrase"),
     [
