@@ -40,7 +40,7 @@ def accuracies(args: argparse.Namespace, graph: str, folder: Path) -> None:
     before, (given, reading) = None, GRAPHS[graph]
     options, generated = mr.ReadOptions(**reading), graph.startswith("sbm:")
     for kind in args.forms.split(","):
-        found = []
+        found, store = [], folder
         for seed in range(args.seeds):
             store = folder / f"{graph.partition(':')[0]}-{kind}-{seed}"
             source = f"{graph},seed={seed}" if generated else args.data / f"{graph}.npz"

@@ -43,7 +43,12 @@ SMALL = {
 }
 
 
-SYSTEMS = {"bulk": {"bulk": {"topology": "partitioned"}}, "grappa": {}, "sar": {}, "retexo": {}}
+SYSTEMS = {
+    "bulk": {"bulk": {"topology": "partitioned"}},
+    "grappa": {"grappa": {"rotation": "none"}},
+    "sar": {},
+    "retexo": {},
+}
 
 
 def edges_of_parquet(folder: Path, nodes: int) -> str:
@@ -140,7 +145,8 @@ def stored(folder: Path, nodes: int) -> str:
 
 
 def fed(folder: Path, nodes: int) -> str:
-    """Train every system on parts by Leiden, on two ranks; each learns more than chance."""
+    """Train every system on parts by Leiden, on two ranks, which see their own parts alone under grappa; each learns
+    more than chance."""
     data, found = f"sbm:nodes={nodes},classes=4,features=8,degree=12,seed=1", []
     for name, options in SYSTEMS.items():
         config = {**options, "system": name, "dataset": data, "ranks": 2, "partition": {"method": "leiden"}}

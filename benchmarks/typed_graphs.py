@@ -61,7 +61,7 @@ def stored(part: int, cache: Path) -> Path:
     folder = cache / "graphs" / f"mag-shaped-{part}"
     if not (folder / "types.json").exists():
         graph = make(part)
-        assert graph.types is not None
+        assert not graph.types.is_single
         folder.mkdir(parents=True, exist_ok=True)
         seeds = np.random.default_rng(0).permutation(graph.types.num_nodes(0))
         arrays: dict[str, Any] = {"indptr": graph.indptr, "indices": graph.indices, "edge_type": graph.edge_type}

@@ -29,6 +29,7 @@ from .commands.predict import predict
 from .commands.report import report
 from .commands.run import run
 from .commands.sample import sample
+from .commands.shared.bare_flag import CLASSES
 from .commands.shared.help import ByTheme, example_of
 from .commands.shared.output import flush_all, say
 from .commands.sweep import sweep
@@ -67,7 +68,7 @@ for command in (
     doctor,
     warm,
 ):
-    app.command(epilog=example_of(command.__name__))(command)
+    app.command(cls=CLASSES.get(command.__name__), epilog=example_of(command.__name__))(command)
 
 
 @app.callback(invoke_without_command=True)
@@ -143,7 +144,9 @@ def _usage_error(error: Any) -> str:
         from .config.aliases import instead_of_flag
 
         taken = {str(p.name) for p in context.command.params} if context is not None else set()
-        text = (instead_of_flag(option, taken) if "overrides" in taken else None) or text
+        advice = instead_of_flag(option, taken) or ""
+        text = advice if "overrides" in taken or ("; give --" in advice and "--set" not in advice) else text
+        text = text or error.format_message()
     return f"{text}\nSee: {context.command_path if context is not None else 'millrace'} --help"
 
 

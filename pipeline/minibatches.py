@@ -65,6 +65,8 @@ class Batch:
     pair_relations: Tensor | None = None
     """int64 [b], of each positive pair the place of its relation among those that are predicted (see
     `GraphTypes.predicted`); None: pairs are of one."""
+    left_out: Tensor | None = None
+    """bool [b, k], negatives that are to count nothing (`link.exclude_known`); None: all count."""
 
 
 class _Seat(Solo):
@@ -157,7 +159,7 @@ class Minibatches:
         else:
             ranks_job = sampling.job.model_copy(update={"ranks": self.ranks})
             queue = own_queue(replace(sampling, job=ranks_job), Path())
-        job = replace(self._job, queue=queue, bulk_size=queue.bulk_size)
+        job = replace(self._job, queue=queue, packed=queue.packed, bulk_size=queue.bulk_size)
         fetch: Any = sampling.system.fetch
         fetcher: Fetcher = fetch.fetcher(placement, job)
         feed = sampling.system.sample.feed(placement, Phase(0, first, last), job, (first, 0))
@@ -170,9 +172,10 @@ class Minibatches:
                         work = feed.get(epoch, index)
                         got = fetcher.fetch(work)
                         links, inputs = got.links, (got.neighbourhoods, got.h, got.y)
-                        of_pairs = () if links is None else (links.pairs, links.features, links.relation)
-                        if links is not None and links.labelled:
-                            of_pairs = links.pairs[:, 0], links.features
+                        of_pairs: tuple[Any, ...] = ()
+                        if links is not None:
+                            pairs = links.pairs[:, 0] if links.labelled else links.pairs
+                            of_pairs = pairs, links.features, links.relation, links.left_out
                         yield Batch(epoch, index, step, *inputs, work.seeds, work.nodes, work, *of_pairs)
                     feed.release(epoch, steps.minibatches_of(step).stop - 1)
         finally:
@@ -222,7 +225,7 @@ def minibatches(
     data = given if isinstance(given, Dataset) else open_data(job, given, emit)
     check_available(job)
     own = make_system(job) if isinstance(system, str) or system is None else system
-    edges = data.graph.types is None and reads_edges(build("model", MODELS, job.model))
+    edges = data.graph.types.is_single and reads_edges(build("model", MODELS, job.model))
     if edges:
         job, own, _ = with_edges(job, own, None, data)
     sampling = sampling_of(job, data, own, stored=samples is not None)

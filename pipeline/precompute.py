@@ -1,8 +1,8 @@
 """Sampling of all minibatches of a job into a store, ahead of training."""
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from .config.records import make_system
 from .config.systems import SYSTEMS
 from .dashboard.command import recorded_stages
 from .opening import open_with_cluster
+from .packing import PackedSource, Packing, checked_form
 from .setup.checks import check_executor, check_parts
 from .setup.open_queue import check_order
 from .setup.run_folder import locked
@@ -40,37 +41,45 @@ from .telemetry.control import Control
 from .telemetry.events import Emit, Note, StageAdvanced, StageEnded, StageStarted
 
 
-def precompute(job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool]) -> dict[str, Any]:
+def precompute(
+    job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool], features: str | None = None
+) -> dict[str, Any]:
     """Fill a store with the minibatches of ``job.epochs`` epochs. Bulks already in it are kept.
 
     Args:
         job: the job to sample for.
         out: the store's folder, or its URL on an object store.
+        features: pack the rows of each minibatch beside it, in this form (``packing.checked_form``).
         emit: called with every event.
         stop: called between bulks; true interrupts.
 
     Returns:
-        A record: epochs, minibatches, edges (of bulks sampled now), bytes on disk (None on an object store), seconds.
+        A record: epochs, minibatches, edges (of bulks sampled now), bytes on disk (None on an object store), features
+        (the form of packed rows, or None), packed_bytes (of rows packed now), seconds.
 
     Raises:
-        InputError: the job's system does not sample, or `out` was made from something else.
+        InputError: the job's system does not sample, `out` was made from something else, or the disk has no room for
+            the rows.
         RunError: `out` cannot be written, or does not answer.
         Interrupted: `stop` returned true; committed bulks stay, and the same command continues from there.
     """
     place = out if is_url(out) else Path(out)
     goes_on = isinstance(place, Path) and place.exists()
     with recorded_stages("sample", job.dataset, place, emit, goes_on=goes_on) as told:
-        return _precompute(job, out, told, stop)
+        return _precompute(job, out, features, told, stop)
 
 
-def _precompute(job: Job, out: str | Path, emit: Emit, stop: Callable[[], bool]) -> dict[str, Any]:
+def _precompute(
+    job: Job, out: str | Path, features: str | None, emit: Emit, stop: Callable[[], bool]
+) -> dict[str, Any]:
     start = time.perf_counter()
     dataset = open_with_cluster(job, None, emit, lazy=True)
     sampling = _sampling(job, dataset)
     if not sampling.num_train:
         raise InputError("the train split is empty: there is nothing to sample; choose another split")
     sample = _by_owners if sampling.draws_by_owners else _from_whole
-    edges = sample(sampling, out, emit, stop)
+    rows = _Rows(sampling, features, emit)
+    edges = sample(sampling, out, rows, emit, stop)
     seconds = time.perf_counter() - start
     emit(StageEnded("sample", seconds))
     return {
@@ -79,8 +88,46 @@ def _precompute(job: Job, out: str | Path, emit: Emit, stop: Callable[[], bool])
         "minibatches": job.epochs * sampling.minibatches_per_epoch,
         "edges": edges,
         "bytes": None if is_url(out) else sum(f.stat().st_size for f in Path(out).rglob("*") if f.is_file()),
+        "features": rows.form,
+        "packed_bytes": rows.packed_bytes,
         "seconds": seconds,
     }
+
+
+class _Rows:
+    """The rows that are packed beside the samples, if any are asked for."""
+
+    def __init__(self, sampling: Sampling, wanted: str | None, emit: Emit) -> None:
+        """Raises InputError if the form is none."""
+        self._sampling, self._wanted, self._emit = sampling, wanted, emit
+        self._packing: Packing | None = None
+        self._told = False
+        self.form = None if wanted is None else checked_form(wanted, PackedSource.features_of(sampling))
+        self.packed_bytes = 0
+
+    def begin(self, queue: ZarrQueue, source: Callable[[], PackedSource], *, mend: bool) -> None:
+        """Begin to pack beside a queue's bulks, which are still to come. Raises what `Packing` raises."""
+        if self.form is not None:
+            self._packing = Packing(queue, source(), self.form, self._emit, mend=mend)
+
+    def forecast(self, receipt: Receipt) -> None:
+        """Tell, once, what the rows will take, by those of a bulk. Raises InputError if there is no room for them."""
+        if self._packing is not None and not self._told:
+            self._told = True
+            minibatches = self._sampling.job.epochs * self._sampling.minibatches_per_epoch
+            self._packing.forecast(receipt.epoch, receipt.number, minibatches)
+
+    def finish(self, queue: ZarrQueue, stop: Callable[[], bool]) -> None:
+        """Pack what lacks beside the bulks, which are there. Raises what `Packing.finish` raises."""
+        if self._packing is not None:
+            self.packed_bytes = self._packing.finish(queue, self._sampling.job.epochs, stop)
+        elif queue.packed is not None:
+            lacking = any(
+                queue.committed(epoch) - queue.packed.committed(epoch) for epoch in range(self._sampling.job.epochs)
+            )
+            if lacking:
+                form = queue.packed.form.name
+                self._emit(Note(f"bulks lack their features, which others have: sample --features={form} packs them"))
 
 
 def _sampling(job: Job, dataset: Dataset) -> Sampling:
@@ -143,7 +190,7 @@ def _store_of(sampling: Sampling) -> dict[str, Any]:
     }
 
 
-def _from_whole(sampling: Sampling, out: str | Path, emit: Emit, stop: Callable[[], bool]) -> int:
+def _from_whole(sampling: Sampling, out: str | Path, rows: _Rows, emit: Emit, stop: Callable[[], bool]) -> int:
     """Sample by processes that have the whole graph each; the number of edges."""
     job, dataset = sampling.job, sampling.dataset
     # The workers of a cluster open a store themselves.
@@ -160,12 +207,14 @@ def _from_whole(sampling: Sampling, out: str | Path, emit: Emit, stop: Callable[
             _ = sampling_backend(job.kernel)
     store = _store_of(sampling)
     create = partial(queue_at(out).create, out, **store)
+    is_new = not is_url(out) and not Path(out).exists()
     # Anything else at `out` is refused before the folder is locked; leftovers are removed only under the lock.
     create(sweep=False).close()
     # An object store has no lock. A bulk left there by a killed writer has no manifest, and is overwritten when it is
     # sampled again.
-    with nullcontext() if is_url(out) else locked(Path(out)):
+    with _without_room(out, is_new), nullcontext() if is_url(out) else locked(Path(out)):
         queue = create(sweep=not is_url(out), mend=None if is_url(out) else lambda text: emit(Note(text)))
+        rows.begin(queue, lambda: PackedSource.of_dataset(sampling, degrees=not by_tasks), mend=not is_url(out))
         if job.cluster.scheduler is not None and job.kernel in OTHER_BITS:
             fill = partial(_by_named_gpus, sampling, queue, out, store, emit)
         elif by_tasks:
@@ -174,12 +223,26 @@ def _from_whole(sampling: Sampling, out: str | Path, emit: Emit, stop: Callable[
             fill = _producer(sampling, queue, out, store)
         set_num_threads(job.threads)
         try:
-            return _fill(sampling, queue, fill, emit, stop, sweep=not is_url(out))
+            edges = _fill(sampling, queue, fill, rows, emit, stop)
+            rows.finish(queue, stop)
+            return edges
         finally:
             set_num_threads(None)
+            queue.close()
 
 
-def _by_owners(sampling: Sampling, out: str | Path, emit: Emit, stop: Callable[[], bool]) -> int:
+@contextmanager
+def _without_room(out: str | Path, is_new: bool) -> Iterator[None]:
+    """Remove a new store if the disk has no room for its rows."""
+    try:
+        yield
+    except InputError:
+        if is_new:
+            remove_tree(Path(out))
+        raise
+
+
+def _by_owners(sampling: Sampling, out: str | Path, rows: _Rows, emit: Emit, stop: Callable[[], bool]) -> int:
     """Cut the graph, and sample by ranks that hold a block of rows each; the number of edges. What they open lies in a
     folder beside the store until it is complete."""
     from .cluster.dask_cluster import check_reachable
@@ -188,7 +251,7 @@ def _by_owners(sampling: Sampling, out: str | Path, emit: Emit, stop: Callable[[
 
     check_reachable(sampling.job.cluster)
     place = str(out) if is_url(out) else str(Path(out).resolve())
-    if _is_complete(sampling, place):
+    if _is_complete(sampling, place, rows):
         return 0
     name = f"{digest_record({'out': place})[:12]}" if is_url(out) else Path(place).name
     folder = (Path.cwd() if is_url(out) else Path(place).parent) / f".sampling-{name}"
@@ -197,7 +260,7 @@ def _by_owners(sampling: Sampling, out: str | Path, emit: Emit, stop: Callable[[
         exits.enter_context(locked(folder))
         queues = list[ZarrQueue]()
 
-        def create(cut: Sampling) -> dict[str, Any]:
+        def create(cut: Sampling, parts: Path) -> dict[str, Any]:
             store = _store_of(cut)
             if _exists(place):
                 check_order(cut, place, queue_at(place).open(place))
@@ -206,6 +269,11 @@ def _by_owners(sampling: Sampling, out: str | Path, emit: Emit, stop: Callable[[
                 exits.enter_context(locked(Path(place)))
             mend = None if is_url(place) else lambda text: emit(Note(text))
             queues.append(queue_at(place).create(place, sweep=not is_url(place), mend=mend, **store))
+            rows.begin(
+                queues[0],
+                lambda: PackedSource.of_parts(cut, parts) if cut.order else PackedSource.of_dataset(cut, degrees=True),
+                mend=mend is not None,
+            )
             _announce(cut, emit)
             return store
 
@@ -213,13 +281,14 @@ def _by_owners(sampling: Sampling, out: str | Path, emit: Emit, stop: Callable[[
             reports = run_on_cluster(Filling(sampling, place, create), folder, Control(emit, stop))
             if stop():  # ranks may be done before they hear of it
                 raise Interrupted("interrupted; what is committed stays, and the same command goes on from there")
+            queues[0].finish(sweep=not is_url(place))
+            rows.finish(queues[0], stop)
         except InputError:
             remove_tree(folder)
             raise
         finally:
             for queue in queues:
                 queue.close()
-        queues[0].finish(sweep=not is_url(place))
     remove_tree(folder)
     return sum(report.sampled_edges for report in reports)
 
@@ -235,8 +304,8 @@ def _exists(place: str) -> bool:
     return True
 
 
-def _is_complete(sampling: Sampling, place: str) -> bool:
-    """True if a store has all bulks already, by the same cut.
+def _is_complete(sampling: Sampling, place: str, rows: _Rows) -> bool:
+    """True if a store has all bulks already, by the same cut, and the rows that are asked for.
 
     Raises:
         StoreError: it is of something else.
@@ -248,7 +317,13 @@ def _is_complete(sampling: Sampling, place: str) -> bool:
     wanted = _store_of(cut)
     require_fingerprint(place, queue.fingerprint, wanted["fingerprint"])
     bulks = -(-cut.minibatches_per_epoch // queue.bulk_size)
-    whole = all(len(queue.committed(epoch)) >= bulks for epoch in range(sampling.job.epochs))
+    epochs = range(sampling.job.epochs)
+    whole = all(len(queue.committed(epoch)) >= bulks for epoch in epochs)
+    if rows.form is not None:
+        packed = queue.packed
+        whole &= packed is not None and all(len(packed.committed(epoch)) >= bulks for epoch in epochs)
+        if packed is not None:
+            require_fingerprint(place, packed.fingerprint, {"features": sampling.features_digest, "form": rows.form})
     return whole and queue.complete and queue.meta.get("cut") == wanted["meta"].get("cut")
 
 
@@ -307,9 +382,9 @@ def _fill(
     sampling: Sampling,
     queue: ZarrQueue,
     fill: Callable[..., None],
+    rows: _Rows,
     emit: Emit,
     stop: Callable[[], bool],
-    sweep: bool,
 ) -> int:
     """Sample the bulks missing from the queue, and return their number of edges."""
     total, edges = _announce(sampling, emit), 0
@@ -319,14 +394,10 @@ def _fill(
         nonlocal done, edges
         done, edges = done + 1, edges + receipt.edges
         emit(StageAdvanced("sample", done, total))
+        rows.forecast(receipt)
 
-    try:
-        fill(stop=stop, on_receipt=advance)
-        if stop():
-            raise Interrupted(
-                f"interrupted with {done} of {total} bulks committed; the same command goes on from there"
-            )
-        queue.finish(sweep)
-    finally:
-        queue.close()
+    fill(stop=stop, on_receipt=advance)
+    if stop():
+        raise Interrupted(f"interrupted with {done} of {total} bulks committed; the same command goes on from there")
+    queue.finish(sweep=not is_url(queue.path))
     return edges

@@ -24,7 +24,7 @@ from .opening import open_with_cluster
 from .setup.checks import check_available, check_matmul_precision
 from .setup.configure import configure
 from .setup.open_data import absolute_source, opened_from_python
-from .setup.open_queue import check_samples, cut_as, open_samples, own_queue
+from .setup.open_queue import PACKED, check_samples, cut_as, open_samples, own_queue, with_packed
 from .setup.prepare import Prepared, prepare
 from .setup.python_inputs import (
     check_code_given,
@@ -90,10 +90,14 @@ def ready_to_run(call: RunCall, emit: Emit) -> Ready:
     # A name is in the job.
     own = None if isinstance(call.system, str) else call.system
     prepared = prepare(job, dataset, system=own, model=model, code=code, stored=samples is not None)
+    prepared = with_packed(prepared, samples)
     queue = _checked(prepared, samples, folder, resume)
     if resume:
         check_resumable(folder, job, prepared.fingerprint, prepared.dataset)
     untold = (*untold, *not_read(prepared))
+    if PACKED in prepared.fingerprint:
+        form = prepared.fingerprint[PACKED]
+        untold = (*untold, f"training reads features as {form} from {samples}; validation and tests the dataset's own.")
     if prepared.job.start_from is not None and not resume:
         start = prepared.job, prepared.outline.unit, prepared.outline.types
         untold = (*untold, f"{start_of(prepared.model.build(), *start)}.")

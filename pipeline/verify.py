@@ -139,8 +139,13 @@ def _store(folder: Path, tell: Callable[[int], None]) -> list[str]:
         return []
     store = open_store(folder, kind)
     if kind == SAMPLES:
-        for _ in open_queue(folder):  # refuses what a finished store lacks
+        queue = open_queue(folder)
+        for _ in queue:  # refuses what a finished store lacks
             pass
+        if (packed := queue.packed) is not None:
+            for epoch in queue.epochs():
+                for number in sorted(packed.committed(epoch)):
+                    packed.verify(epoch, number)
     for name in store.entries:
         for piece in _pieces(store, name):
             tell(piece.nbytes)

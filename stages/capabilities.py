@@ -17,6 +17,7 @@ class Need(Enum):
     MAPPED = "a mapped graph"
     QUEUE = "a queue on disk"
     STORED = "stored samples"
+    PACKED_EDGES = "features of edges, with packed samples"
     DEVICE = "a GPU"
     DEVICE_DRAWS = "samples drawn on a GPU"
     COMPILE = "a compiled model"

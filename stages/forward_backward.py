@@ -97,6 +97,7 @@ def begin(
         return fetched
     _seed_generators(fetched, seed)
     with _precision(fetched, matmul_precision):
+        # pyrefly: ignore[not-callable]
         entered = enter(fetched.neighbourhoods[0], fetched.h)
     return replace(fetched, begun=Begun(entered, torch.default_generator.get_state()))
 

@@ -17,8 +17,9 @@ from ..storage.graph import Graph
 from ..storage.ledger import Ledger
 from ..storage.links.pairs import Pairs
 from ..storage.partition.edge_shards import EdgeShards
+from ..storage.queue.packed_rows import PackedRows
 from ..storage.store.scratch import Arrays
-from ..storage.typed.graph_types import GraphTypes
+from ..storage.typed.graph_types import SINGLE, GraphTypes
 from .assignment import Steps
 from .comm.base import Group
 from .neighbourhood.base import Neighbourhood
@@ -131,7 +132,7 @@ class Part:
     """The other parts, for policies that read them."""
     edge_features: FeatureStore | None = None
     """[e, D], row i is of the part's edge at position i; None: there are none, or the model reads none."""
-    types: GraphTypes | None = None
+    types: GraphTypes = SINGLE
     """Types of the whole graph; None: there is one type of nodes and edges."""
     pairs: Pairs | None = None
     """All pairs of a link task, or all labelled edges, by global ids; None: nodes are labelled."""
@@ -216,6 +217,11 @@ class PairsToScore:
     of one."""
     all_rows: Callable[[Tensor], Tensor] | None = None
     """Adds rows of other ranks to those of the model's result; None: all ends are among these."""
+    shared: int | None = None
+    """All positive pairs have the same drawn ends: the destinations of so many negatives, the first ones, and the
+    sources of the others, and the decoder is a `links.decoders.Decoder`; None: each has ends of its own."""
+    left_out: Tensor | None = None
+    """bool [b, k], negatives that count nothing, on the device of the rows; None: all count."""
 
     def scores(self, rows: Tensor) -> Tensor:
         """[b, 1 + k], from the rows of the nodes [B, D]; [b, C] of labelled edges."""
@@ -223,8 +229,11 @@ class PairsToScore:
         rows = rows if self.all_rows is None else self.all_rows(rows)
         pairs = self.pairs if self.there is None else self.there
         if not self.labelled:
-            of = () if self.relation is None else (self.relation,)
-            return self.decoder(rows[pairs[..., 0]], rows[pairs[..., 1]], *of)
+            found = self._scored(rows, pairs)
+            if self.left_out is not None:
+                # The loss of a negative this low is 0, and so is its gradient.
+                found = torch.cat([found[:, :1], found[:, 1:].masked_fill(self.left_out, float("-inf"))], 1)
+            return found
         source, destination = pairs[:, 0].unbind(1)
         found = self.decoder(rows[source], rows[destination], *(() if self.features is None else (self.features,)))
         if found.ndim != 2 or len(found) != len(source):
@@ -233,6 +242,20 @@ class PairsToScore:
                 "outputs for each"
             )
         return found
+
+    def _scored(self, rows: Tensor, pairs: Tensor) -> Tensor:
+        """[b, 1 + k], of positive pairs and their negatives."""
+        decoder: Any = self.decoder
+        of = () if self.relation is None else (self.relation,)
+        if self.shared is None:
+            return decoder(rows[pairs[..., 0]], rows[pairs[..., 1]], *of)
+        source, destination = (rows[ends] for ends in pairs[:, 0].unbind(1))
+        scores, until = [decoder(source, destination, *of)[:, None]], 1 + self.shared
+        if self.shared:
+            scores.append(decoder.against(source, rows[pairs[0, 1:until, 1]], self.relation))
+        if until < pairs.shape[1]:
+            scores.append(decoder.against_sources(destination, rows[pairs[0, until:, 0]], self.relation))
+        return torch.cat(scores, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,6 +283,8 @@ class RankJob:
     ledger: Ledger
     queue: Any = None
     """Open MinibatchQueue, for systems that use one."""
+    packed: PackedRows | None = None
+    """Rows beside the minibatches of the queue; None: there are none."""
     produce: bool = True
     """Fill the queue from this process. False if it was filled beforehand, or is filled elsewhere."""
     minibatches_per_step: int = 1

@@ -48,7 +48,7 @@ def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None, first: 
     if dataset is not None and names is not None and found.dtype.kind == "U":
         # Nodes of other types may have the same names.
         wanted = found.reshape(-1).tolist()
-        if dataset.graph.types is not None and (name := names.repeated(wanted)) is not None:
+        if not dataset.graph.types.is_single and (name := names.repeated(wanted)) is not None:
             raise InputError(
                 f"nodes of several types are called '{name}'; give the name of a node type, or in Python ids"
             )

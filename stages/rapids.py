@@ -13,6 +13,7 @@ from ..storage.errors import InputError, MissingExtraError, install
 
 NEEDED = ("cupy", "cudf", "cugraph", "pylibcugraph")
 NEEDED_BY_SEVERAL = ("dask_cuda", "dask_cudf", "raft_dask")
+BY_SCHEDULER = ("raft_dask",)
 TO_SAMPLE = ("cupy", "pylibcugraph")
 TO_READ = ("cupy", "cudf", "dask_cuda")
 
@@ -60,7 +61,8 @@ def _own_gpu(needed: tuple[str, ...]) -> tuple[str, str] | None:
 
 
 def count_gpus(what: str, instead: str, needed: tuple[str, ...] = NEEDED) -> int:
-    """Number of GPUs that RAPIDS can use on the named cluster, or on this machine; at least one.
+    """Number of GPUs that RAPIDS can use on the named cluster, or on this machine; at least one. To cut or read on
+    several of a cluster's, this process needs a GPU of its own, too.
 
     Args:
         what: the feature that needs them, for the message.
@@ -71,10 +73,12 @@ def count_gpus(what: str, instead: str, needed: tuple[str, ...] = NEEDED) -> int
         MissingExtraError: a module is not installed.
         InputError: there is no GPU, or no driver.
     """
-    if gpus := gpus_named(needed):
-        if gpus > 1:
-            _check_has((*needed, *NEEDED_BY_SEVERAL), what, instead)
-        return gpus
+    named = gpus_named(needed)
+    if named > 1:
+        _check_has((*needed, *NEEDED_BY_SEVERAL), what, instead)
+        _check_processes(needed, what, instead)
+    if named == 1 or (named and needed == TO_SAMPLE):
+        return named
     _check_has(needed, what, instead)
     import cupy
 
@@ -89,14 +93,32 @@ def count_gpus(what: str, instead: str, needed: tuple[str, ...] = NEEDED) -> int
         raise InputError(
             f"{what} needs an NVIDIA GPU, but there is none; use {instead}, or a machine with a GPU and its driver"
         )
-    if gpus > 1:
+    if not named and gpus > 1:
         _check_has(NEEDED_BY_SEVERAL, what, instead)
-    return gpus
+    return named or gpus
+
+
+def _lacking(modules: tuple[str, ...]) -> list[str]:
+    return [m for m in modules if find_spec(m) is None]
+
+
+def _check_processes(needed: tuple[str, ...], what: str, instead: str) -> None:
+    """Check the other processes of a named cluster of several GPUs: its workers, and for cuGraph its scheduler, which
+    makes the id by which NCCL connects the workers."""
+    client = _named.get()
+    found = {f"the worker {at}": lacking for at, lacking in client.run(_lacking, NEEDED_BY_SEVERAL).items()}
+    if "cugraph" in needed:
+        found["the scheduler"] = client.run_on_scheduler(_lacking, BY_SCHEDULER)
+    for process, lacking in found.items():
+        if lacking:
+            raise MissingExtraError(
+                f"{what} on several GPUs needs RAPIDS in each process of the cluster, but {process} cannot find "
+                f"{', '.join(lacking)}; use {instead}, or {install('gpu')} there too"
+            )
 
 
 def _check_has(modules: tuple[str, ...], what: str, instead: str) -> None:
-    lacking = [m for m in modules if find_spec(m) is None]
-    if lacking:
+    if lacking := _lacking(modules):
         raise MissingExtraError(
             f"{what} needs an NVIDIA GPU and RAPIDS, but {', '.join(lacking)} cannot be found; use {instead}, "
             f"or {install('gpu')}, where there is a GPU"
@@ -115,11 +137,14 @@ def gpu_cluster(gpus: int) -> Iterator[Any]:
         yield _named.get()
         return
     from dask_cuda import LocalCUDACluster
-    from distributed import Client
+    from distributed import Client, Security
 
+    # Every user of this machine reaches a port on loopback, and could run code as its owner. Without an address the
+    # scheduler's pages would be open to other machines.
+    secured = {"protocol": "tls", "security": Security.temporary(), "host": "127.0.0.1"}
     with (
         _environment_as_it_was(),
-        LocalCUDACluster(n_workers=gpus, dashboard_address=None) as cluster,
+        LocalCUDACluster(n_workers=gpus, dashboard_address="127.0.0.1:0", **secured) as cluster,
         Client(cluster) as client,
     ):
         yield client

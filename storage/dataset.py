@@ -129,7 +129,7 @@ class Dataset:
         """Nodes that a model predicts, or gives rows for: V, or in a graph with types the nodes of the first type, but
         all where pairs are labelled."""
         types = self.graph.types
-        return self.num_nodes if types is None or self.of_pairs else types.num_nodes(0)
+        return self.num_nodes if types.is_single or self.of_pairs else types.num_nodes(0)
 
     @property
     def num_outputs(self) -> int:
@@ -200,7 +200,7 @@ class Dataset:
         graph, nodes = self.graph, np.arange(self.num_nodes)
         ends = np.stack([graph.indices.astype(np.int64), np.repeat(nodes, graph.in_degree)])
         types = graph.types
-        if types is None:
+        if types.is_single:
             # Copies, so that changes there do not reach this dataset.
             data = target = Data(x=torch.from_numpy(np.array(self.features.gather(nodes))))
             data.edge_index = torch.from_numpy(ends)
@@ -229,14 +229,14 @@ class Dataset:
             mask = torch.zeros(self.num_targets, dtype=torch.bool)
             mask[torch.from_numpy(np.array(getattr(self.split, name)))] = True
             target[f"{name}_mask"] = mask
-        if graph.edge_weight is not None and types is None:
+        if graph.edge_weight is not None and types.is_single:
             data.edge_weight = torch.from_numpy(np.array(graph.edge_weight))
-        if graph.edge_features is not None and types is None:
+        if graph.edge_features is not None and types.is_single:
             data.edge_attr = torch.from_numpy(np.array(graph.edge_features.gather(np.arange(graph.num_edges))))
         for name in ("edge_time", "node_time"):
             if (times := getattr(graph, name)) is None:
                 continue
-            if types is None:
+            if types.is_single:
                 data[name] = torch.from_numpy(np.array(times))
                 continue
             kinds = graph.edge_type if name == "edge_time" else types.types_of(nodes)
@@ -252,7 +252,7 @@ class Dataset:
         import torch
 
         for types, rows in by_relation(self.pair_table, self.graph.types):
-            target = data if types is None else data[types.relations[types.one_predicted]]
+            target = data if types.is_single else data[types.relations[types.one_predicted]]
             own = np.zeros(len(self.pair_table), bool)
             own[rows] = True
             for name in SPLITS:
@@ -388,7 +388,7 @@ def counted_outputs(task: str, number: int, of_edges: bool = False) -> str:
 def check_one_type(dataset: Dataset, doing: str) -> None:
     """Raise InputError if the graph has several types of nodes or edges, which `doing`, such as ``cutting it into
     parts``, does not know."""
-    if (types := dataset.graph.types) is not None:
+    if not (types := dataset.graph.types).is_single:
         counts = f"{counted(len(types.node_types), 'node type')} and {counted(types.num_relations, 'relation')}"
         raise InputError(f"{dataset.name} has {counts}, and {doing} is for graphs with one type of nodes and edges")
 

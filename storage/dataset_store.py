@@ -39,7 +39,7 @@ from .stored.narrowed import lost_notes
 from .stored.read_as import reading_of
 from .stored.version1 import read_version_1, store_of_version_1
 from .typed.features import TypedFeatures
-from .typed.graph_types import GraphTypes, edges_of_types
+from .typed.graph_types import SINGLE, GraphTypes, edges_of_types
 
 KIND = "dataset"
 FEATURES_FILE = "features.npy"
@@ -116,7 +116,7 @@ def write_dataset(
         **({} if names is None or names.integers is None else {INTEGER_NAMES: names.integers}),
         **({} if graph.time_unit is None else {"time_unit": graph.time_unit}),
         **{k: v for k, v in (("hides_pairs", dataset.hides_pairs), ("read_as", dict(dataset.read_as))) if v},
-        **({} if graph.types is None else {"types": graph.types.record(), "edges_of_types": edges_of_types(graph)}),
+        **({} if graph.types.is_single else {"types": graph.types.record(), "edges_of_types": edges_of_types(graph)}),
     }
     sweep_leftovers(path.parent, of=path.name)
     with needing_space(path), committed_folder(path, overwrite=overwrite) as folder:
@@ -166,11 +166,10 @@ def features_file(suffix: str = "") -> str:
     return FEATURES_FILE.replace(".", f"{suffix}.")
 
 
-def open_types(store: Store) -> GraphTypes | None:
-    """Types of the nodes and edges of a dataset store; None if there is one of each. Raises StoreError if they are
-    damaged."""
+def open_types(store: Store) -> GraphTypes:
+    """Types of the nodes and edges of a dataset store. Raises StoreError if they are damaged."""
     if "types" not in store.meta:
-        return None
+        return SINGLE
     with proving(store.path):
         types = GraphTypes.of_record(store.value("types", dict))
         return types.check(store.entries["indptr"]["shape"][0] - 1, edge_feature_width(store))
@@ -199,7 +198,7 @@ def features_dtype(store: Store) -> FeatureDtype | None:
 def open_features(store: Store, place: FeaturesAccess) -> FeatureStore:
     """Features of a dataset store, in memory or on disk. Raises what `open_dataset_store` raises."""
     types = open_types(store)
-    if types is None:
+    if types.is_single:
         found = _open_part(store, place, "")
     else:
         parts = tuple(_open_part(store, place, f"_{t}") for t in range(len(types.node_types)))
@@ -254,6 +253,11 @@ def features_access(path: Path) -> Literal["mapped", "zarr"]:
         StoreError: there is no dataset's store.
     """
     return "mapped" if open_store(Path(path), KIND).value("features_format", str) == "npy" else "zarr"
+
+
+def features_on_disk(path: Path) -> FeatureStore:
+    """Features of the dataset's store in a folder, of which rows are read as they are asked for. Raises StoreError."""
+    return open_features(open_store(Path(path), KIND), features_access(path))
 
 
 def graph_access(store: Store) -> GraphAccess:

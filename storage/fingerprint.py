@@ -136,7 +136,7 @@ def later_digests(graph: Graph) -> dict[str, Any]:
     is that of earlier versions."""
     times = {name: getattr(graph, name) for name in ("edge_time", "node_time")}
     found: dict[str, Any] = {name: array_digest(a) for name, a in times.items() if a is not None}
-    if graph.types is None or graph.edge_type is None:
+    if graph.types.is_single or graph.edge_type is None:
         return found
     return {**found, "types": graph.types.record(), "edge_type": array_digest(graph.edge_type)}
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from .errors import InputError
 from .plural import are, counted
 from .times.moments import as_times, check_times, check_unit, in_one_unit
-from .typed.graph_types import GraphTypes, check_edge_type
+from .typed.graph_types import SINGLE, GraphTypes, check_edge_type
 
 if TYPE_CHECKING:
     from .features import FeatureStore
@@ -72,8 +72,8 @@ class Graph:
     """int64 [E], the position of each edge in its input, or None."""
     part_offsets: npt.NDArray[np.int64] | None = None
     """int64 [P+1], the first node of each part and V, if nodes were renumbered part by part; else None."""
-    types: GraphTypes | None = None
-    """Types of nodes and edges; None: there is one of each. Edges of a row are then sorted by (relation, source)."""
+    types: GraphTypes = SINGLE
+    """Types of nodes and edges. With several, edges of a row are sorted by (relation, source)."""
     edge_type: npt.NDArray[Any] | None = None
     """[E] of `GraphTypes.edge_dtype`, the relation of each edge; None if there are no types."""
     edge_features: "FeatureStore | None" = None
@@ -120,7 +120,7 @@ class Graph:
 
     def __repr__(self) -> str:
         weighted = ", weighted" if self.is_weighted else ""
-        if self.types is not None:
+        if not self.types.is_single:
             weighted += f", {counted(len(self.types.node_types), 'node type')}"
             weighted += f", {counted(self.types.num_relations, 'relation')}"
         if self.num_edge_features:
@@ -203,9 +203,9 @@ class Graph:
                 check_of_edges(name, array, self.num_nodes, len(self.indices))
         if self.part_offsets is not None:
             check_offsets(self.part_offsets, self.num_nodes)
-        if (self.types is None) != (self.edge_type is None):
+        if self.types.is_single != (self.edge_type is None):
             raise InputError("a graph has types and no edge_type, or the reverse; expected both or neither")
-        if self.types is not None and self.edge_type is not None:
+        if self.edge_type is not None:
             self.types.check(self.num_nodes, None if self.edge_features is None else self.num_edge_features)
             check_edge_type(self.types, self.edge_type, self.indptr, self.indices)
         for name, count in (("edge_time", self.num_edges), ("node_time", self.num_nodes)):

@@ -135,10 +135,9 @@ class LazyGraph(Graph):
 
     @cached_property
     def edge_type(self) -> npt.NDArray[Any] | None:
-        types = self.types
-        if types is None:
+        if self.types.is_single:
             return None
-        return self._checked("edge_type", lambda a: check_edge_type(types, a, self.indptr, self.indices))
+        return self._checked("edge_type", lambda a: check_edge_type(self.types, a, self.indptr, self.indices))
 
     @property
     def files(self) -> dict[str, Path]:

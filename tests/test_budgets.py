@@ -17,17 +17,18 @@ ROOT = Path(__file__).resolve().parents[1]
 
 BUDGETS: dict[str, float] = {
     # Goal: 61,209 with all that is planned, 58,000 for what there was when it was set. Raised while features come: it
-    # bought readers of other programs' files, the chain over a cut, and rows read from disk in order.
-    "lines_code": 66_610,
+    # bought readers of other programs' files, the chain over a cut, rows read from disk in order, and (from 67,500)
+    # features packed beside samples; names in the place of long rows of arguments bought the last 180.
+    "lines_code": 67_900,
     # Goal: 35. A ratio: code that goes raises it.
-    "none_checks_per_kloc": 42.9,
-    "none_checks_of_types": 150,  # goal: 15
+    "none_checks_per_kloc": 40.8,
+    "none_checks_of_types": 14,
     # Several of these rose with the same features, by functions that were not looked at one by one; they fall next.
     "functions_over_6_params": 131,  # goal: 90
     "isinstance_on_policies": 66,  # goal: 25
     "see_only_docstrings": 0,
     "any_annotations": 2045,  # goal: 1862
-    "optional_arguments": 1048,  # goal: 1101
+    "optional_arguments": 1044,  # goal: 1101
     "hasattr": 58,  # goal: 53
     "calls_over_6_positional": 0,
     "max_positional_args_at_a_call": 6,

@@ -90,7 +90,7 @@ def test_snippets_are_still_found():
 
 def test_the_pages_stay_short():
     """Whatever does not fit belongs into docs/."""
-    for name, most in (("README.md", 150), ("ARCHITECTURE.md", 250), ("CONTRIBUTING.md", 110)):
+    for name, most in (("README.md", 150), ("ARCHITECTURE.md", 200), ("CONTRIBUTING.md", 110)):
         assert len((ROOT / name).read_text().splitlines()) <= most, name
 
 

@@ -1,5 +1,6 @@
 """The wheel holds the package, all of it and nothing else, and runs from wherever it is put."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -90,3 +91,34 @@ print(millrace.__version__, from_edges([0, 1], [1, 2]).num_edges)
         check=False,
     )
     assert named.stdout.startswith("millrace "), named.stderr
+
+
+@pytest.mark.slow
+def test_wheel_trains_and_predicts_in_an_empty_environment(wheel, tmp_path):
+    """pip puts the wheel into a new environment; libraries come from this one's folder, whose `.pth` files, by which
+    this checkout is installed, are not read there."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True, timeout=240)
+    python = tmp_path / "venv" / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", f"--python={python}", "install", "--quiet", "--no-index", "--no-deps", wheel]
+    subprocess.run(pip, check=True, timeout=240)
+    (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    (site / "libraries.pth").write_text("\n".join(path for path in sys.path if path.endswith("-packages")))
+    # What this process was started with must not lead to the checkout.
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            arguments, cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=600, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert run(str(python), "-c", "import millrace; print(millrace.__file__)").strip() == f"{site}/millrace/__init__.py"
+    millrace_command = str(python.with_name("millrace"))
+    job = ["--dataset", "digits", "--layers", "1", "--fanout", "5", "--hidden", "8", "--epochs", "1", "--out", "run"]
+    run(millrace_command, "run", *job, "--set", "threads=1", "--json")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["status"] == "done" and result["versions"]["millrace-gnn"] == millrace.__version__
+    run(millrace_command, "predict", "run", "--out", "predictions.csv")
+    head, *rows = (tmp_path / "predictions.csv").read_text().splitlines()
+    assert head.replace('"', "") == "node,class,probability" and len(rows) == result["num_nodes"]

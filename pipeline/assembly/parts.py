@@ -12,7 +12,7 @@ from ...stages.partition.stage import open_neighbours, open_shards
 from ...storage.array_checks import proving, require, require_within
 from ...storage.features import ConvertedFeatures, FeatureStore
 from ...storage.store.scratch import Arrays, Empty, InFiles, in_memory
-from ...storage.typed.graph_types import GraphTypes
+from ...storage.typed.graph_types import SINGLE, GraphTypes
 
 
 def arrays_at(graph: str, features: str, folder: Path) -> Arrays:
@@ -37,7 +37,7 @@ class Parts:
     """C, if labels are to be checked."""
     edges: bool = field(default=False, kw_only=True)
     """True if the features of edges are read."""
-    types: GraphTypes | None = field(default=None, kw_only=True)
+    types: GraphTypes = field(default=SINGLE, kw_only=True)
     """Types of the whole graph; None: there is one of each."""
     empty: Empty = field(default=in_memory, kw_only=True)
     """Makes the arrays of edges."""

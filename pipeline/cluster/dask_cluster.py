@@ -7,6 +7,8 @@ import os
 import signal
 import socket
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, nullcontext, suppress
@@ -23,6 +25,7 @@ from ...storage.errors import InputError, MissingExtraError, RunError, first_lin
 from ..config.held_cluster import held_at
 from ..config.load import Job
 from ..config.schema import ClusterOptions
+from ..dashboard.publisher import HOSTS
 from ..interop.main_guard import check_main_guard
 from ..machine.deadline import temporary_folder
 from ..machine.gpus import INSTALL, uses_ucx, visible
@@ -46,6 +49,8 @@ CLOSE_CLUSTER_S = 10.0
 """Longest wait for a cluster that was started here to stop."""
 LOOP_S = 2.0
 """An event loop that does nothing for this long hangs."""
+LINK_S = 2.0
+"""Longest wait for an answer of the dashboard of a scheduler."""
 SYNC_S = 60.0
 """Interval at which a cluster reports its name to its scheduler."""
 SETTINGS = {
@@ -165,7 +170,7 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
         )
     )
     try:
-        with dask.config.set(SETTINGS), _scratch() as scratch:
+        with dask.config.set({**SETTINGS, HOSTS: c.dashboard_hosts}), _scratch() as scratch:
             cluster = None if c.scheduler else _local(job, workers, security, scratch)
             client = None
             try:
@@ -175,7 +180,8 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
                 if cluster is not None:
                     client.register_plugin(IgnoreSignals())
                 emit(StageEnded("cluster", time.perf_counter() - start))
-                emit(Note(f"dashboard: {client.dashboard_link}"))
+                if cluster is not None or _has_dashboard(client):
+                    emit(Note(f"dashboard: {client.dashboard_link}"))
                 with (
                     emit.on_cluster(client) if isinstance(emit, OnCluster) else nullcontext(),
                     named_cluster(client) if c.scheduler else nullcontext(),
@@ -187,6 +193,19 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
         # Dask leaves the thread settings of its workers in this process's environment.
         os.environ.clear()
         os.environ.update(environment)
+
+
+def _has_dashboard(client: Client) -> bool:
+    """False if the scheduler answers that it has no pages, as one of ``--no-dashboard`` does."""
+    try:
+        # Not through a proxy for the rest of the web.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        opener.open(f"{client.dashboard_link}/metadata", timeout=LINK_S).close()
+    except urllib.error.HTTPError as e:
+        return e.code != 404
+    except (OSError, ValueError):
+        pass
+    return True
 
 
 def _close(client: Client | None, cluster: LocalCluster | None) -> None:

@@ -254,6 +254,7 @@ def _prepared(spec: RankSpec, job: Any) -> Any:
     from ..assembly.data_part import DataPart
     from ..interop.user_code import unpickled
     from ..setup.model import Outline
+    from ..setup.open_queue import with_packed
     from ..setup.prepare import prepare, prepare_part, with_data_read
 
     # pyrefly: ignore[bad-argument-type]
@@ -274,7 +275,7 @@ def _prepared(spec: RankSpec, job: Any) -> Any:
             order=spec.order,
             stored=stored,
         )
-    prepared = prepare(job, data.open(), model=module, code=code, stored=stored)
+    prepared = with_packed(prepare(job, data.open(), model=module, code=code, stored=stored), spec.samples)
     if prepared.fingerprint != spec.fingerprint:
         differing = sorted(k for k in spec.fingerprint if prepared.fingerprint.get(k) != spec.fingerprint[k])
         raise RunError(

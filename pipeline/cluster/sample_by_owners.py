@@ -44,8 +44,8 @@ class FillOrder:
     """Folder or URL of the store."""
     store: Mapping[str, Any]
     """Arguments of `ZarrQueue.create`."""
-    types: Mapping[str, Any] | None
-    """Record of the graph's types; None: there is one of each."""
+    types: GraphTypes
+    """Types of the graph's nodes and edges."""
     of_pairs: bool
     """Seeds are the ends of pairs, which every rank reads."""
     graph: str
@@ -70,7 +70,7 @@ class FillOrder:
             job.epochs,
             queue,
             store,
-            None if types is None else types.record(),
+            types,
             of_pairs=sampling.dataset.of_pairs,
             graph=job.graph,
             slow_peer_warning_s=job.cluster.slow_peer_warning_s,
@@ -118,8 +118,7 @@ def sample_by_owners(
         tell=lambda text: control.emit(Note(text)),
         arrays=arrays_at(order.graph, "memory", parts),
     )
-    types = None if order.types is None else GraphTypes.of_record(order.types)
-    opened = Parts(parts, torch.float32, False, types=types, empty=job.arrays.graph)
+    opened = Parts(parts, torch.float32, False, types=order.types, empty=job.arrays.graph)
     part = opened.part(group.rank // order.blocks.replication)
     if order.of_pairs:
         part = replace(part, pairs=pairs_of(data.open()))

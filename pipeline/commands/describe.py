@@ -213,7 +213,7 @@ def _dataset_store(store: Store) -> dict[str, Any]:
             ),
             "split": ", ".join(f"{n} {lengths[n]}" for n in SPLITS),
         }
-        if (types := open_types(store)) is not None:
+        if not (types := open_types(store)).is_single:
             _add_types(record, types, features, store.value("edges_of_types", list))
     _add_parts(record, store.read("part_offsets") if "part_offsets" in store else None)
     _add_names(record, first_names(store, SHOWN_NAMES + 1), store.meta.get("class_names"))
@@ -304,7 +304,7 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
         "in-degree": f"median {int(np.median(degree)) if len(degree) else 0}, largest {int(degree.max(initial=0))}",
         "without in-edges": int((degree == 0).sum()),
         "edge weights": dataset.graph.edge_weight is not None,
-        **_edge_features(dataset.graph.edge_features, dataset.graph.types is not None),
+        **_edge_features(dataset.graph.edge_features, not dataset.graph.types.is_single),
         **_times(dataset.graph.has_edge_times, dataset.graph.has_node_times),
         **_features(dataset.features),
         **_labels(
@@ -315,7 +315,7 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
         ),
         "split": ", ".join(f"{n} {len(getattr(dataset.split, n))}" for n in SPLITS),
     }
-    if (types := dataset.graph.types) is not None:
+    if not (types := dataset.graph.types).is_single:
         _add_types(record, types, dataset.features, edges_of_types(dataset.graph))
     _add_parts(record, dataset.graph.part_offsets)
     _add_names(record, dataset.node_names, dataset.class_names)

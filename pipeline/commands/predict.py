@@ -30,6 +30,7 @@ def predict(
         typer.Option(help="Ids or names between commas, or train | val | test | unlabelled | all.  [default: all]"),
     ] = None,
     all_probabilities: Annotated[bool, typer.Option("--all-probabilities", help="A column for each class.")] = False,
+    labels: Annotated[bool, typer.Option("--labels", help="Columns with each node's given label and its set.")] = False,
     embeddings: Annotated[
         bool, typer.Option("--embeddings", help="Write the rows that the last layer reads, in place of classes.")
     ] = False,
@@ -87,6 +88,8 @@ def predict(
     if top is not None and (pairs is not None or all_probabilities or embeddings):
         other = "--pairs" if pairs is not None else "--embeddings" if embeddings else "--all-probabilities"
         raise InputError(f"--top and {other} are given; expected one of them")
+    if labels and (top is not None or pairs is not None or (nodes is None and not embeddings and of_edges(run))):
+        raise InputError("--labels is given, but no nodes are predicted; leave it out")
     when = None if at_time is None else _moment(at_time)
     with Terminal() as terminal:
         request = FileRequest(
@@ -116,9 +119,10 @@ def predict(
             report = predict_links_to_file(request, expanded(Path(pairs)), relation)
             done = counted(report["pairs"], "pair")
         else:
-            report = predict_to_file(request, nodes, all_probabilities, embeddings)
+            report = predict_to_file(request, nodes, all_probabilities, embeddings, labels)
             done = counted(report["nodes"], "node")
     text = f"{done} of {report['dataset']} by {report['model']} in {out} ({report['seconds']:.1f} s)"
+    text += f"; {report['scale']}" if "scale" in report else ""
     show(text, report, as_json)
 
 

@@ -35,6 +35,14 @@ def sample(
     batch_size: BatchSizeFlag = None,
     seed: SeedFlag = None,
     split: SplitFlag = None,
+    features: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[FORM]",
+            help="Pack the feature rows of each minibatch beside it, so that training reads them in order: as the "
+            "dataset keeps them, or as float32 | float16 | bfloat16 | int8.",
+        ),
+    ] = None,
     overrides: SetFlag = None,
     allow_code: AllowCodeFlag = None,
     as_json: JsonFlag = False,
@@ -63,11 +71,12 @@ def sample(
     resolved, out = resolve(table), out if "://" in out else str(expanded(Path(out)))
     check_cut_used(resolved, table)
     with heeded(say_aside) as requests, Terminal() as terminal:
-        report = precompute(resolved, out, emit=both(requests, terminal), stop=requests.stop)
+        report = precompute(resolved, out, emit=both(requests, terminal), stop=requests.stop, features=features)
     minibatches = counted(report["minibatches"], "minibatch", "minibatches")
     size = "" if report["bytes"] is None else f", {report['bytes'] / 2**20:,.2f} MiB"
+    packed = f", with features as {report['features']}" if report["features"] else ""
     text = (
-        f"{minibatches} of {counted(report['epochs'], 'epoch')}{size} in {out};"
+        f"{minibatches} of {counted(report['epochs'], 'epoch')}{size} in {out}{packed};"
         f" sampled now: {report['edges']:,} edges ({report['seconds']:.1f} s)"
     )
     show(text, report, as_json)

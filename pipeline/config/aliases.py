@@ -68,6 +68,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "threads": ("num_threads", "n_threads", "nthreads", "omp_num_threads"),
     "dataset": ("data", "dataset_name", "data_path"),
     "device": ("accelerator",),
+    "model.name": ("model_encoder_type", "model_type", "arch"),
     "model.hidden": (
         "hidden_channels",
         "hidden_dim",
@@ -85,10 +86,16 @@ KEYS: dict[str, tuple[str, ...]] = {
     "model.activation": ("act", "activation_fn", "nonlinearity"),
     "sampler.fanout": ("num_neighbors", "num_neighbours", "neighbors", "fanouts", "fan_out"),
     "train.lr": ("learning_rate", "base_lr"),
-    "train.weight_decay": ("wd", "l2", "l2_reg"),
-    "train.patience": ("early_stopping", "early_stop", "early_stopping_patience"),
+    "train.weight_decay": ("wd", "l2", "l2_reg", "wd_l2norm"),
+    "train.patience": (
+        "early_stopping",
+        "early_stop",
+        "early_stopping_patience",
+        "early_stop_rounds",
+        "use_early_stop",
+    ),
     "train.monitor": ("early_stopping_metric", "metric_for_best_model", "best_metric"),
-    "train.metrics": ("metric",),
+    "train.metrics": ("metric", "eval_metric"),
     "train.optimizer": ("optim", "opt", "optimiser"),
     "train.optimizer_options": ("optim_args", "optimizer_kwargs", "optimizer_params"),
     "train.loss": ("loss_fn", "criterion", "loss_function", "objective"),
@@ -106,14 +113,33 @@ KEYS: dict[str, tuple[str, ...]] = {
         "gradient_clipping",
     ),
     "train.ema": ("ema_decay", "model_ema", "ema_rate"),
-    "train.evaluate_every": ("eval_every", "eval_steps", "check_val_every_n_epoch", "val_every"),
+    "train.evaluate_every": (
+        "eval_every",
+        "eval_steps",
+        "check_val_every_n_epoch",
+        "val_every",
+        "eval_frequency",
+        "val_check_interval",
+    ),
     "train.minibatches_per_step": ("accumulate_grad_batches", "gradient_accumulation_steps", "grad_accum"),
     "partition.method": ("partitioner", "partition_method", "part_method"),
     "track": ("report_to", "trackers"),
     "learned.width": ("embedding_dim", "emb_dim", "node_emb_dim", "embedding_size"),
-    "link.negatives": ("neg_sampling", "negative_sampler", "negative_sampling"),
-    "link.num_negatives": ("neg_sampling_ratio", "neg_ratio", "num_neg", "num_neg_samples", "neg_per_pos"),
-    "checkpoint.every_epochs": ("save_every", "save_freq", "checkpoint_every"),
+    "learned.lr": ("sparse_optimizer_lr", "sparse_lr", "emb_lr"),
+    "read.target": ("target_ntype", "predict_ntype", "target_node_type"),
+    "read.feature_columns": ("node_feat_name", "feat_name", "feature_cols"),
+    "read.label_columns": ("label_field", "label_col", "label_name"),
+    "link.negatives": ("neg_sampling", "negative_sampler", "negative_sampling", "train_negative_sampler"),
+    "link.num_negatives": (
+        "neg_sampling_ratio",
+        "neg_ratio",
+        "num_neg",
+        "num_neg_samples",
+        "neg_per_pos",
+        "num_negative_edges",
+    ),
+    "checkpoint.every_epochs": ("save_every", "save_freq", "checkpoint_every", "save_model_frequency"),
+    "checkpoint.keep": ("save_top_k", "topk_model_to_save"),
 }
 """Words of other libraries for a key."""
 
@@ -147,12 +173,14 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "num_gpus",
         "ngpus",
         "devices",
+        "num_trainers",
         "use_cuda",
     ),
     "there are no loader processes; ranks sample in threads (threads), or Dask tasks do (cluster.producers, with "
     "queue.kind 'zarr')": (
         "num_workers",
         "n_workers",
+        "num_samplers",
         "workers",
     ),
     "set train.matmul_precision to 'bfloat16' for mixed precision; dtype applies to everything else": (
@@ -197,14 +225,29 @@ SENTENCES: dict[str, tuple[str, ...]] = {
         "checkpoint_dir",
         "run_dir",
         "logdir",
+        "output",
+        "default_root_dir",
+        "save_model_path",
+        "save_prediction_path",
     ),
     "it is not a key: pass --resume on the command line, or resume=True in Python": (
         "resume",
         "resume_from_checkpoint",
         "ckpt_path",
+        "restore_model_path",
     ),
     "it is not a key: pass --samples on the command line, or samples= in Python": ("samples",),
     "each rank has one part (grappa: grappa.chunks parts): set ranks": ("num_parts", "n_parts", "nparts", "parts"),
+    "set ranks, executor 'dask' and --scheduler for those of other machines": (
+        "num_nodes",
+        "nnodes",
+        "ip_config",
+        "master_addr",
+        "rdzv_endpoint",
+    ),
+    "training ends after epochs, by train.patience, a callback's stop() or a signal": ("max_steps", "max_time"),
+    "every draw is keyed by seed: reruns are the same": ("deterministic",),
+    "millrace partition makes parts, and --set partition.owners=FOLDER reads them": ("part_config",),
     "set OGB_ROOT to the folder of OGB's datasets, or dataset to a path": ("root", "data_dir", "data_root"),
 }
 """Advice for words without a matching key."""
@@ -231,7 +274,11 @@ def instead_of_flag(flag: str, taken: Collection[str] = FLAGS) -> str | None:
         return (
             f"no such option: {flag}; give {'--' + short.replace('_', '-') if short in taken else f'--set {key}=...'}"
         )
-    return f"no such option: {flag}; {_SENTENCE_OF[word]}" if word in _SENTENCE_OF else None
+    if word not in _SENTENCE_OF:
+        return None
+    # Words of a sentence mean one thing, for which this command may have a flag.
+    own = next((other for other in SENTENCES[_SENTENCE_OF[word]] if other in taken), None)
+    return f"no such option: {flag}; {_SENTENCE_OF[word] if own is None else f'give --{own}'.replace('_', '-')}"
 
 
 def full_key(path: Sequence[str], value: Any) -> list[str]:

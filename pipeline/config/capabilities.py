@@ -65,7 +65,7 @@ def needs_of(
     """
     needs: dict[Need, Asked] = {}
     if dataset is not None:
-        if dataset.graph.types is not None:
+        if not dataset.graph.types.is_single:
             needs[Need.TYPES] = Asked(counted_types(dataset.graph.types))
         if dataset.task == "link":
             needs[Need.LINKS] = Asked("the task is link")

@@ -177,7 +177,7 @@ def for_task(job: Job, dataset: Dataset, sampler: object) -> Job:
     if job.kernel != "cuda" or "kernel" in job.model_fields_set:
         return job
     by_relation = getattr(sampler, "draws_relations_on_device", False)
-    if not getattr(sampler, "host_only", False) and (dataset.graph.types is None or by_relation):
+    if not getattr(sampler, "host_only", False) and (dataset.graph.types.is_single or by_relation):
         return job
     given = "bulk_size" in job.queue.model_fields_set
     queue = job.queue if given else job.queue.with_defaults(bulk_size=Queue().bulk_size)
@@ -186,7 +186,8 @@ def for_task(job: Job, dataset: Dataset, sampler: object) -> Job:
 
 def negatives_of(job: Job) -> Negatives:
     """Law of the negatives of a configuration."""
-    return Negatives(job.link.negatives, job.link.num_negatives, job.link.negative_ends)
+    link = job.link
+    return Negatives(link.negatives, link.num_negatives, link.negative_ends, link.shared_negatives, link.exclude_known)
 
 
 def cut_of(job: Job) -> Partitioner | None:

@@ -14,6 +14,11 @@ def takes_numbers(kind: Any) -> bool:
     return bool(kinds & {int, float}) and bool not in kinds
 
 
+def words_between_commas(value: Any) -> Any:
+    """The words of a text between commas; what is no text as it is."""
+    return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+
+
 class Section(BaseModel):
     """Group of related keys. Unknown keys are errors."""
 
@@ -176,10 +181,7 @@ class Train(Section):
     def _lower_case(cls, value: str) -> str:
         return value.lower()
 
-    @field_validator("metrics", mode="before")
-    @classmethod
-    def _between_commas(cls, value: Any) -> Any:
-        return [word.strip() for word in value.split(",")] if isinstance(value, str) else value
+    _between_commas = field_validator("metrics", mode="before")(words_between_commas)
 
     @field_validator("schedule", "loss", mode="before")
     @classmethod
@@ -203,6 +205,8 @@ class Learned(Section):
     ``SGD``."""
     lr: float | None = Field(default=None, gt=0, le=1e6)
     """Learning rate of the rows; by default `train.lr`. `train.schedule` multiplies it too."""
+    weight_decay: float = Field(default=0.0, ge=0, le=1e6)
+    """Factor of a row that is added to its gradient in each step that reads it (an L2 penalty of those rows)."""
 
     def num_read(self, num_features: int) -> int:
         """Columns that the model reads of a dataset with `num_features`."""
@@ -222,9 +226,16 @@ class Links(Section):
     in-degree (``degree``), of those that are the destination of a pair (``destinations``), or the destination of
     another pair of the minibatch (``batch``); ``given``: pairs of the
     given negatives. A drawn one may by chance be positive."""
-    negative_ends: Literal["destination", "both"] = "destination"
-    """Ends of a negative that are drawn: ``destination`` keeps u; ``both`` draws the source too, by the same law:
-    in proportion to its out-degree (``degree``), of the nodes that are sources of pairs (``destinations``)."""
+    negative_ends: Literal["destination", "either", "both"] = "destination"
+    """Ends of a negative that are drawn: ``destination`` keeps u; ``either`` keeps u in the first half of the negatives
+    and v in the others, as knowledge graphs are trained; ``both`` draws both. Sources are drawn by the same law: in
+    proportion to the out-degree (``degree``), of the nodes that are sources of pairs (``destinations``)."""
+    shared_negatives: bool = False
+    """The pairs of a minibatch share their drawn ends, so that hundreds of negatives cost little: scores are one matrix
+    product. Not for negatives of the ``batch`` or ``given`` ones."""
+    exclude_known: bool = False
+    """A drawn negative that is a train pair of its relation counts nothing. Not under ``grappa``, whose ranks do not
+    know all pairs."""
     num_negatives: int = Field(default=1, ge=1, le=65536)
     """Negatives of each positive pair."""
     ranked: Literal["destination", "both"] = "destination"
@@ -285,6 +296,10 @@ class ClusterOptions(Section):
     """An address of this machine that workers and ranks can reach."""
     dashboard_port: int = Field(default=8787, ge=0, le=65535)
     """Port of the dashboard of a cluster started here; 0 takes any free port."""
+    dashboard_hosts: list[str] = Field(default_factory=list)
+    """Host names under which a proxy shows the run's page, such as that of a JupyterHub or an ingress; on the command
+    line between commas. The page answers to addresses of its own machine, to these, and to that in Dask's
+    ``distributed.dashboard.link``."""
     tls_ca: str | None = None
     """Files of Dask's TLS: certificate authority, certificate and key. A ``host`` or ``scheduler`` beyond this machine
     needs them."""
@@ -314,6 +329,18 @@ class ClusterOptions(Section):
     """Options passed unchanged to the ``dask_cuda.LocalCUDACluster`` that is started here with ``device = "cuda"``: UCX
     (`protocol`, `enable_nvlink`, ...; it has no TLS, see `insecure`) and RMM (`rmm_pool_size`, ...). They concern
     Dask's own messages and tasks; ranks communicate through `backend`, and use torch's allocator."""
+
+    _between_commas = field_validator("dashboard_hosts", mode="before")(words_between_commas)
+
+    @field_validator("dashboard_hosts")
+    @classmethod
+    def _host_names(cls, hosts: list[str]) -> list[str]:
+        for name in hosts:
+            if not name or any(c in name for c in "/:*@ "):
+                raise PydanticCustomError(
+                    "host", "expected names of hosts alone, such as hub.example.org: no scheme, port or path"
+                )
+        return [name.lower() for name in hosts]
 
     @field_validator("scheduler")
     @classmethod

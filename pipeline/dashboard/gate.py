@@ -3,6 +3,7 @@
 import hmac
 import ipaddress
 import socket
+from collections.abc import Collection
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,13 +13,17 @@ from tornado.websocket import WebSocketHandler
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 """Hosts that are always accepted, including requests through an ssh tunnel."""
+UNKNOWN = (
+    "the request names a host that this scheduler does not have; behind a proxy, allow its name: "
+    "set cluster.dashboard_hosts of the run"
+)
 FORM = """<!DOCTYPE html><title>Millrace</title>
 <p>This page needs the token of the address that the run has printed (<code>this run: ...?token=...</code>).
 <form><input name="token" type="password" autofocus> <button>Show</button></form>
 """
 
 
-def guard(application: Any, token: str, hosts: frozenset[str], any_address: bool) -> None:
+def guard(application: Any, token: str, hosts: Collection[str], any_address: bool) -> None:
     """Make an application answer only requests with the token that are sent to a known host.
 
     A web page elsewhere whose name is made to resolve to this machine (DNS rebinding) sends that name as the host. The
@@ -28,7 +33,7 @@ def guard(application: Any, token: str, hosts: frozenset[str], any_address: bool
     Args:
         application: a Tornado application.
         token: required as ``?token=`` in a request.
-        hosts: names and addresses that requests may be sent to.
+        hosts: names and addresses that requests may be sent to, looked up at each.
         any_address: accept any IP address as the host.
     """
     find = application.find_handler
@@ -39,9 +44,7 @@ def guard(application: Any, token: str, hosts: frozenset[str], any_address: bool
         if issubclass(kind, ErrorHandler):
             return found
         if not _is_known(request.host, hosts, any_address):
-            return application.get_handler_delegate(
-                request, _Refused, {"why": "the request names a host that this scheduler does not have"}
-            )
+            return application.get_handler_delegate(request, _Refused, {"why": UNKNOWN})
         given = request.query_arguments.get("token", [b""])[-1]
         if not issubclass(kind, WebSocketHandler) and not hmac.compare_digest(given, token.encode()):
             return application.get_handler_delegate(request, _Refused, {"why": FORM})
@@ -50,17 +53,17 @@ def guard(application: Any, token: str, hosts: frozenset[str], any_address: bool
     application.find_handler = guarded
 
 
-def known_hosts(scheduler: Any) -> tuple[frozenset[str], bool]:
+def known_hosts(scheduler: Any) -> tuple[set[str], bool]:
     """Hosts in the addresses of a scheduler's dashboard, and True if one of them stands for all addresses of the
     machine."""
     bound = str(scheduler.http_server.address)
     hosts = {*LOOPBACK, bound, urlsplit(scheduler.address).hostname or ""} - {""}
     if bound not in LOOPBACK:
         hosts |= {name.lower() for name in (socket.gethostname(), socket.getfqdn())}
-    return frozenset(hosts), bound in ("", "0.0.0.0", "::")
+    return hosts, bound in ("", "0.0.0.0", "::")
 
 
-def _is_known(host: str, hosts: frozenset[str], any_address: bool) -> bool:
+def _is_known(host: str, hosts: Collection[str], any_address: bool) -> bool:
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:

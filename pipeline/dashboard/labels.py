@@ -70,10 +70,15 @@ def heading(run: dict[str, Any]) -> str:
         duration(run["elapsed_s"]),
         *([escape(run["doing"])] if run["doing"] else []),
     ]
+    heard, asked = sum(r["state"] != "starting" for r in run["ranks"]), run["num_ranks"] or 0
+    if run["state"] in ("starting", "running") and not run["command"] and heard < asked:
+        where.append(f"waiting for ranks: {heard} of {asked} there")
     if run["epoch"] >= 0:
         step = f", step {run['step'] + 1} of {run['steps_per_epoch']}" if run["steps_per_epoch"] else ""
         of = f" of {run['epochs']}" if run["epochs"] else ""
         where.append(f"epoch {run['epoch'] + 1}{of}{step}")
+    if run["left_s"] is not None:
+        where.append(f"about {duration(run['left_s'])} left")
     if run["train_loss"] is not None:
         where.append(f"loss {run['train_loss']:.4f}")
     if run["best_validation"] is not None:

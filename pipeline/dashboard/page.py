@@ -12,6 +12,7 @@ from bokeh.models import (
     CustomJSTickFormatter,
     DataRange1d,
     Div,
+    GlobalInlineStyleSheet,
     HoverTool,
     LinearAxis,
     RadioButtonGroup,
@@ -35,6 +36,8 @@ MANY = 10
 """Most ranks named in a legend."""
 NARROW = 320
 """Width in pixels below which figures go below each other."""
+DARK = "@media (prefers-color-scheme: dark) { html { background: white; filter: invert(0.91) hue-rotate(180deg); } }"
+"""Inverts lightness and keeps hues, Bokeh's own widgets included."""
 
 
 def show(history: History, doc: Any, extra: dict[str, Any]) -> None:
@@ -75,6 +78,7 @@ class Page:
         self.heading, self.stages, self.bytes, self.notes = (
             Div(sizing_mode="stretch_width", min_width=NARROW) for _ in range(4)
         )
+        self.heading.stylesheets = [GlobalInlineStyleSheet(css=DARK)]
         self.bars = ColumnDataSource(
             {"y": [], **{name: [] for name in SPENT}, **{f"{name}_text": [] for name in SPENT}}
         )
@@ -279,8 +283,10 @@ class Page:
             "colour": [LINES[r["rank"] % len(LINES)] for r in run["ranks"]],
         }
         self.resident.legend.visible = len(run["ranks"]) <= MANY
-        self.validation.title.text = f"Validation {run['metric']}"
-        self.validation.visible = any(e["validation"] is not None for e in done) or not done
+        filled, first = any(e["validation"] is not None for e in done), run["first_validation"]
+        awaits = "" if filled or not first else f": after epoch {first}"
+        self.validation.title.text = f"Validation {run['metric']}{awaits}"
+        self.validation.visible = filled or bool(first)
         queue = run["queue"]
         self.queue.visible, self.bulks.visible = queue is not None, run["bulks_sampled"] is not None
         if queue is not None and times:

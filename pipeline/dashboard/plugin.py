@@ -6,6 +6,7 @@ fit, nothing is added, and runs continue without the page.
 
 import json
 import secrets
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -37,10 +38,10 @@ class MillracePage(SchedulerPlugin):
     async def start(self, scheduler: Any) -> None:
         """Add the page, or set `trouble` to the reason why it cannot be added."""
         self.trouble, self._scheduler, self._history = "", scheduler, History()
-        self.token = secrets.token_urlsafe(16)
+        self.token, self.hosts = secrets.token_urlsafe(16), set[str]()
         self._clock = PeriodicCallback(self._poll, EVERY_S * 1000)
         try:
-            _serve(scheduler, self._history, self.token)
+            _serve(scheduler, self._history, self.token, self.hosts)
         except Exception as e:
             self.trouble = f"{type(e).__name__}: {e}"
             return
@@ -81,6 +82,11 @@ def token(dask_scheduler: Any) -> str:
     return dask_scheduler.plugins[MillracePage.name].token
 
 
+def allow(hosts: Iterable[str], dask_scheduler: Any) -> None:
+    """Let requests for the page name these hosts. For `Client.run_on_scheduler`."""
+    dask_scheduler.plugins[MillracePage.name].hosts.update(hosts)
+
+
 class _Json(RequestHandler):
     def initialize(self, history: History) -> None:
         self.history = history
@@ -93,7 +99,7 @@ class _Json(RequestHandler):
         self.write(json.dumps(record(self.history), allow_nan=False))
 
 
-def _serve(scheduler: Any, history: History, token: str) -> None:
+def _serve(scheduler: Any, history: History, token: str, hosts: set[str]) -> None:
     from bokeh.server.tornado import BokehTornado
     from distributed.dashboard.core import BokehApplication
     from distributed.dashboard.scheduler import template_variables
@@ -113,7 +119,9 @@ def _serve(scheduler: Any, history: History, token: str) -> None:
     tabs: list[str] = pages["pages"]
     ours.initialize(IOLoop.current())
     ours.add_handlers(r".*", [(rf"{prefix}/{PAGE}\.json", _Json, {"history": history})])
-    guard(ours, token, *known_hosts(scheduler))
+    known, any_address = known_hosts(scheduler)
+    hosts |= known
+    guard(ours, token, hosts, any_address)
     ours.start()
     server.add_application(ours)
     if PAGE not in tabs:

@@ -9,7 +9,9 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import dask.config
 from distributed import Client
 
 from ...storage.errors import Interrupted
@@ -28,6 +30,8 @@ from ..telemetry.events import (
     StepDone,
 )
 
+HOSTS = "millrace.dashboard-hosts"
+"""Key of Dask's configuration for further names that the page answers to, while a run or command is on a cluster."""
 BEGIN_S = 20.0
 """The page is there within this time, or the run goes on without one."""
 EVERY_S = 0.5
@@ -88,11 +92,15 @@ def show(client: Client, about: Callable[[], dict[str, Any]], run: str, emit: Em
 
 def _register(client: Client) -> tuple[str, str]:
     """Put the page on the scheduler. Returns why there is none, or nothing; and its token."""
-    from .plugin import MillracePage, token, trouble
+    from .plugin import MillracePage, allow, token, trouble
 
     client.register_plugin(MillracePage())
     why = str(client.run_on_scheduler(trouble))
-    return why, "" if why else str(client.run_on_scheduler(token))
+    if why:
+        return why, ""
+    # A link that a user has configured goes through a proxy, which hands on its own name.
+    client.run_on_scheduler(allow, [*dask.config.get(HOSTS, []), urlsplit(client.dashboard_link).hostname or ""])
+    return "", str(client.run_on_scheduler(token))
 
 
 def _no_page(what: str, why: str) -> Note:
@@ -112,6 +120,7 @@ def _about(client: Client, prepared: Prepared, out: Path) -> dict[str, Any]:
         "dataset": prepared.dataset.name,
         "ranks": job.ranks,
         "epochs": job.epochs,
+        "evaluate_every": job.train.evaluate_every if prepared.outline.splits["val"] else None,
         "producers": job.cluster.producers,
     }
 

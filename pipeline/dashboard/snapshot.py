@@ -49,6 +49,8 @@ def run_record(run: RunState, now: float) -> dict[str, Any]:
         "epoch": max((r["epoch"] for r in ranks), default=-1),
         "step": max(((r["epoch"], r["step"]) for r in ranks), default=(-1, -1))[1],
         "steps_per_epoch": run.steps_per_epoch,
+        "left_s": _left(run, ranks, until),
+        "first_validation": run.about.get("evaluate_every"),
         "train_loss": _finite(run.epoch.get("train_loss")),
         "val_accuracy": run.epoch.get("val_accuracy"),
         "best_val_accuracy": run.best.get("val_accuracy"),
@@ -77,6 +79,18 @@ def run_record(run: RunState, now: float) -> dict[str, Any]:
         "curves": _curves(run),
         "notes": [{"time_s": t, "text": text} for t, text in run.notes],
     }
+
+
+def _left(run: RunState, ranks: list[dict[str, Any]], until: float) -> float | None:
+    """Seconds until the last epoch ends, at the pace since the first step; None before it, and after the run."""
+    epochs, each = run.epoch.get("epochs") or run.about.get("epochs"), run.steps_per_epoch
+    epoch, step = max(((r["epoch"], r["step"]) for r in ranks), default=(-1, -1))
+    begun = next(((t, s.steps) for t, s in run.sums.points if s.steps), None)
+    if run.ended or not epochs or not each or epoch < 0 or begun is None:
+        return None
+    taken, seconds = run.totals().steps - begun[1], until - run.began - begun[0]
+    left = epochs * each - (epoch * each + step + 1)
+    return max(0, left) * seconds / taken if taken > 0 else None
 
 
 def _progress(run: RunState, name: str, stage: dict[str, Any], until: float) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def all_edges(source: Any, options: ReadOptions, dataset: Dataset, ends: Ends) -
     if path is None:
         names = [key for keys in ARRAYS.values() for key in keys]
         data: Any = source
-        if (types := dataset.graph.types) is not None:
+        if not (types := dataset.graph.types).is_single:
             relation = types.relations[types.one_predicted]
             data = source[relation] if relation in getattr(source, "edge_types", ()) else {}
         arrays = {key: host(data[key]) for key in names if key in data}
@@ -133,7 +133,7 @@ def _edge_table(path: Path, dataset: Dataset) -> SourceTable:
     from .schema.files import entries_in, tables_of
 
     types = dataset.graph.types
-    wanted = None if types is None else types.relations[types.one_predicted]
+    wanted = None if types.is_single else types.relations[types.one_predicted]
     tables = [
         t
         for t in tables_of(entries_in(path), path, needs_nodes=False)
@@ -186,7 +186,7 @@ def _of_npz(path: Path, dataset: Dataset) -> LabelledEdges:
 
 def _of_pyg(data: Any, dataset: Dataset) -> LabelledEdges:
     types, where = dataset.graph.types, f"the PyG data for {dataset.name}"
-    if types is not None:
+    if not types.is_single:
         relation = types.relations[types.one_predicted]
         where += f" at {','.join(relation)}"
         data = data[relation] if relation in getattr(data, "edge_types", ()) else {}

@@ -145,7 +145,7 @@ class _Relation:
 
     number: int | None
     """None: one is predicted, or the graph has one type of edges."""
-    types: GraphTypes | None
+    types: GraphTypes
     """Types where this relation alone is predicted."""
     symmetric: bool
 
@@ -164,7 +164,7 @@ class _Relation:
 
 def _relations_of(graph: Graph) -> list[_Relation]:
     types = graph.types
-    if types is None or not types.predicts_several:
+    if not types.predicts_several:
         return [_Relation(None, types, is_symmetric(graph))]
     every = [(r, types.predicting(r)) for r in types.predicted]
     return [_Relation(r, one, is_symmetric(graph, one)) for r, one in every]
@@ -197,7 +197,7 @@ def _timed(
 
 def _check_reverse_times(graph: Graph) -> None:
     """Raise InputError if pairs have times and their reverses have none, so that they would reveal later pairs."""
-    if graph.types is None or graph.edge_time is None:
+    if graph.types.is_single or graph.edge_time is None:
         return
     for relation, *reverses in graph.types.pair_relations:
         for r in reverses:
@@ -300,7 +300,7 @@ def without_pairs(graph: Graph, pairs: PairArray, symmetric: bool) -> Graph:
 
 def _with_symmetric(graph: Graph, relations: Sequence["_Relation"]) -> Graph:
     """The graph whose types say which of several relations are symmetric."""
-    if graph.types is None or not graph.types.predicts_several:
+    if not graph.types.predicts_several:
         return graph
     groups = (
         (*group, *(group[:1] if one.symmetric else ())) for one, group in zip(relations, graph.types.pair_relations)
@@ -317,7 +317,7 @@ def _without(graph: Graph, rows: PairArray, relations: Sequence["_Relation"]) ->
     for one in relations:
         pairs = one.pairs(rows)
         directed, turned = (_directed(p, graph.num_nodes, one.symmetric) for p in (pairs, pairs[:, ::-1]))
-        relation, *reverses = (0,) if one.types is None else one.types.pair_relations[0]
+        relation, *reverses = (0,) if one.types.is_single else one.types.pair_relations[0]
         keep[own[relation][contains(directed, keys[own[relation]])]] = False
         for r in reverses:
             keep[own[r][contains(turned, keys[own[r]])]] = False
@@ -341,7 +341,7 @@ def _without(graph: Graph, rows: PairArray, relations: Sequence["_Relation"]) ->
 
 def _positions(graph: Graph) -> list[npt.NDArray[np.int64]]:
     """Positions of the edges of each relation; of a graph with one type, of all."""
-    if graph.types is None or graph.edge_type is None:
+    if graph.types.is_single or graph.edge_type is None:
         return [np.arange(graph.num_edges)]
     ends = np.cumsum(np.bincount(graph.edge_type, minlength=graph.types.num_relations))
     return np.split(np.argsort(graph.edge_type, kind="stable"), ends[:-1])
@@ -412,7 +412,6 @@ def _check_apart(sets: Mapping[str, PairArray], dataset: Dataset, relation: _Rel
             pair = tuple(str(dataset.node_names[int(end)]) for end in ends)
         if relation.number is None:
             return str(pair)
-        assert relation.types is not None
         return f"{pair} of {','.join(relation.types.relations[relation.number])}"
 
     for name, other in (("val", "train"), ("test", "train"), ("test", "val")):

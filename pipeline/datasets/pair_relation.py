@@ -26,12 +26,13 @@ def with_pair_relation(dataset: Dataset, relation: Relations | None) -> Dataset:
     Raises:
         InputError: the graph has several relations, and none of them is named so, or one and it is named.
     """
-    if relation is None and (types := dataset.graph.types) is not None and types.num_relations > 1:
+    types = dataset.graph.types
+    if relation is None and types.num_relations > 1:
         raise InputError(
             f"{dataset.name} has several types, and pairs are of one relation; set relation, to {_every(types)}"
         )
     found = with_pair_relations(dataset, relation)
-    if (types := found.graph.types) is not None and types.predicts_several:
+    if (types := found.graph.types).predicts_several:
         raise InputError(
             f"relation is {relation!r}, {len(types.predicted)} relations; expected one for labels of edges"
         )
@@ -50,7 +51,7 @@ def with_pair_relations(dataset: Dataset, relation: Relations | None) -> Dataset
         InputError: see above; or of two that are named one has the edges of the other reversed.
     """
     graph, types = dataset.graph, dataset.graph.types
-    if types is None:
+    if types.is_single:
         if relation is not None:
             raise InputError(f"relation is {relation!r}, but {dataset.name} has one type of edges; leave it out")
         return dataset
@@ -103,7 +104,6 @@ def _number(types: GraphTypes, one: Any, relation: Any, every: str) -> int:
 def _one_group(graph: Graph, number: int) -> tuple[list[tuple[int, ...]], list[str]]:
     """The group of one relation (see `GraphTypes.pair_relations`), and notes of its reverses, and of others that have
     most of its pairs, whichever way."""
-    assert graph.types is not None
     keys, relations, notes = _Keys(graph), graph.types.relations, []
     source, name, destination = relations[number]
     found, pairs = _reverses(graph.types, number, keys), keys.of_relation(number)
@@ -126,7 +126,6 @@ def _one_group(graph: Graph, number: int) -> tuple[list[tuple[int, ...]], list[s
 
 def _groups(graph: Graph, numbers: Sequence[int]) -> tuple[list[tuple[int, ...]], list[str]]:
     """The groups of several relations, without those that have the edges of an earlier one reversed; and notes."""
-    assert graph.types is not None
     keys, types, groups, reverses = _Keys(graph), graph.types, {}, set()
     for number in dict.fromkeys(numbers):
         if number not in reverses:
@@ -173,7 +172,7 @@ class _Keys:
     """Ascending keys of each relation's distinct edges."""
 
     def __init__(self, graph: Graph) -> None:
-        assert graph.types is not None and graph.edge_type is not None
+        assert graph.edge_type is not None
         self._num_nodes = max(1, graph.num_nodes)
         order = np.argsort(graph.edge_type, kind="stable")
         ends = np.cumsum(np.bincount(graph.edge_type, minlength=graph.types.num_relations))

@@ -44,14 +44,14 @@ def read_sets(path: Path, dataset: Dataset) -> tuple[dict[str, PairArray], Times
     """
     require_file(path)
     if path.suffix == ".npz":
-        if (types := dataset.graph.types) is not None and types.predicts_several:
+        if dataset.graph.types.predicts_several:
             raise InputError(f"{path} names no relations, but pairs are of several; expected a table with relation")
         arrays, held = load_members(path, (*SETS, *TIMES))
         if not arrays:
             raise InputError(f"{path} holds {', '.join(held) or 'nothing'}; expected sets of pairs: {', '.join(SETS)}")
         return _of_arrays(arrays, dataset, f"{path}: ")
     table, types = _table(path), dataset.graph.types
-    for key in ("split", *(["relation"] if types is not None and types.predicts_several else [])):
+    for key in ("split", *(["relation"] if types.predicts_several else [])):
         if key not in table.column_names:
             what = " of train, val or test" if key == "split" else ", and pairs are of several relations"
             raise InputError(f"{path} has no column '{key}'{what}; it holds {', '.join(table.column_names)}")
@@ -79,13 +79,13 @@ def _sets_of_table(table: "Table", path: Path, dataset: Dataset) -> tuple[dict[s
     return sets, {name: of for name, of in times.items() if name in sets}
 
 
-def relations_of_table(table: "Table", path: Path, types: GraphTypes | None) -> npt.NDArray[np.int64] | None:
+def relations_of_table(table: "Table", path: Path, types: GraphTypes) -> npt.NDArray[np.int64] | None:
     """int64 [n], the column relation of a table of pairs, as numbers; None where pairs are of one relation.
 
     Raises:
         InputError: a relation is none of those that are predicted.
     """
-    if types is None or not types.predicts_several:
+    if not types.predicts_several:
         return None
     names = _relation_names(table, path)
     try:
@@ -133,7 +133,7 @@ def _joined(
     """Sets and times that `sets_of_one` gives for each predicted relation, with the dataset that has it alone: of one
     relation as they are; of several with the relation's number as a third column."""
     types, graph = dataset.graph.types, dataset.graph
-    if types is None or not types.predicts_several:
+    if not types.predicts_several:
         return sets_of_one(None, dataset)
     sets: dict[str, list[PairArray]] = {}
     times: dict[str, list[npt.NDArray[Any]]] = {}
@@ -235,7 +235,7 @@ def as_pairs(pairs: Any, dataset: Dataset, what: str, ends: Ends | None = None) 
     if rows.dtype.kind in "UOiu" and dataset.node_names is not None:
         names = NodeNames.from_values(dataset.node_names)
         try:
-            if dataset.graph.types is None:
+            if dataset.graph.types.is_single:
                 rows = names.meant(rows.reshape(-1)).reshape(-1, 2)
             else:
                 rows = np.stack([names.between(e).meant(column) for column, e in zip(rows.T, ends)], axis=1)
@@ -297,11 +297,10 @@ def _given_sets(pairs: Mapping[str, Any], dataset: Dataset) -> tuple[dict[str, P
     return _joined(dataset, of_one)
 
 
-def _of_relation(name: str, rows: Any, relation: int | None, types: GraphTypes | None) -> Any:
+def _of_relation(name: str, rows: Any, relation: int | None, types: GraphTypes) -> Any:
     """The pairs of one relation, of a set that is given for several; None: it has none."""
     if relation is None:
         return rows
-    assert types is not None
     if hasattr(rows, "is_undirected"):
         there = types.relations[relation] in getattr(rows, "edge_types", ())
         return rows if there and "edge_label_index" in rows[types.relations[relation]] else None
@@ -320,7 +319,7 @@ def _of_pyg(data: Any, dataset: Dataset, name: str) -> dict[str, Any]:
     """Pairs and negatives of a set from what PyG's `RandomLinkSplit` makes: `edge_label_index` and `edge_label`, which
     is 0 for negatives."""
     types, where = dataset.graph.types, f"the PyG data for {name}"
-    if types is not None:
+    if not types.is_single:
         relation = types.relations[types.one_predicted]
         where += f" at {','.join(relation)}"
         data = data[relation] if relation in getattr(data, "edge_types", ()) else {}

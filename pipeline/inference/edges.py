@@ -83,7 +83,7 @@ def predict_edges(
     found = opened(trained, call, "predict_edges", labelled=of_split)
     data = found.data
     types = types_of_pairs(result, data)
-    if types is not None:
+    if not types.is_single:
         data = replace(data, graph=replace(data.graph, types=types))
     nodes = node_ranges(types, data.num_nodes)
     if pairs is None or (isinstance(pairs, str) and pairs in SETS):

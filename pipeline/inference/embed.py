@@ -18,13 +18,13 @@ from ..datasets import ReadOptions
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageEnded, StageStarted, silent
 from .by_tasks import Workers
-from .files import PIECE_ROWS, as_column, check_suffix, names_of, write_npy, write_zarr, written
+from .files import PIECE_ROWS, AsArray, as_column, check_suffix, names_of, write_npy, write_zarr, written
 from .finished_run import TrainedRun
 from .opened import Call, opened
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Embeddings:
+class Embeddings(AsArray):
     """Rows of a hidden layer for n nodes."""
 
     nodes: IdArray
@@ -35,6 +35,9 @@ class Embeddings:
     """Layers that have been applied, from 1."""
     node_names: Any = None
     """Names of these nodes, where their dataset has names."""
+
+    def as_array(self) -> npt.NDArray[np.floating]:
+        return self.rows
 
     def write(self, path: str | Path) -> None:
         """Write a file: ``.parquet`` with the columns ``node`` (id or name) and ``embedding`` (a list of D numbers),
@@ -132,7 +135,7 @@ def embed(
         raise InputError(f"layer is {applied!r}; expected a whole number from 1 to {num_layers}")
     data, of_pairs = found.data, found.of_pairs
     types, first = data.graph.types, 0
-    if of_pairs and types is not None and isinstance(nodes, str) and nodes in types.node_types:
+    if of_pairs and not types.is_single and isinstance(nodes, str) and nodes in types.node_types:
         first, stop = types.offsets[(t := types.node_type(nodes)) : t + 2]
         ids = np.arange(first, stop)
     else:

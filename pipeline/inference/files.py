@@ -21,12 +21,24 @@ PIECE_ROWS = 1 << 16
 SUFFIXES = (".parquet", ".csv", ".npy", ".zarr")
 
 
+class AsArray:
+    """What `numpy.asarray` makes an array of."""
+
+    def as_array(self) -> npt.NDArray[np.floating]:
+        """The numbers, [n] or [n, D]."""
+        raise NotImplementedError
+
+    def __array__(self, *dtype: npt.DTypeLike, **copy: bool) -> npt.NDArray[np.generic]:
+        # pyrefly: ignore[no-matching-overload]
+        return np.array(self.as_array(), *dtype, **copy)
+
+
 def names_of(nodes: npt.NDArray[np.integer], data: Dataset) -> list[str] | npt.NDArray[np.int64] | None:
     """Names of nodes as the input had them, text or integers; None where nodes have no names."""
     if data.node_names is None:
         return None
     types = data.graph.types
-    return NodeNames.from_values(data.node_names).called(nodes, () if types is None else types.offsets)
+    return NodeNames.from_values(data.node_names).called(nodes, types.offsets)
 
 
 def as_column(values: list[str] | npt.NDArray[Any]) -> npt.NDArray[Any]:

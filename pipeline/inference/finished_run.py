@@ -135,7 +135,7 @@ class TrainedRun:
                 f"{rows.num_rows:,} nodes of {self.result.dataset} and of no others; give a dataset of these nodes"
             )
         given = data.features if self.config.learned.beside else None
-        typed = data.graph.types is not None
+        typed = not data.graph.types.is_single
         features = WithLearned(given, data.num_nodes, rows.num_features, rows.dtype, rows, typed=typed)
         return replace(data, features=features)
 

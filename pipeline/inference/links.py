@@ -20,10 +20,11 @@ from ...storage.times.moments import as_moments
 from ..datasets import ReadOptions
 from ..datasets.links import like_edges
 from ..datasets.pairs import GivenPairs
+from ..setup.python_inputs import read_given
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageEnded, StageStarted, silent
 from .by_tasks import Workers
-from .files import PIECE_ROWS, as_column, check_suffix, names_of, write_npy, write_zarr, written
+from .files import PIECE_ROWS, AsArray, as_column, check_suffix, names_of, write_npy, write_zarr, written
 from .finished_run import TrainedRun, load
 from .opened import Call, Opened, opened
 from .relations_of_run import asked_of_each, types_of_pairs
@@ -31,7 +32,7 @@ from .to_file import FileRequest
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LinkScores:
+class LinkScores(AsArray):
     """Scores of n pairs of nodes. The larger one is the likelier link; the sigmoid of a score is a probability if the
     loss was ``bce``."""
 
@@ -43,6 +44,9 @@ class LinkScores:
     """[n], names of the pairs' relations, where the run predicts several."""
     node_names: Any = None
     """Names of the nodes of `pairs`, [n, 2], where their dataset has names."""
+
+    def as_array(self) -> npt.NDArray[np.floating]:
+        return self.scores
 
     def write(self, path: str | Path) -> None:
         """Write a file: ``.parquet`` or ``.csv`` with the columns ``src``, ``dst`` (ids or names), perhaps
@@ -134,7 +138,7 @@ def predict_links(
     found = opened(trained, call, "predict_links", labelled=False)
     data, types = found.data, types_of_pairs(trained.result, found.data)
     given = GivenPairs.read(pairs, data)
-    related = given.relations if relation is None and types is not None and types.predicts_several else relation
+    related = given.relations if relation is None and types.predicts_several else relation
     groups = list(asked_of_each(types, related, len(given), trained.folder))
     wanted, first = np.empty((len(given), 2), np.int64), np.zeros((len(given), 2), np.int64)
     for one, at in groups:
@@ -151,7 +155,7 @@ def predict_links(
             scores[at] = score_pairs(of_relation(decoder, one.place), rows, ends.positions[at])
             names[at] = None if one.place is None else one.name
     emit(StageEnded("predict", time.perf_counter() - start))
-    several = types is not None and types.predicts_several
+    several = types.predicts_several
     relations = names.astype(np.str_) if several else None
     return LinkScores(wanted - first, scores.cpu().numpy(), relations, ends_called(wanted, data))
 
@@ -187,6 +191,13 @@ def ends_called(wanted: PairArray, data: Dataset) -> npt.NDArray[Any] | None:
     return np.stack([a.astype(object) if mixed else a for a in arrays], axis=1)
 
 
+def scale_of(trained: TrainedRun) -> str:
+    """What a score of this run's pairs says, in words."""
+    if "loss" in read_given(trained.folder).get("code", {}) or trained.config.train.loss.name not in (None, "bce"):
+        return "higher scores are likelier links; they are no probabilities"
+    return "higher scores are likelier links; sigmoid(score) is the share of links among such pairs and negatives drawn"
+
+
 def predict_links_to_file(request: FileRequest, pairs: Path, relation: str | None) -> dict[str, Any]:
     """Score pairs with a finished run and write them into a file.
 
@@ -205,6 +216,6 @@ def predict_links_to_file(request: FileRequest, pairs: Path, relation: str | Non
     def write(trained: TrainedRun, out: Path) -> dict[str, Any]:
         found = predict_links(trained, pairs, relation=relation, **request.arguments)
         found.write(out)
-        return {"pairs": len(found)}
+        return {"pairs": len(found), "scale": scale_of(trained)}
 
     return request.write(write)

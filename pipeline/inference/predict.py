@@ -85,7 +85,7 @@ def predict(
 
 
 def predict_to_file(
-    request: FileRequest, nodes: str | None, all_probabilities: bool, embeddings: bool = False
+    request: FileRequest, nodes: str | None, all_probabilities: bool, embeddings: bool = False, labels: bool = False
 ) -> dict[str, Any]:
     """Predict with a finished run and write the predictions, or embeddings, into a file.
 
@@ -94,6 +94,7 @@ def predict_to_file(
         nodes: ids or names separated by commas, or a split; None: all.
         all_probabilities: see `Predictions.to_parquet`.
         embeddings: write the rows that the last layer reads, in place of classes.
+        labels: write what the dataset has for the nodes too: see `Predictions.beside`.
 
     Returns:
         The record of `FileRequest.write`, with the number of nodes.
@@ -103,6 +104,11 @@ def predict_to_file(
     """
     if embeddings and all_probabilities:
         raise InputError("--all-probabilities and --embeddings are given; expected one of them")
+    if labels and (embeddings or request.out.suffix.lower() == ".npy"):
+        raise InputError(
+            f"--labels is given, which are columns of a table, with {'--embeddings' if embeddings else '.npy'}; "
+            "write predictions into .parquet, .csv or .zarr"
+        )
 
     def write(trained: TrainedRun, out: Path) -> dict[str, Any]:
         result, run = trained.result, request.run
@@ -114,13 +120,14 @@ def predict_to_file(
         if of_edges and not embeddings:
             raise InputError(f"{run} predicts labels of edges; leave --nodes out, or give --embeddings")
         request.check_probabilities(trained, all_probabilities)
-        data = request.open_dataset(trained, labelled=nodes in BY_LABELS)
+        data = request.open_dataset(trained, labelled=labels or nodes in BY_LABELS)
         wanted = nodes_of_text(nodes, data, of_edges or result.task == "link")
         if embeddings:
             found = embed(trained, data, wanted, **request.computing)
             found.write(out)
         else:
             found = predict(trained, data, wanted, **request.computing)
+            found = found.beside(data) if labels else found
             found.write(out, all_probabilities=all_probabilities)
         return {"dataset": data.name, "nodes": len(found)}
 
@@ -134,7 +141,7 @@ def nodes_of_text(nodes: str | None, data: Dataset, of_pairs: bool) -> Any:
         return nodes
     if nodes == "all":
         return None
-    if of_pairs and data.graph.types is not None and nodes in data.graph.types.node_types:
+    if of_pairs and not data.graph.types.is_single and nodes in data.graph.types.node_types:
         return nodes
     rows = csv.reader(nodes.splitlines() or [""], skipinitialspace=True)
     parts = [part.strip() for row in rows for part in row or [""]]

@@ -1,18 +1,21 @@
 """Predictions for nodes or edges: probabilities and classes, or values, and files with a row for each."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...storage.dataset import IdArray, Task
+from ...storage.dataset import SPLITS, Dataset, IdArray, Task, is_labelled
 from ...storage.errors import InputError
-from .files import PIECE_ROWS, as_column, check_suffix, write_npy_pieces, write_tables, write_zarr
+from .files import PIECE_ROWS, AsArray, as_column, check_suffix, write_npy_pieces, write_tables, write_zarr
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 FloatArray = npt.NDArray[np.floating]
 SEPARATOR = ";"
@@ -20,7 +23,7 @@ SEPARATOR = ";"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Predictions:
+class Predictions(AsArray):
     """Predictions of a model for n nodes."""
 
     nodes: IdArray
@@ -34,6 +37,44 @@ class Predictions:
     """Names of these nodes, where their dataset has names; int64 [n] where these are integers."""
     class_names: Sequence[str] | None = None
     """Names of the C classes or targets, where the training dataset has names."""
+    given: "Mapping[str, pa.Array]" = field(default_factory=dict)
+    """Columns of a dataset for these nodes: see `beside`."""
+
+    def as_array(self) -> FloatArray:
+        """`probabilities`, or `values` of a regression."""
+        return self.values if self.task == "regression" else self.probabilities
+
+    def beside(self, dataset: Dataset) -> "Predictions":
+        """These predictions with columns of what `dataset` has for the same nodes, which files then hold too.
+
+        Columns: ``label``, a class's number or name or a target's value, null where there is none (multi-label:
+        ``labels``, a list; several targets: ``label_TARGET``); and ``split``: train, val, test or null.
+
+        Raises:
+            InputError: its labels are not of nodes.
+        """
+        if dataset.of_pairs:
+            raise InputError(f"{dataset.name} has no labels of nodes; leave --labels out")
+        import pyarrow as pa
+
+        labels, columns, split = dataset.labels[self.nodes], {}, np.full(dataset.num_targets, "", "U5")
+        named = [*(dataset.class_names or ())]
+        names, kind = named or range(dataset.num_classes), pa.string() if named else pa.int64()
+        for name in SPLITS:
+            split[getattr(dataset.split, name)] = name
+        split = split[self.nodes]
+        if labels.ndim == 1:
+            columns["label"] = pa.array([names[c] for c in labels.tolist()], kind, mask=~is_labelled(labels))
+        elif dataset.task == "multilabel":
+            rows = [[names[c] for c in np.flatnonzero(row > 0).tolist()] for row in labels]
+            columns["labels"] = pa.array(rows, pa.list_(kind), mask=~is_labelled(labels))
+        else:
+            for c, name in enumerate(names):
+                columns[f"label_{name}" if named or len(names) > 1 else "label"] = pa.array(
+                    labels[:, c], mask=np.isnan(labels[:, c])
+                )
+        columns["split"] = pa.array(split, pa.string(), mask=split == "")
+        return replace(self, given=columns)
 
     @cached_property
     def probabilities(self) -> FloatArray:
@@ -109,13 +150,13 @@ class Predictions:
 
     def to_zarr(self, path: str | Path) -> None:
         """Write a Zarr group with the arrays ``node`` (ids or names), ``class`` (numbers; multi-label: bool [n, C]) and
-        ``probability`` [n, C], or ``value`` [n, C]; its attribute ``class_names`` has the names, if there are any."""
+        ``probability`` [n, C], or ``value`` [n, C], and those of `given`, where "", -1 or NaN stand for null; its
+        attribute ``class_names`` has the names, if there are any."""
 
         def arrays(p: "Predictions") -> dict[str, Any]:
-            named = p._called()
-            if p.task == "regression":
-                return {**named, "value": p.values}
-            return {**named, "class": p.classes, "probability": p.probabilities}
+            columns = p._called() | ({"value": p.values} if p.task == "regression" else {"class": p.classes})
+            shares = {} if p.task == "regression" else {"probability": p.probabilities}
+            return columns | shares | {name: _without_nulls(c) for name, c in p._given(joined=True).items()}
 
         attributes = {"class_names": None if self.class_names is None else list(self.class_names)}
         write_zarr(path, len(self), map(arrays, self._pieces()), attributes)
@@ -139,7 +180,8 @@ class Predictions:
         for first in range(0, max(1, len(self)), PIECE_ROWS):
             rows = slice(first, first + PIECE_ROWS)
             names = None if self.node_names is None else self.node_names[rows]
-            yield replace(self, nodes=self.nodes[rows], logits=self.logits[rows], node_names=names)
+            given = {name: column[rows] for name, column in self.given.items()}
+            yield replace(self, nodes=self.nodes[rows], logits=self.logits[rows], node_names=names, given=given)
 
     def _called(self) -> dict[str, Any]:
         """Columns that say what a row is of: ids, or lists of names."""
@@ -162,7 +204,7 @@ class Predictions:
             several = self.values.shape[1] > 1 or named is not None
             for c in range(self.values.shape[1]):
                 columns[f"value_{c if named is None else named[c]}" if several else "value"] = self.values[:, c]
-            return pa.table(columns)
+            return pa.table(columns | self._given(joined))
         if self.task != "multilabel":
             columns["class"] = self.classes if named is None else [named[c] for c in self.classes.tolist()]
             columns["probability"] = self.probabilities[np.arange(len(self)), self.classes]
@@ -179,7 +221,18 @@ class Predictions:
         if all_probabilities:
             for c in range(self.probabilities.shape[1]):
                 columns[f"probability_{c if named is None else named[c]}"] = self.probabilities[:, c]
-        return pa.table(columns)
+        return pa.table(columns | self._given(joined))
+
+    def _given(self, joined: bool) -> "dict[str, pa.Array]":
+        """The columns of `given`; lists as text if they are to be `joined`."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        given = dict(self.given)
+        if joined and "labels" in given:
+            # pyrefly: ignore[missing-attribute]
+            given["labels"] = pc.binary_join(given["labels"].cast(pa.list_(pa.string())), SEPARATOR)
+        return given
 
     def __len__(self) -> int:
         """Number of nodes."""
@@ -189,6 +242,15 @@ class Predictions:
         width = 2 if self.task == "binary" else self.logits.shape[1]
         labels = f"{width} targets" if self.task == "regression" else f"{width} classes"
         return f"Predictions({len(self):,} nodes, {labels}, {self.task})"
+
+
+def _without_nulls(column: "pa.Array") -> npt.NDArray[np.generic]:
+    """A column as an array, with "", -1 or NaN in place of null."""
+    import pyarrow as pa
+
+    if pa.types.is_string(column.type):
+        return np.asarray(column.fill_null("").to_pylist(), np.str_)
+    return column.fill_null(-1 if pa.types.is_integer(column.type) else np.nan).to_numpy(zero_copy_only=False)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

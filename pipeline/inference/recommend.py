@@ -30,6 +30,7 @@ from ..setup.result import Result
 from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted, silent
 from .by_tasks import Workers
 from .finished_run import TrainedRun, load
+from .links import scale_of
 from .opened import Call, opened
 from .predict import nodes_of_text
 from .recommendations import Recommendations, counted_in, sources_at_once, write_pieces
@@ -222,9 +223,8 @@ def _known(data: Dataset, of: Asked, when: Any, exclude: bool) -> KnownPairs:
 def _of_relation(labels: Any, data: Dataset, of: Asked) -> npt.NDArray[np.bool_]:
     """True for each pair of a relation, in a table of the dataset's pairs."""
     types = data.graph.types
-    if data.task != "link" or types is None or not types.predicts_several:
+    if data.task != "link" or not types.predicts_several:
         return np.ones(len(labels), bool)
-    assert of.types is not None
     return labels[:, 3] == of.types.one_predicted
 
 
@@ -271,6 +271,6 @@ def recommend_to_file(request: FileRequest, wanted: Wanted) -> dict[str, Any]:
         counts: list[int] = []
         pieces = found.pieces(sources_at_once(found.k), request.emit)
         write_pieces(out, len(found.sources), counted_in(pieces, counts))
-        return {"top": found.k, "sources": len(found.sources), "pairs": sum(counts)}
+        return {"top": found.k, "sources": len(found.sources), "pairs": sum(counts), "scale": scale_of(trained)}
 
     return request.write(write)

@@ -10,17 +10,17 @@ import numpy as np
 from ...storage.dataset import Dataset, IdArray
 from ...storage.errors import InputError
 from ...storage.plural import listed
-from ...storage.typed.graph_types import GraphTypes, RelationType, groups_of
+from ...storage.typed.graph_types import SINGLE, GraphTypes, RelationType, groups_of
 from ..datasets.pairs import predicted_number, relation_text
 from ..setup.result import Result
 
 Relation = str | RelationType
 
 
-def types_of_pairs(result: Result, data: Dataset) -> GraphTypes | None:
+def types_of_pairs(result: Result, data: Dataset) -> GraphTypes:
     """Types of the data, with the relations whose pairs the run has learnt."""
-    if data.graph.types is None or result.types is None:
-        return None
+    if data.graph.types.is_single or result.types is None:
+        return SINGLE
     return replace(data.graph.types, pair_relations=groups_of(result.types["pair_relations"]))
 
 
@@ -28,7 +28,7 @@ def types_of_pairs(result: Result, data: Dataset) -> GraphTypes | None:
 class Asked:
     """One relation that a run predicts."""
 
-    types: GraphTypes | None
+    types: GraphTypes
     """Types where it is the only one that is predicted."""
     place: int | None = None
     """Its place among those that the run predicts; None: there is one."""
@@ -36,18 +36,17 @@ class Asked:
     @property
     def number(self) -> int | None:
         """Its number in the graph; None: the run predicts one."""
-        return None if self.place is None or self.types is None else self.types.one_predicted
+        return None if self.place is None else self.types.one_predicted
 
     @property
     def name(self) -> str:
         """Its name, or three names joined by commas where others are called so too."""
-        assert self.types is not None
         every, number = self.types.relations, self.types.one_predicted
         alone = sum(name == every[number][1] for _, name, _ in every) == 1
         return every[number][1] if alone else ",".join(every[number])
 
 
-def asked(types: GraphTypes | None, relation: Relation | None, folder: Path) -> Asked:
+def asked(types: GraphTypes, relation: Relation | None, folder: Path) -> Asked:
     """The relation that is asked for.
 
     Args:
@@ -58,10 +57,10 @@ def asked(types: GraphTypes | None, relation: Relation | None, folder: Path) -> 
     Raises:
         InputError: the run predicts several, and none is named; or others.
     """
-    if types is None:
+    if types.is_single:
         if relation is not None:
             raise InputError(f"relation is {relation!r}, but {folder} has one type of edges; leave it out")
-        return Asked(None)
+        return Asked(types)
     if relation is None:
         if types.predicts_several:
             some = listed([types.relations[r][1] for r in types.predicted])
@@ -74,7 +73,7 @@ def asked(types: GraphTypes | None, relation: Relation | None, folder: Path) -> 
 
 
 def asked_of_each(
-    types: GraphTypes | None, relation: Any, count: int, folder: Path
+    types: GraphTypes, relation: Any, count: int, folder: Path
 ) -> Iterator[tuple[Asked, slice | IdArray]]:
     """The relation of each of `count` pairs, and the positions of those that are of it.
 
@@ -88,7 +87,7 @@ def asked_of_each(
         InputError: see `asked`; or numbers differ.
     """
     named = list(relation) if isinstance(relation, Sequence | np.ndarray) and not isinstance(relation, str) else None
-    if named is None or (types is not None and tuple(named) in types.relations):
+    if named is None or tuple(named) in types.relations:
         yield asked(types, relation, folder), slice(None)
         return
     if len(named) != count:

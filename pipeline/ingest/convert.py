@@ -159,6 +159,8 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
             return f"{row.part} {row.because}"
     if options.dangling_edges == "add" or options.relation_column is not None:
         return "nodes and relations are those of all edges"
+    if options.dangling_edges == "drop" and options.nan_features in ("mean", "median", "indicator"):
+        return "features of edges are filled by those that are kept"
     if options.one_hot is not None:
         return "the values of one_hot are those of whole columns"
     return "edges_on=gpu sorts the edges on GPUs" if options.edges_on == "gpu" else None

@@ -26,7 +26,7 @@ from ...storage.node_names import INTEGER_NAMES, noted_kind
 from ...storage.store.manifest import write_manifest
 from ...storage.stored.data_card import CARD, data_card, names_in, titled
 from ...storage.stored.edge_features import OF_EDGES
-from ...storage.typed.graph_types import GraphTypes, edge_dtype
+from ...storage.typed.graph_types import SINGLE, GraphTypes, edge_dtype
 from ..datasets.cleaning import columns as columns_of
 from ..datasets.cleaning.clean import card_facts
 from ..datasets.cleaning.edges import (
@@ -49,7 +49,7 @@ from ..datasets.readers.tables import check_columns
 from ..datasets.schema.columns import Columns
 from ..datasets.schema.roles import Schema, schema_of
 from ..datasets.schema.source import GraphTables, SourceTable
-from ..datasets.schema.unread import check_unread
+from ..datasets.schema.unread import check_sets, check_unread
 from . import edges as edge_tasks
 from . import features as feature_tasks
 from .arrays import Matrix, Output, Piece, Written, make_outputs, sample_of, write_slice
@@ -115,8 +115,7 @@ class Ingest:
         imported = [self.folder / "import" / f"{stage}-{k:06d}.parquet" for k in range(len(table.files))]
         items = [(file, table.kind, self.settings.options, into) for file, into in zip(table.files, imported)]
         found = self.stages.run(f"import-{stage}", f"reading {table.title} from CSV", import_csv, items)
-        names = {name for of_file in found for name in of_file}
-        return describe(table, imported, {name: all(f.get(name, False) for f in found) for name in names})
+        return describe(table, imported, found)
 
     def _read_schema(self) -> Schema:
         """The columns of all tables, in `nodes_tables` and `edge_tables`, and what they refuse before rows are
@@ -136,14 +135,17 @@ class Ingest:
         self.node_tables = [t for t in tables if t.source.kind == "nodes"]
         self.edge_tables = [t for t in tables if t.source.kind == "edges"]
         self.notes += check_edge_rows(source.path, [(t.source, t.rows) for t in self.edge_tables])
-        if options.id is None:
-            for table, columns in zip(self.node_tables, schema.nodes):
-                self._check_unread(table, columns, schema)
+        for table, columns in zip(self.node_tables, schema.nodes):
+            self._check_unread(table, columns, schema)
         return schema
 
     def _check_unread(self, table: Table, columns: Columns, schema: Schema) -> None:
-        """See `check_unread`; edges have ends in the table by their relation."""
+        """See `schema.unread`; edges have ends in the table by their relation."""
         rows = self.budget.rows(2 * table.row_bytes)
+        if self.settings.split is None and self.settings.options.split is None:
+            check_sets(columns, table.empty.schema, partial(table.pieces, rows), self.source.path)
+        if self.settings.options.id is not None:
+            return
         ends = [
             (partial(edges.pieces, rows), own.ends[i])
             for edges, own in zip(self.edge_tables, schema.edges)
@@ -379,7 +381,7 @@ class Ingest:
         self.lost += titled(node_type, matrix.lost(rows.loss, names))
         return Written(matrix, entries, rows.leaves)
 
-    def _write_manifest(self, features: Sequence[Written], types: GraphTypes | None = None, **meta: Any) -> None:
+    def _write_manifest(self, features: Sequence[Written], types: GraphTypes = SINGLE, **meta: Any) -> None:
         """Write the other arrays, and the manifest, which has `meta` too."""
         entries = make_outputs(self.store, self.outputs)
         items = [(self.store, output, *rows) for output in self.outputs for rows in output.slices()]
@@ -391,13 +393,13 @@ class Ingest:
             o.name: digest_of_leaves(o.digest_dtype, o.shape, leaves[o.name]) for o in self.outputs if o.digest_dtype
         }
         graph = {name: digest_of.get(name) for name in GRAPH_DIGESTS}
-        if types is not None:
+        if not types.is_single:
             graph |= {"types": types.record(), "edge_type": digest_of["edge_type"]}
         digests = {**self.labels["digests"], "labels": digest_of["labels"]}
         of_rows = [each.fingerprint() for each in features]
         fingerprint = {
             "graph": digest_record(graph),
-            "features": of_rows[0] if types is None else typed_fingerprint(of_rows),
+            "features": of_rows[0] if types.is_single else typed_fingerprint(of_rows),
             "labels": digest_record({"labels": digests["labels"]}),
             "split": digest_record({name: digests[name] for name in SPLITS}),
         }
@@ -433,7 +435,7 @@ class Ingest:
         }
         if self.labels["task"] == "multilabel":
             meta["has_unknown"] = self.labels["has_unknown"] or total > self.labels["shape"][0]
-        if types is not None:
+        if not types.is_single:
             meta["types"] = types.record()
         write_manifest(self.store, KIND, fingerprint, meta, entries)
 

@@ -13,10 +13,11 @@ from ...storage.errors import InputError, RunError
 from ...storage.store.narrow import FeatureDtype
 from ..datasets.cleaning.node_ids import as_numbers, is_text
 from ..datasets.cleaning.options import ReadOptions
-from ..datasets.readers.csv_file import is_csv, read_blocks
+from ..datasets.readers.csv_file import LABEL_KINDS, AsText, fits, is_csv, read_blocks, typed_label
 from ..datasets.readers.npy_edges import ends_table, is_npy, open_ends
 from ..datasets.readers.tables import (
     EXAMPLES,
+    as_label,
     as_text,
     check_ratio,
     joined,
@@ -127,14 +128,14 @@ def stamp_of(path: File) -> tuple[int, int]:
 
 
 def describe(
-    table: SourceTable, imported: Sequence[Path] | None = None, numbers: Mapping[str, bool] | None = None
+    table: SourceTable, imported: Sequence[Path] | None = None, seen: Sequence[Mapping[str, Any]] = ()
 ) -> Table:
     """The table in some Parquet or ``.npy`` files; reads their footers or headers.
 
     Args:
         table: with the user's files.
         imported: Parquet files that were made of them, if they are CSV.
-        numbers: see `Table.numbers`.
+        seen: what `import_csv` says of each of these.
 
     Raises:
         InputError: a file is neither, or their columns differ in type.
@@ -157,26 +158,33 @@ def describe(
             size += sum(metadata.row_group(g).total_byte_size for g in range(metadata.num_row_groups))
     heads = tuple(empty.schema for empty in empties)
     empty = plain(joined(empties, files, from_csv=imported is not None))
-    return Table(table, paths, empty, heads, rows, max(1, size // max(1, rows)), numbers=numbers or {})
+    for name in {name for of_file in seen for name in of_file["labels"]}:
+        kinds = set.intersection(*(set(of_file["labels"].get(name, LABEL_KINDS)) for of_file in seen))
+        empty = empty.set_column(empty.column_names.index(name), name, typed_label(empty[name], kinds))
+    names = {name for of_file in seen for name in of_file["numbers"]}
+    numbers = {name: all(of_file["numbers"].get(name, False) for of_file in seen) for name in names}
+    return Table(table, paths, empty, heads, rows, max(1, size // max(1, rows)), numbers=numbers)
 
 
 def import_csv(path: Path, kind: Kind, options: ReadOptions, into: Path) -> dict[str, Any]:
-    """Write a CSV file as Parquet, block by block; say of each column of text first whether all are whole numbers."""
+    """Write a CSV file as Parquet, block by block; say of each column of ids whether all are whole numbers, and of each
+    one of labels what it `fits`."""
     into.parent.mkdir(exist_ok=True)
-    texts = as_text(kind, options)
-    with _Import(texts, into) as imported, reading(path):
-        read_blocks(path, texts, EXAMPLES[kind], imported.begin)
-    return imported.are_numbers
+    texts, labels = as_text(kind, options), as_label(kind, options)
+    with _Import(texts, labels, into) as imported, reading(path):
+        read_blocks(path, texts, EXAMPLES[kind], imported.begin, labels)
+    return {"numbers": imported.are_numbers, "labels": imported.labels}
 
 
 class _Import:
     """Writes the Parquet file of a CSV file. Use as a context manager."""
 
-    def __init__(self, texts: Callable[[str], bool], into: Path) -> None:
-        self._texts, self._into = texts, into
+    def __init__(self, texts: AsText, as_label: AsText, into: Path) -> None:
+        self._texts, self._as_label, self._into = texts, as_label, into
         self._writer: pq.ParquetWriter | None = None
         self._held: list[pa.Table] = []
         self.are_numbers: dict[str, bool] = {}
+        self.labels: dict[str, list[str]] = {}
 
     def __enter__(self) -> "_Import":
         return self
@@ -194,6 +202,7 @@ class _Import:
         self._held, empty = [], plain(schema.empty_table())
         self._writer = pq.ParquetWriter(self._into, empty.schema)
         self.are_numbers = {name: is_text(empty[name].type) for name in empty.column_names if self._texts(name)}
+        self.labels = {name: list(LABEL_KINDS) for name in empty.column_names if self._as_label(name)}
         return self._add
 
     def _add(self, block: pa.Table) -> None:
@@ -201,6 +210,9 @@ class _Import:
         for name, so_far in self.are_numbers.items():
             column = block[name]
             self.are_numbers[name] = so_far and not column.null_count and as_numbers(column) is not None
+        for name, so_far in self.labels.items():
+            here = fits(block[name]) if so_far else []
+            self.labels[name] = [kind for kind in so_far if kind in here]
         self._held.append(block)
         if sum(table.nbytes for table in self._held) >= IMPORT_BYTES:
             self._flush()
@@ -286,5 +298,9 @@ def _conformed(found: pa.Table, table: Table, wanted: Sequence[str], rows: int) 
         if name not in found.column_names:
             columns[name] = pa.chunked_array([pa.nulls(rows, kind)])
         else:
-            columns[name] = found[name] if is_list(kind) or found[name].type == kind else found[name].cast(kind)
+            same = is_list(kind) or found[name].type == kind
+            label = is_text(found[name].type) and not is_text(kind)
+            columns[name] = (
+                found[name] if same else typed_label(found[name], [str(kind)]) if label else found[name].cast(kind)
+            )
     return pa.table(columns)

@@ -81,9 +81,9 @@ def conv_weights(model: nn.Module, library: Library) -> list[State]:
     ==================  ==============================================  ================================================
 
     ``mlp`` is ``Sequential(Linear(a, hidden), ReLU(), Linear(hidden, b))``. Norms, activations and dropout between the
-    convolutions are not among these weights. A GCN keeps a self loop of the graph in place of its own, as PyG's does;
-    PyG's ``GATConv`` and ``GATv2Conv`` replace it, and Millrace keeps it beside its own. A ``GATv2`` of features of
-    edges has ``edge_dim``.
+    convolutions are not among these weights. A GCN keeps a self loop of the graph in place of its own, GAT and GATv2
+    replace it, as PyG's do. Where edges have weights, PyG's ``SAGEConv`` and ``GINConv`` ignore them, and Millrace's do
+    not. A ``GATv2`` of features of edges has ``edge_dim``.
 
     Args:
         model: one of Millrace's, such as ``mr.load(folder).model``.
@@ -110,12 +110,16 @@ def set_conv_weights(model: nn.Module, convs: Sequence[Any], library: Library) -
         The model.
 
     Raises:
-        InputError: there are not as many, or names or shapes do not fit; the model is as it was.
+        InputError: there are not as many, names or shapes do not fit, or a module has other options than the model;
+            the model is as it was.
     """
     own = _convs(model, library)
     states = [c.state_dict() if isinstance(c, nn.Module) else dict(c) for c in convs]
     if len(states) != len(own):
         raise InputError(f"there are {len(states)} convolutions for a model of {len(own)} layers; give one for each")
+    for i, (ours, theirs) in enumerate(zip(own, convs)):
+        if isinstance(theirs, nn.Module) and library == "pyg":
+            _check_options(ours, theirs, f"layer {i}")
     found = [_here(c, s, _names(c, library), f"layer {i}") for i, (c, s) in enumerate(zip(own, states))]
     for conv, state in zip(own, found):
         conv.load_state_dict(state)
@@ -134,6 +138,31 @@ def _convs(model: nn.Module, library: Library) -> list[nn.Module]:
     if absent := [type(c).__name__ for c in convs if type(c) not in _NAMES[library]]:
         raise InputError(f"{absent[0]} has no counterpart in {library}; expected another library or model")
     return convs
+
+
+def _check_options(ours: nn.Module, theirs: nn.Module, where: str) -> None:
+    """Raise InputError if a convolution of PyG's has options by which it computes something else."""
+    wanted: dict[str, object] = {"flow": "source_to_target"}
+    if isinstance(ours, GCNConv):
+        wanted |= {"improved": False, "add_self_loops": True, "normalize": True}
+    elif isinstance(ours, GATConv | GATv2Conv):
+        wanted |= {"heads": ours.heads, "concat": ours.concat, "negative_slope": ours.slope}
+        wanted |= {"add_self_loops": True, "residual": False}
+        if isinstance(ours, GATv2Conv) and ours.edge is not None:
+            wanted["fill_value"] = "mean"
+    elif isinstance(ours, SAGEConv | SAGEPoolConv):
+        pools = isinstance(ours, SAGEPoolConv)
+        wanted |= {"aggr": "max" if pools else "mean", "normalize": False, "root_weight": True, "project": pools}
+    else:
+        wanted["aggr"] = "add"
+    aliases = {"sum": "add"}
+    for name, value in wanted.items():
+        found = getattr(theirs, name, value)
+        if aliases.get(found, found) != value if isinstance(found, str) else found != value:
+            raise InputError(
+                f"{where}: {type(theirs).__name__} has {name}={found!r}, and {type(ours).__name__} computes what "
+                f"{name}={value!r} does; expected the same"
+            )
 
 
 def _names(conv: nn.Module, library: Library) -> dict[str, tuple[str, str]]:

@@ -22,7 +22,7 @@ from .pyg_many_types import ManyTypes
 from .pyg_one_type import OneType
 from .pyg_prefetch import Prefetcher, SamplingThreads
 from .pyg_stores import of_stores
-from .pyg_subgraphs import Timed, Times, sample
+from .pyg_subgraphs import Timed, Times, drawable, sample
 
 CALLS = -1
 """Epoch of the samples drawn by calling a loader."""
@@ -110,8 +110,8 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
             time_attr: name of an attribute of nodes [V] or edges [E], numbers. An edge may be drawn if its own time, or
                 that of its source, is at most the seed's. Trees are disjoint then. Edges of types without it may always
                 be drawn.
-            weight_attr: name of an edge attribute [E], finite and non-negative: edges are drawn in proportion to it.
-                Edge types without it are drawn uniformly.
+            weight_attr: name of an edge attribute [E], finite and non-negative: edges are drawn in proportion to it,
+                those of weight 0 never, by -1 neither. Edge types without it are drawn uniformly.
             transform: called with each minibatch, in the caller's thread; its result is yielded.
             transform_sampler_output: called with each minibatch's `torch_geometric.sampler.SamplerOutput` or
                 `HeteroSamplerOutput` (whose ``edge`` has columns of ``edge_index``), in the caller's thread; its result
@@ -167,7 +167,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         self.epoch = 0
         """The epoch of the next ``iter()``; set it to resume a run that has a `seed`."""
         self._calls, self._seed = 0, seed
-        self._graph = self._source.graph
+        self._graph = drawable(self._source.graph)
         self._sampler = self._sampler_of(num_neighbors, bool(replace))
         self._type, self._seeds, self._ids = self._inputs(input_nodes)
         if input_id is not None:
@@ -332,7 +332,15 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         # PyG makes a sample with types bidirectional: `ManyTypes.output`.
         kind = "directional" if relations is not None and self._kind == "bidirectional" else self._kind
         return sample(
-            self._sampler, self._graph, request, workspace, kind, self._disjoint, timed=timed, relations=relations
+            self._sampler,
+            self._graph,
+            self._source.graph,
+            request,
+            workspace,
+            kind,
+            disjoint=self._disjoint,
+            timed=timed,
+            relations=relations,
         )
 
     def _minibatches(self, seed: int, epoch: int, cuts: list[npt.NDArray[np.int64]]) -> Iterator[Any]:

@@ -22,7 +22,7 @@ from ...storage.typed.graph_types import GraphTypes
 from ..datasets.cleaning.relations import graph_of_relations
 from . import pyg_arguments as arguments
 from .export import SampledGraph
-from .pyg_subgraphs import Times
+from .pyg_subgraphs import Times, drawable
 
 IdArray = npt.NDArray[np.int64]
 EdgeType = tuple[str, str, str]
@@ -74,7 +74,7 @@ class ManyTypes:
             graph = Graph(indptr, nothing, None, np.empty(0, np.int64), None, types, edge_type=kinds)
         if self.weighted:
             graph = replace(graph, edge_weight=self._weights(weight_attr)[graph.edge_id])
-        self.graph, self.relations = graph, RelationRows.from_graph(graph)
+        self.graph, self.relations = graph, RelationRows.from_graph(drawable(graph))
 
     def _edges(self, relation: EdgeType) -> tuple[IdArray, IdArray]:
         """Global ids of an edge type's sources and destinations."""

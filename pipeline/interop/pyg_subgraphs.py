@@ -4,7 +4,7 @@ A graph with types is one graph here too, with global ids; `pyg_many_types` spli
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,7 @@ Keys = npt.NDArray[np.uint64]
 def sample(
     sampler: NeighborSampler | None,
     graph: Graph,
+    whole: Graph,
     request: BulkRequest,
     workspace: Any,
     subgraph_type: str,
@@ -67,6 +68,7 @@ def sample(
     Args:
         sampler: sampler of in-neighbours, with edge ids; None: no hops.
         graph: graph with edge ids.
+        whole: the graph with the edges that are not `drawable` too, for "induced".
         request: the minibatches to draw.
         workspace: buffers reused from bulk to bulk.
         subgraph_type: one of `SUBGRAPH_TYPES`.
@@ -92,10 +94,21 @@ def sample(
             out[i] = sample_separately(
                 sampler, graph, request.seeds[i], keys[i], disjoint, timed, number=i, relations=relations
             )
-    change = {"directional": lambda g: g, "bidirectional": bidirectional, "induced": lambda g: induced(graph, g)}[
+    change = {"directional": lambda g: g, "bidirectional": bidirectional, "induced": lambda g: induced(whole, g)}[
         subgraph_type
     ]
     return [change(out[i]) for i in range(count)]
+
+
+def drawable(graph: Graph) -> Graph:
+    """The graph without its edges of weight 0: none is drawn, whether some neighbours are asked for or all."""
+    if graph.edge_weight is None or graph.edge_weight.all():
+        return graph
+    kept = graph.edge_weight > 0
+    indptr = np.concatenate([[0], np.cumsum(kept)])[graph.indptr]
+    ids, kinds = (None if a is None else a[kept] for a in (graph.edge_id, graph.edge_type))
+    weight = graph.edge_weight[kept]
+    return replace(graph, indptr=indptr, indices=graph.indices[kept], edge_weight=weight, edge_id=ids, edge_type=kinds)
 
 
 def sample_separately(

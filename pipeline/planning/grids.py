@@ -33,7 +33,7 @@ def grid_forecasts(at: Setting, job: Job) -> tuple[GridForecast, ...]:
     types, for pairs, whose minibatches have seeds of no known number, for samples by time, which no block row has, or
     for a sampler whose traffic has no model."""
     sampler, graph, batch = build("sampler", SAMPLERS, job.sampler), at.dataset.graph, job.train.batch_size
-    if sampler_kind(sampler) is None or reads_times(sampler) or graph.types is not None or at.numbers.of_pairs:
+    if sampler_kind(sampler) is None or reads_times(sampler) or not graph.types.is_single or at.numbers.of_pairs:
         return ()
     # An epoch may have fewer minibatches than a bulk.
     bulk = min(job.queue.bulk_size, math.ceil(at.train / batch / job.ranks))

@@ -60,7 +60,7 @@ class Numbers:
         edges, width = dataset.has_edge_labels, dataset.num_classes
         of_labels = 4 * width if dataset.task in MATRIX_TASKS else 8
         n, types = dataset.num_nodes, dataset.graph.types
-        node_types, relations = (1, 1) if types is None else (len(types.node_types), types.num_relations)
+        node_types, relations = (1, 1) if types.is_single else (len(types.node_types), types.num_relations)
         return cls(
             n,
             dataset.graph.num_edges,

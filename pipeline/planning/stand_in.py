@@ -47,7 +47,6 @@ def detailed(base: Dataset, numbers: Numbers, like: Dataset | None) -> Dataset:
     sets = np.split(rng.permutation(counts[0]), [train, (train + counts[0]) // 2])
     labels = np.where(np.arange(offsets[-1]) < counts[0], np.resize(base.labels, offsets[-1]), -1)
     made = graph_of_relations(edges, smaller, features=of_edges)
-    assert made.types is not None
     made = replace(made, types=replace(made.types, pair_relations=types.pair_relations))
     split = Split(*(np.sort(ids) for ids in sets))
     return replace(base, graph=made, features=features, labels=labels, split=split).check()
@@ -60,7 +59,7 @@ def with_pairs(made: Dataset, like: Dataset) -> Dataset:
     rng, graph, scale = np.random.default_rng(0), made.graph, made.num_nodes / like.num_nodes
     every, relation = np.stack(np.divmod(keys_of_pairs(graph), graph.num_nodes), axis=1), None
     first, size = np.zeros(1, np.int64), np.array([len(every)])
-    if graph.types is not None and graph.types.predicts_several:
+    if graph.types.predicts_several:
         assert graph.edge_type is not None
         kinds = graph.edge_type[of_pairs(graph)].astype(np.int64)
         order = np.argsort(kinds, kind="stable")

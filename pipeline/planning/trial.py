@@ -77,6 +77,7 @@ def draw(s: Candidate, seeds: Any, ranks: int) -> tuple[float, float, list[float
     nodes, edges, most = [np.empty(0, np.int64)] * ranks, [0] * ranks, MOST_STEPS * max(1, per_step // ranks)
     set_num_threads(s.at.threads)
     kernel = sampling_backend("cpu" if job.kernel == "cuda" else job.kernel)  # which draw the same
+    drawn, seconds = [], 0.0
     for epoch in range(EPOCHS):
         start = time.perf_counter()
         drawn = sampler.sample(s.at.dataset.graph, plan.request(epoch, 0), kernel).minibatches

@@ -18,6 +18,8 @@ WORTH_SAYING = 0.10
 SLOW_START = 0.25
 """Share of a run's time before its first step above which the summary mentions it, and the time after it gets its own
 picture."""
+FEWER_SEEDS = 8
+"""Where an epoch is one step, a batch size of about one in so many is advised."""
 BOTTLENECK = 0.25
 """Share of the ranks' time in training above which a stage counts as a bottleneck."""
 
@@ -203,7 +205,20 @@ def _findings(run: RunRecord, line: Timeline | None, waits: list[list[float]]) -
         )
     if run.result and run.result.get("train_loss") is None:
         found.append("The training loss is not finite: the run has diverged.")
-    return found
+    return found + _single_steps(run)
+
+
+def _single_steps(run: RunRecord) -> list[str]:
+    """A sentence if each epoch of minibatches was one step of the optimiser."""
+    result, size = run.result or {}, run.config.get("train.batch_size")
+    epochs, minibatches = result.get("epochs", 0), result.get("minibatches", 0)
+    if not size or not epochs or not 0 < minibatches <= epochs * result.get("minibatches_per_step", 0):
+        return []
+    smaller = 1 << max(0, (size // FEWER_SEEDS).bit_length() - 1)
+    return [
+        f"Each epoch was one step of the optimiser, {count(epochs, 'step')} in all: minibatches of {size:,} seeds hold "
+        f"all that are trained on. Smaller ones take more steps, e.g. --batch-size {smaller}."
+    ]
 
 
 def first_step(run: RunRecord, line: Timeline) -> float:

@@ -78,13 +78,13 @@ def check_executor(job: Job) -> None:
         )
 
 
-def check_model_of_types(job: Job, types: GraphTypes | None, record: Any) -> None:
+def check_model_of_types(job: Job, types: GraphTypes, record: Any) -> None:
     """Refuse a model, a record or a user's module, that knows no relations, for a graph with several types.
 
     Raises:
         InputError: names the models that do.
     """
-    if types is None:
+    if types.is_single:
         return
     graph = counted_types(types)
     if isinstance(record, PyGModel):
@@ -109,7 +109,7 @@ def check_types(job: Job, system: System, dataset: Dataset) -> None:
     Raises:
         InputError: names the key to change.
     """
-    if dataset.graph.types is None:
+    if dataset.graph.types.is_single:
         return
     graph = counted_types(dataset.graph.types)
     refuse(Need.TYPES, needs_of(job, dataset, sampler=system.sample.sampler), job)

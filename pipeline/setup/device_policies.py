@@ -94,6 +94,8 @@ def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, Rank
     if isinstance(inner, LearnedFetch):
         system, rank_job = on_device(replace(system, fetch=inner.inner), rank_job, job)
         return replace(system, fetch=replace(inner, inner=system.fetch)), rank_job
+    if rank_job.packed is not None:
+        return replace(system, fetch=DeviceMoveFetch(inner)), rank_job
     gathers: dict[type, type[DeviceGatherFetch]] = {
         GatherFetch: DeviceGatherFetch,
         LinkFetch: DeviceGatherFetch,

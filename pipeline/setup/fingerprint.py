@@ -69,7 +69,9 @@ def fingerprint_of(
     if job.seed_of("initial") != job.seed_of("minibatches"):
         fingerprint["initial"] = str(job.seed_of("initial"))
     if job.learned.width:
-        fingerprint["learned"] = digest_record(job.learned.model_dump())
+        # Left out at its default, so that older checkpoints fit.
+        left_out = None if job.learned.weight_decay else {"weight_decay"}
+        fingerprint["learned"] = digest_record(job.learned.model_dump(exclude=left_out))
     if job.start_from is not None:
         arrays = {k: v.numpy() for k, v in model.build().state_dict().items()}
         fingerprint["start"] = digest_arrays(**arrays, **({} if start is None else {"learned rows": start}))

@@ -24,7 +24,7 @@ from ...storage.dataset import WITHOUT_ACCURACY, Dataset, Task, outputs_of
 from ...storage.errors import InputError
 from ...storage.plural import counted
 from ...storage.typed.features import TypedFeatures
-from ...storage.typed.graph_types import groups_of
+from ...storage.typed.graph_types import SINGLE, GraphTypes, groups_of
 from ..config.load import Job, build
 from ..config.schema import LossOptions
 from ..config.systems import System
@@ -76,6 +76,11 @@ class Outline:
     """K, features of labelled edges that their outputs are made of; 0: they have none."""
 
     @property
+    def graph_types(self) -> GraphTypes:
+        """`types` as the graph has them."""
+        return SINGLE if self.types is None else GraphTypes.of_record(self.types)
+
+    @property
     def of_pairs(self) -> bool:
         return self.task == "link" or self.row_width > 0
 
@@ -121,7 +126,7 @@ class Outline:
 
 def types_of(dataset: Dataset) -> dict[str, Any] | None:
     types = dataset.graph.types
-    if types is None:
+    if types.is_single:
         return None
     features = dataset.features
     widths = (
@@ -308,8 +313,10 @@ def _check_relations_read(model: nn.Module, outline: Outline) -> None:
     decoder = getattr(model, "decoder", None)
     if outline.predicted_relations is None or decoder is None or isinstance(decoder, Decoder):
         return
+    called = decoder.forward if isinstance(decoder, nn.Module) else decoder
     try:
-        inspect.signature(decoder.forward if isinstance(decoder, nn.Module) else decoder).bind(None, None, None)
+        # pyrefly: ignore[bad-argument-type]
+        inspect.signature(called).bind(None, None, None)
     except TypeError:
         raise InputError(
             f"links are of {outline.predicted_relations} relations, but the decoder of {type(model).__name__} takes "

@@ -18,16 +18,20 @@ from ...storage.queue.bulk_codec import packed_bytes
 from ...storage.queue.cycle import Cycled
 from ...storage.queue.location import KIND
 from ...storage.queue.object_store import queue_at
+from ...storage.queue.packed_rows import CATALOGUE
 from ...storage.queue.zarr import ZarrQueue
 from ...storage.store.committed_folder import remove_tree
 from ...storage.store.manifest import read_manifest, require_fingerprint
 from ...storage.urls import is_url
 from ..config.capabilities import Asked
 from ..config.refusals import refuse
+from .prepare import Prepared
 from .run_folder import is_locked, locked
 from .sampling import Sampling
 
 FOLDER = "queue"
+PACKED = "packed"
+"""Entry of a run's fingerprint: the form of features that were packed beside samples, if it rounds."""
 
 
 def open_queue(location: str | Path, **options: Any) -> ZarrQueue:
@@ -108,6 +112,7 @@ def open_samples(prepared: Sampling, samples: str | Path, *, to_read: bool = Tru
     queue = open_queue(samples, expected=seeds)
     check_order(prepared, samples, queue)
     require_fingerprint(samples, queue.fingerprint, prepared.samples_fingerprint)
+    check_packed(prepared, samples, queue)
     if job.queue.reuse == "cycle":
         return Cycled(queue)
     bulks = -(-prepared.minibatches_per_epoch // queue.bulk_size)
@@ -125,6 +130,51 @@ def open_samples(prepared: Sampling, samples: str | Path, *, to_read: bool = Tru
         f"{samples} is not finished: epoch {lacking} has {len(queue.committed(lacking))} of {bulks} bulks; run its "
         "`millrace sample` command again, which samples the missing ones"
     )
+
+
+def with_packed(prepared: Prepared, samples: str | Path | None) -> Prepared:
+    """The run, whose fingerprint says in what form it reads features if stored samples have them beside them in one
+    that rounds. Raises StoreError if there is no such store."""
+    if samples is None or not prepared.has_minibatches:
+        return prepared
+    packed = open_queue(samples).packed
+    if packed is None or packed.is_exact:
+        return prepared
+    return replace(prepared, fingerprint=prepared.fingerprint | {PACKED: packed.form.name})
+
+
+def check_packed(sampling: Sampling, samples: str | Path, queue: ZarrQueue) -> None:
+    """Refuse rows beside stored samples that the job cannot train on.
+
+    Raises:
+        StoreError: they are of other features.
+        InputError: some are lacking, or the job needs what is not there.
+    """
+    packed, job = queue.packed, sampling.job
+    if packed is None:
+        return
+    made = {"features": packed.fingerprint.get("features", ""), "form": packed.form.name}
+    require_fingerprint(f"{samples}/{CATALOGUE}", made, {**made, "features": sampling.features_digest})
+    epochs = queue.epochs() if job.queue.reuse == "cycle" else range(job.epochs)
+    lacking = sum(len(queue.committed(epoch) - packed.committed(epoch)) for epoch in epochs)
+    if lacking:
+        again = "wait until it is done" if is_being_written(samples) else "run its `millrace sample` command again"
+        raise InputError(
+            f"{samples} packs features beside its samples, but {lacking} bulks of the epochs lack theirs; {again}"
+        )
+    if sampling.reads_edges:
+        seen = f"the model reads features of edges, and {samples} packs those of nodes alone"
+        refuse(Need.PACKED_EDGES, {Need.PACKED_EDGES: Asked(seen, "--samples")}, job)
+    if share := sampling.system.options.get("cache_fraction"):
+        raise InputError(
+            f"bulk.cache_fraction is {share}, but {samples} has the features of each minibatch beside it, so that no "
+            "rank asks others for any; leave it out"
+        )
+    if sampling.draws_by_owners and not packed.degree_columns and not sampling.reads_times:
+        raise InputError(
+            f"{samples} was packed by tasks, without the degrees of nodes, which ranks with blocks of rows need; pack "
+            "it without --scheduler, or leave bulk.topology out"
+        )
 
 
 def own_queue(prepared: Sampling, out: Path, tell: Callable[[str], None] | None = None) -> MinibatchQueue:
@@ -234,7 +284,7 @@ class ReportingQueue:
         """
         self._queue, self._tell, self._per_epoch = queue, tell, per_epoch
         self._said = (-1, -1)
-        self.stored = queue.stored
+        self.stored, self.packed = queue.stored, queue.packed
         self.bulk_size = queue.bulk_size
 
     @property

@@ -20,7 +20,6 @@ from ...storage.dataset import MATRIX_TASKS, Dataset, pairs_of
 from ...storage.errors import RunError
 from ...storage.features import ConvertedFeatures, FeatureStore
 from ...storage.lazy_dataset import LazyDataset
-from ...storage.typed.graph_types import GraphTypes
 from ..assembly.parts import Parts, arrays_at
 from ..assembly.update_part import UpdatePart
 from ..config.load import Job
@@ -71,7 +70,15 @@ class Prepared(Sampling):
     @property
     def samples_fingerprint(self) -> dict[str, str]:
         own = {k: self.fingerprint[k] for k in ("graph", "sampler", "seeds", "seed", "batch_size")}
-        return own | self._numbering(self.outline.types)
+        return own | self._numbering(self.outline.graph_types)
+
+    @property
+    def reads_edges(self) -> bool:
+        return self.model.reads_edges
+
+    @property
+    def features_digest(self) -> str:
+        return self.fingerprint["features"]
 
     @property
     def num_train(self) -> int:
@@ -152,7 +159,7 @@ def placement_of(job: Job, dataset: Dataset, edges: bool, loops: bool) -> Placem
     features: FeatureStore = dataset.features
     if features.dtype != np.dtype(job.dtype):
         features = ConvertedFeatures(features, job.dtype)
-    features = with_learned_width(job, features, typed=dataset.graph.types is not None)
+    features = with_learned_width(job, features, typed=not dataset.graph.types.is_single)
     pairs = pairs_of(dataset, job.dtype)
     labels = torch.from_numpy(dataset.labels) if pairs is None else torch.zeros(dataset.num_nodes, dtype=torch.int64)
     if pairs is None and dataset.task in MATRIX_TASKS:
@@ -220,7 +227,8 @@ def prepare_part(
         StoreError: the part is damaged.
         RunError: the pairs are not those that the driver sees.
     """
-    system = keeping_edges(from_queue(job, make_system(without_partitioner(job)), stored), outline.types)
+    types = outline.graph_types
+    system = keeping_edges(from_queue(job, make_system(without_partitioner(job)), stored), types)
     pairs = None
     if outline.of_pairs:
         assert dataset is not None
@@ -233,7 +241,6 @@ def prepare_part(
     built = model_of(job, outline, system, model)
     classes = outline.num_classes
     matrix = outline.task in MATRIX_TASKS and not outline.of_pairs
-    types = None if outline.types is None else GraphTypes.of_record(outline.types)
     parts = Parts(
         folder,
         TORCH_DTYPES[job.dtype],
@@ -244,7 +251,7 @@ def prepare_part(
         empty=arrays_at(job.graph, job.features, folder).graph,
     )
     part = parts.part(system.parts_before(rank))
-    features = with_learned_width(job, part.features, typed=types is not None)
+    features = with_learned_width(job, part.features, typed=not types.is_single)
     part = replace(part, features=features, pairs=pairs)
     return Prepared(
         job=job,

@@ -10,6 +10,8 @@ from ...stages.feed.queue_feed import Sampled
 from ...stages.sample.base import check_kernel, reads_times
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
+from ...storage.fingerprint import DatasetDigests
+from ...storage.typed.graph_types import GraphTypes
 from ..assembly.data_part import graph_and_seeds
 from ..assembly.sample_part import SamplePart
 from ..config.capabilities import needs_of
@@ -48,12 +50,22 @@ class Sampling:
         """Digests of everything that decides the minibatches."""
         return sample_fingerprint(self.job, self.dataset, self.system) | self._numbering(self.dataset.graph.types)
 
-    def _numbering(self, types: object) -> dict[str, str]:
+    def _numbering(self, types: GraphTypes) -> dict[str, str]:
         """Entries of the fingerprint for nodes and edges that are numbered otherwise than in the dataset."""
         order = {"order": self.order} if self.order else {}
         # Ranks with blocks of rows name the relation of an edge with its position: see `sample.remote_nodewise`.
-        blocks = types is not None and isinstance(self.system.sample, SampledByOwners)
+        blocks = not types.is_single and isinstance(self.system.sample, SampledByOwners)
         return order | ({"edges": "with relations"} if blocks else {})
+
+    @property
+    def reads_edges(self) -> bool:
+        """True if the job has a model that reads features of edges."""
+        return False
+
+    @property
+    def features_digest(self) -> str:
+        """Digest of the features, which rows that are packed beside samples carry."""
+        return DatasetDigests(self.dataset)["feature_sample"]
 
     @property
     def num_train(self) -> int:
@@ -134,9 +146,9 @@ def sampling_of(job: Job, dataset: Dataset, system: System, *, stored: bool = Fa
     return Sampling(job=job, system=system, whole=dataset)
 
 
-def keeping_edges(system: System, types: Any) -> System:
+def keeping_edges(system: System, types: GraphTypes) -> System:
     """The system with a sampler that keeps the positions of edges, by which a graph with types knows relations."""
-    if types is None or not isinstance(system.sample, Sampled | SampledByOwners):
+    if types.is_single or not isinstance(system.sample, Sampled | SampledByOwners):
         return system
     sampler: Any = system.sample.sampler
     if "edge_ids" not in {f.name for f in fields(sampler)}:

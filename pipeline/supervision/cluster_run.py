@@ -51,7 +51,7 @@ class ClusterRun:
         self.data = share(self.job, self.sampling.dataset, self.out, self.note)
         self.parts = self._cut()
         """Folder of the parts that ranks open; None where they open the dataset."""
-        work.begin(self.sampling)
+        work.begin(self.sampling, self.parts)
         self.meeting = Meeting(self.job.cluster)
         client.subscribe_topic(self.topic, lambda event: self.messages.put(event[1]))
 

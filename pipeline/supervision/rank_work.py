@@ -60,7 +60,7 @@ class Training:
         code = self.sampling.update.code
         return None if self.module is None and code.is_empty else pickled((self.module, code))
 
-    def begin(self, sampling: Sampling) -> None:
+    def begin(self, sampling: Sampling, parts: Path | None) -> None:
         """Take note of the order of the nodes, once they are cut. Raises StoreError if samples are of another one."""
         if self.samples is not None and sampling.draws_by_owners:
             open_samples(sampling, self.samples, to_read=False).close()
@@ -103,19 +103,21 @@ class Filling:
     uses_queue: ClassVar[bool] = False
     sampling_workers: ClassVar[int] = 0
 
-    def __init__(self, sampling: Sampling, queue: str, create: Callable[[Sampling], dict[str, Any]]) -> None:
+    def __init__(self, sampling: Sampling, queue: str, create: Callable[[Sampling, Path], dict[str, Any]]) -> None:
         """
         Args:
             sampling: a job whose ranks hold blocks.
             queue: folder or URL of the store.
-            create: makes the store, once the order of the nodes is known; returns the arguments of its `create`.
+            create: makes the store, once the order of the nodes is known and the parts lie in a folder; returns the
+                arguments of its `create`.
         """
         self.sampling, self._queue, self._create = sampling, queue, create
         self._order = ""
 
-    def begin(self, sampling: Sampling) -> None:
-        """Make the store, once the nodes are cut."""
-        store = self._create(sampling)
+    def begin(self, sampling: Sampling, parts: Path | None) -> None:
+        """Make the store, once the nodes are cut; the parts lie in a folder."""
+        assert parts is not None
+        store = self._create(sampling, parts)
         self._order = pickled(FillOrder.from_sampling(sampling, self._queue, store, threads_of_ranks(sampling)))
 
     def resume_point(self, out: Path) -> str:

@@ -19,7 +19,7 @@ from ...storage.fingerprint import digest_record
 from ...storage.store.paths import expanded
 from ...storage.store.regular import file_bytes
 from ..config.load import Job
-from ..config.records import is_record, make_system, table_of
+from ..config.records import is_record, make_system, negatives_of, table_of
 from ..config.systems import SYSTEMS, System
 from ..custom.own_code import check_beside, split_loss, split_options
 from ..interop.model_argument import as_record_or_module
@@ -221,7 +221,7 @@ def _sample_key(job: Job) -> str:
     """Key of all settings that minibatches of a job may depend on."""
     keys = {"dataset", "split", "read", "sampler", "kernel", "queue", "features", "graph"}
     record = job.model_dump(mode="json", include=keys)
-    record["negatives"] = [job.link.negatives, job.link.num_negatives, job.link.negative_ends]
+    record["negatives"] = negatives_of(job).record()
     seeds = {part: job.seed_of(part) for part in ("split", "minibatches")}
     return digest_record({**record, **seeds, "system": job.system, "batch_size": job.train.batch_size})
 

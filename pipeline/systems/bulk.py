@@ -181,7 +181,10 @@ class _Bulk(Registered):
             "a partitioned topology",
             lambda job: job.options.topology == "partitioned",
             "leave it out",
-            (Cannot('bulk.topology is "partitioned", where', Need.TIMES, "no rank has all edges of a seed"),),
+            (
+                Cannot('bulk.topology is "partitioned", where', Need.TIMES, "no rank has all edges of a seed"),
+                Cannot('bulk.topology is "partitioned", where', Need.PACKED_EDGES, "no rank has those of all edges"),
+            ),
         ),
         *(_by_products(algorithm) for algorithm in ("1.5d", "auto")),
         Form(
@@ -200,7 +203,10 @@ class _Bulk(Registered):
             "owned features",
             lambda job: job.features == "owned",
             "leave it out",
-            (Cannot("features is 'owned', whose rows", Need.TIMES, "come with degrees of the whole graph"),),
+            (
+                Cannot("features is 'owned', whose rows", Need.TIMES, "come with degrees of the whole graph"),
+                Cannot("features is 'owned', where", Need.PACKED_EDGES, "no rank reads those of all edges"),
+            ),
         ),
     )
     planned = {  # noqa: RUF012

@@ -148,6 +148,11 @@ class _Grappa(Registered):
         """See `Registered.with_links`. Every rank has all pairs, and trains on those of its own chunks."""
         assert isinstance(system.sample, Local)
         assert isinstance(system.fetch, CoverageFetch)
+        if negatives is not None and negatives.exclude_known:
+            raise InputError(
+                "link.exclude_known is true, but ranks of grappa know the train pairs of their own chunks only; leave "
+                "it out"
+            )
         sampler = system.sample.sampler
         drawn = sampler if reads_times(sampler) or not hidden else WithoutOwnEdges(sampler)
         # Its name is that of the sampler inside.

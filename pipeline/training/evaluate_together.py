@@ -171,7 +171,7 @@ def broadcast_score(scored: Scored | None, names: Sequence[str], group: Group) -
 class KnownOfSet:
     """Known pairs that a set needs, of each relation that is predicted."""
 
-    types: GraphTypes | None
+    types: GraphTypes
     by_place: Mapping[int | None, "KnownOfBlocks"]
     """By `OneRelation.place`."""
 
@@ -207,7 +207,7 @@ class KnownOfBlocks(KnownPairs):
         assert placed.pairs is not None
         labels, new, n = one.table, placed.pairs.new, placed.num_nodes
         types, sources = one.types, placed.pairs.table[one.rows, 0]
-        ends = node_ranges(None if types is None else types.in_ranges(), n)
+        ends = node_ranges(types.in_ranges(), n)
         own = of_pairs(placed.graph, types=types)
         edges = np.unique(edge_keys(placed.graph, n, placed.first)[own])
         source, destination = np.divmod(edges, max(1, n))
@@ -232,7 +232,7 @@ class KnownOfBlocks(KnownPairs):
         wanted = np.isin(source, np.zeros(0, np.int64) if given else sources)
         keys = torch.cat(_at_first(torch.from_numpy(edges[wanted]), group, "graph")).numpy()
         keys, order = np.unique(np.concatenate([keys, linked])), None
-        if types is not None and (kinds := types.types_of(np.arange(n))).size and (np.diff(kinds) < 0).any():
+        if not types.is_single and (kinds := types.types_of(np.arange(n))).size and (np.diff(kinds) < 0).any():
             order = np.argsort(kinds, kind="stable")
             place = np.argsort(order)
             source, destination = place[np.stack(np.divmod(keys, n))]
@@ -243,7 +243,7 @@ class KnownOfBlocks(KnownPairs):
         return self.drawn
 
 
-def _symmetric(types: GraphTypes | None, same_nodes: bool, edges: PairArray, reverses: PairArray, group: Group) -> bool:
+def _symmetric(types: GraphTypes, same_nodes: bool, edges: PairArray, reverses: PairArray, group: Group) -> bool:
     """See `storage.links.pairs.is_symmetric`: by the types, or by sums of 64-bit hashes of the distinct edges of all
     ranks. Collective unless the types tell.
 
@@ -254,14 +254,14 @@ def _symmetric(types: GraphTypes | None, same_nodes: bool, edges: PairArray, rev
         reverses: keys of these reversed.
         group: the ranks.
     """
-    if types is not None and types.one_predicted in types.pair_relations[0][1:]:
+    if not types.is_single and types.one_predicted in types.pair_relations[0][1:]:
         return True
     if not same_nodes:
         return False
     sums = [node_words(1, keys).sum(dtype=np.uint64) for keys in (edges, reverses)]
     flat = torch.from_numpy(np.array([*sums, len(edges)], np.uint64).view(np.int64))
     group.all_reduce(flat, "control")
-    return bool(flat[0] == flat[1]) and (types is None or bool(flat[2]))
+    return bool(flat[0] == flat[1]) and (types.is_single or bool(flat[2]))
 
 
 def _at_first(rows: Tensor, group: Group, kind: str) -> list[Tensor]:

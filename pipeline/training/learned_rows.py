@@ -53,6 +53,7 @@ def with_learned(prepared: Prepared, system: System, rank_job: RankJob) -> tuple
         own_only=isinstance(system.fetch, VisitFetch),
         start=initial_learned(job, nodes.total),
         device=_place_of(prepared, nodes, rank_job),
+        weight_decay=job.learned.weight_decay,
     )
     # On the host the same memory, whose numbers change as rows are trained.
     rows = ArrayFeatures(table.rows.cpu().numpy()) if _owns_what_it_evaluates(prepared, group) else None

@@ -250,6 +250,7 @@ def rank_job_of(
         group=group,
         ledger=ledger,
         queue=queue,
+        packed=None if queue is None else queue.packed,
         produce=produce,
         minibatches_per_step=job.train.per_step(group.size),
         producer_alive=producer_alive,

@@ -197,7 +197,7 @@ class Chunks:
             block,
             lambda: torch.from_numpy(self.degree.numpy()[src]).to(self._device),
             self._kernels,
-            edge_types=None if graph.types is None else types_of_edges(graph, edges_of(graph, dst), there),
+            edge_types=None if graph.types.is_single else types_of_edges(graph, edges_of(graph, dst), there),
             edges=rows,
         )
 

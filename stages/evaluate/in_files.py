@@ -22,7 +22,7 @@ from ...storage.features import ArrayFeatures, FeatureStore, MappedFeatures
 from ...storage.graph import Graph, index_dtype
 from ...storage.lazy_dataset import LazyGraph
 from ...storage.store.npy import HEADER_BYTES, npy_bytes, npy_header
-from ...storage.typed.graph_types import GraphTypes
+from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..models.base import Stack, keeps_edges, layered
 from ..models.parts import ConvParts, LayerCounts
 from ..neighbourhood.destinations import LayerRows
@@ -48,7 +48,7 @@ class Layout:
     weighted: bool
     edges: Path | None = None
     """``.npy`` [E, D], features of edges, if the model reads them."""
-    types: GraphTypes | None = None
+    types: GraphTypes = SINGLE
     """Types of the graph; None: it has one of each."""
     max_bytes: int = MAX_BYTES
     """Bytes of blocks under way in one process."""
@@ -314,10 +314,10 @@ def _mapped(path: Path) -> npt.NDArray[Any]:
         return np.load(path)  # nothing can be mapped of an empty array
 
 
-def _graph(folder: Path, weighted: bool, types: GraphTypes | None = None) -> Graph:
+def _graph(folder: Path, weighted: bool, types: GraphTypes = SINGLE) -> Graph:
     indptr, indices = (_mapped(folder / f"{name}.npy") for name in ("indptr", "indices"))
     weight = _mapped(folder / "edge_weight.npy") if weighted else None
-    kinds = None if types is None else _mapped(folder / "edge_type.npy")
+    kinds = None if types.is_single else _mapped(folder / "edge_type.npy")
     return Graph(indptr, indices, weight, types=types, edge_type=kinds)
 
 

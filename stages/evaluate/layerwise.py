@@ -188,7 +188,7 @@ def outputs(
     edges = graph.edge_features if reads_edges(model) else None
     if reads_edges(model) and edges is None:
         raise no_edge_features()
-    if budget is not None and not keeps_edges(model) and graph.types is None:
+    if budget is not None and not keeps_edges(model) and graph.types.is_single:
         layers = layers_for(
             graph, degree, wanted, num_layers, features.num_features, widest, dtype=dtype, budget=budget
         )

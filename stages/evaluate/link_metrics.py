@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...storage.graph import Graph
 from ...storage.links.pairs import PairArray, by_relation, given_negatives
-from ...storage.typed.graph_types import GraphTypes
+from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..links.decoders import of_relation
 from .links import HITS, KnownPairs, Turned, filtered_ranks, ranks_among, score_pairs
 from .measures import Scored
@@ -63,14 +63,12 @@ class OneRelation:
     """See `storage.links.pairs`; with the given negatives of this relation alone."""
     rows: npt.NDArray[np.int64]
     """int64 [n], rows of all pairs."""
-    types: GraphTypes | None
+    types: GraphTypes
 
     @classmethod
-    def each(
-        cls, table: npt.NDArray[Any], numbers: npt.NDArray[np.int64], types: GraphTypes | None
-    ) -> list["OneRelation"]:
+    def each(cls, table: npt.NDArray[Any], numbers: npt.NDArray[np.int64], types: GraphTypes) -> list["OneRelation"]:
         """The pairs `numbers` of each predicted relation; those without any are left out if there are several."""
-        if types is None or not types.predicts_several:
+        if not types.predicts_several:
             return [cls("", None, table, numbers, types)]
         found = []
         for place, (r, (one, own)) in enumerate(zip(types.predicted, by_relation(table, types))):
@@ -90,7 +88,7 @@ def known_of(graph: Graph, labels: npt.NDArray[Any]) -> Knows:
 
     def known(one: OneRelation) -> KnownPairs:
         if one.place not in made:
-            made[one.place] = KnownPairs.from_graph(graph, one.table, types=None if one.place is None else one.types)
+            made[one.place] = KnownPairs.from_graph(graph, one.table, types=one.types)
         return made[one.place]
 
     return known
@@ -104,7 +102,7 @@ def link_metrics(
     name: str,
     names: Sequence[str],
     known: Knows,
-    types: GraphTypes | None = None,
+    types: GraphTypes = SINGLE,
     ranks_sources: bool = False,
 ) -> Scored:
     """Metrics of the positive pairs of a set. AUC and average precision are against the given negatives of the set, or

@@ -28,7 +28,7 @@ from ...storage.links.pairs import (
     node_ranges,
     of_pairs,
 )
-from ...storage.typed.graph_types import GraphTypes
+from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..kernels.runtime.threads import side_by_side
 from ..links.decoders import FEW
 from ..random import Purpose, branches, draw_word, stream
@@ -66,16 +66,16 @@ class KnownPairs:
         graph: Graph,
         labels: npt.NDArray[Any],
         edges: npt.NDArray[np.bool_] | None = None,
-        types: GraphTypes | None = None,
+        types: GraphTypes = SINGLE,
     ) -> "KnownPairs":
         """
         Args:
             graph: the graph.
             labels: see `storage.links.pairs`; of one relation.
             edges: bool [E], edges that are known; None: all.
-            types: say which relation that is; None: those of the graph do.
+            types: say which relation that is, if not those of the graph.
         """
-        pairs, types = labels[labels[:, 2] == POSITIVE, :2], types or graph.types
+        pairs, types = labels[labels[:, 2] == POSITIVE, :2], graph.types if types.is_single else types
         both = np.concatenate([pairs, pairs[:, ::-1]]) if is_symmetric(graph, types) else pairs
         linked = keys_of_pairs(graph, types)
         linked = linked if edges is None else linked[edges[of_pairs(graph, types=types)]]

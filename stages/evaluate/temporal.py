@@ -68,7 +68,7 @@ def temporal_outputs(
         sampler.fanout[: layered(model).num_layers],
         sampler.strategy,
         sampler.replace,
-        reads_edges(model) or graph.types is not None,
+        reads_edges(model) or not graph.types.is_single,
     )
     short.check(graph)
     when = timed_graph(graph).as_time(moments)

@@ -48,7 +48,7 @@ class DeviceChunks:
 
         edges = EdgesOnDevice(
             types,
-            None if types is None else lambda ids: number_on_device(self.graph, "edge_type")[ids],
+            None if types.is_single else lambda ids: number_on_device(self.graph, "edge_type")[ids],
             None if of_edges is None else edge_rows,
         )
         neighbourhoods = [

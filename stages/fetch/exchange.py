@@ -23,7 +23,7 @@ from ..placement.row_blocks import BlockRows, Grid
 from ..policies import Feed
 from .ahead.units import Plan, RowsAhead, Units
 from .feature_cache import HotBy, choose
-from .gather import Gather, edge_lists
+from .gather import Gather, GatherFetch, edge_lists
 from .owned_rows import Owned, OwnedRows
 
 PREFETCH_BYTES = 512 << 20
@@ -49,8 +49,11 @@ class ExchangeFetch:
     """Rows that may be ready or under way beside those that are trained on; ``auto``: `PREFETCH_BYTES`. 0, or less than
     the rows of a step: fetching and training take turns."""
 
-    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "Exchange":
-        """See `FetchPolicy.fetcher`. All ranks call this at the same time. Reads this rank's rows and nothing later."""
+    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> Gather:
+        """See `FetchPolicy.fetcher`. All ranks call this at the same time. Reads this rank's rows and nothing later;
+        none where they lie beside the minibatches."""
+        if job.packed is not None:
+            return GatherFetch(self.prefetch_bytes).fetcher(placement, job)
         return Exchange(self, placement, job, *self.owned(placement, job))
 
     def owned(self, placement: Placement, job: RankJob) -> tuple[OwnedRows, OwnedRows | None]:

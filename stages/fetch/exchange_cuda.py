@@ -197,7 +197,7 @@ class UnitsOnDevice(Units[_Unit]):
         assert unit.minibatches is not None
         start = time.perf_counter()
         with torch.cuda.stream(self._stream):
-            keep = self._of_edges is not None or self._placement.graph.types is not None
+            keep = self._of_edges is not None or not self._placement.graph.types.is_single
             unit.bulks = {i: to_resident(m, self._device, keep) for i, m in unit.minibatches.items()}
             unit.got = got = self._owned.collect(self._united(unit))
             if self._of_edges is not None:

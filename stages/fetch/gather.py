@@ -93,7 +93,11 @@ class Gather(HasTargets):
 
     def fetch(self, work: MiniBatch) -> Fetched:
         """See `Fetcher.fetch`: waits for the rows of `work`, if they have not arrived yet."""
-        got = self._ahead.rows(work) if isinstance(self._ahead, RowsAhead) else None
+        disk = self._from_disk
+        if isinstance(self._ahead, RowsAhead):
+            got = self._ahead.rows(work)
+        else:
+            got = None if disk is None else disk.at_once(work)
         if got is None:
             return self._fetched(work, self._rows(work.nodes))
         if isinstance(self._features, CountedFeatures):

@@ -293,15 +293,14 @@ def _most_read(out_degree: npt.NDArray[np.integer], count: int, to: torch.device
 def device_edges(placement: Placement, rows: Callable[[Tensor], Tensor] | None) -> EdgesOnDevice | None:
     """Edges of a graph as layers read them; `rows` returns their features. None if they read nothing."""
     types = placement.graph.types
-    if types is None and rows is None:
+    if types.is_single and rows is None:
         return None
-    return EdgesOnDevice(types, None if types is None else lambda ids: _relations(placement, ids), rows)
+    return EdgesOnDevice(types, None if types.is_single else lambda ids: _relations(placement, ids), rows)
 
 
 def _relations(placement: Placement, ids: Tensor) -> Tensor:
     """Relations of edges by their `Block.edge_id`, on the device."""
     if isinstance(placement, BlockRows):
-        assert placement.graph.types is not None
         return ids % placement.graph.types.num_relations
     return number_on_device(placement.graph, "edge_type")[ids]
 

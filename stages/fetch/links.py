@@ -8,7 +8,7 @@ from ..feed.link_feed import LinksByOwners, LocalLinks, SampledLinks
 from ..links.planned_pairs import PlannedPairs
 from ..messages import Placement, RankJob
 from ..placement.chunks import Isolated
-from .exchange import Exchange, ExchangeFetch
+from .exchange import ExchangeFetch
 from .gather import Gather, GatherFetch
 from .isolated import CoverageFetch, CoverageFetcher
 
@@ -32,7 +32,7 @@ class LinkExchangeFetch(ExchangeFetch):
 
     sample: SampledLinks | LinksByOwners
 
-    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> Exchange:
+    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> Gather:
         """See `LinkFetch.fetcher`. All ranks call this at the same time."""
         fetcher = super().fetcher(placement, job)
         fetcher.pairs = PlannedPairs.from_placement(self.sample, placement, job, module)

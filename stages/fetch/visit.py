@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...storage.errors import InputError
 from ...storage.features import ArrayFeatures
-from ...storage.typed.graph_types import GraphTypes
+from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..comm.base import Group
 from ..kernels.runtime.device_memory import to_device
 from ..links.decoders import decoder_of
@@ -165,7 +165,7 @@ def row_bytes(
     num_features: int,
     dtype: torch.dtype,
     edge_width: int = 0,
-    types: GraphTypes | None = None,
+    types: GraphTypes = SINGLE,
     learns_features: bool = False,
 ) -> list[tuple[int, int]]:
     """Bytes per row that one rank reads of another, by layer: see `step_memory.row_traffic`. ``auto`` counts as
@@ -177,7 +177,7 @@ def row_bytes(
         num_features: F.
         dtype: of the features.
         edge_width: D, columns of the edges' features; 0: they have none.
-        types: of the graph; None: there is one of each. All edges are of the first relation.
+        types: of the graph. All edges are of the first relation.
         learns_features: features get gradients too.
     """
     wanted = policy.for_layers(layered(module).num_layers)
@@ -186,13 +186,13 @@ def row_bytes(
     def visits(scale: int, batch: FullBatch, absent: Group) -> Sequence[Neighbourhood]:
         rows = ArrayFeatures(np.zeros((len(batch.names), num_features), torch.zeros(0, dtype=dtype).numpy().dtype))
         edges, of = batch.whole.num_edges, None
-        if types is not None:
+        if not types.is_single:
             of = PartTypes(types, np.full(len(batch.names), types.ends[0, 1]), np.zeros(edges, np.int64))
         edge_rows = torch.zeros((edges, edge_width), dtype=dtype) if edge_width else None
         share = Share(batch, rows, torch.zeros(len(rows.rows), dtype=torch.int64), {}, edge_rows=edge_rows, types=of)
         return Visits(share, modes, policy.prefetch_bytes, absent).fetch(batch).neighbourhoods
 
-    return row_traffic(module, num_features, dtype, visits, types is None, learns_features)
+    return row_traffic(module, num_features, dtype, visits, types.is_single, learns_features)
 
 
 def _moved(modes: tuple[Mode, ...], i: int) -> tuple[Mode, ...]:

@@ -56,6 +56,7 @@ class LearnedTable:
         own_only: bool = False,
         start: FeatureStore | None = None,
         device: torch.device | None = None,
+        weight_decay: float = 0.0,
     ) -> None:
         """
         Args:
@@ -72,8 +73,9 @@ class LearnedTable:
             own_only: ranks take rows of their own nodes and no others, so that steps need no messages.
             start: [V, D], rows to begin with, by the dataset's own numbers; by default `initial_rows`.
             device: has the rows and their optimiser's state in its memory; None: the host has.
+            weight_decay: factor of a row that is added to its gradient in each step that reads it.
         """
-        self.num_nodes, self.width, self.group = num_nodes, width, group
+        self.num_nodes, self.width, self.group, self._weight_decay = num_nodes, width, group, weight_decay
         self.bounds = list(bounds or [r * num_nodes // group.size for r in range(group.size + 1)])
         """P+1 cuts of the nodes: rank r owns [bounds[r], bounds[r + 1])."""
         self.first, self.last = self.bounds[group.rank], self.bounds[group.rank + 1]
@@ -115,7 +117,11 @@ class LearnedTable:
             sent = list(grads[order].split([len(p) for p in parts]))
             ids = torch.cat(self.group.all_to_all(parts, "control"))
             grads = torch.cat(self.group.all_to_all(sent, "gradients"))
-        self._gradients = Gradients(*self._summed(ids - self.first, grads.contiguous()), 1 / count)
+        own = Gradients(*self._summed(ids - self.first, grads.contiguous()), 1 / count)
+        if self._weight_decay:
+            decayed = self._own(own.ids + self.first).mul_(self._weight_decay * count)
+            own = replace(own, sums=own.sums + decayed)
+        self._gradients = own
 
     def gradient_norm(self) -> float:
         """Norm of the gradient of all ranks' rows, of any rank. All ranks call this at once."""

@@ -27,8 +27,14 @@ class Decoder(nn.Module):
         """[b, ..., D] and [b, ..., D] -> [b, ...], with `relation` int64 [b]."""
         raise NotImplementedError
 
-    def against(self, sources: Tensor, destinations: Tensor, relation: int | None = None) -> Tensor:
-        """Scores of all pairs: [n, D] and [m, D] -> [n, m], a tensor that the caller may overwrite."""
+    def against(self, sources: Tensor, destinations: Tensor, relation: Tensor | int | None = None) -> Tensor:
+        """Scores of all pairs: [n, D] and [m, D] -> [n, m], a tensor that the caller may overwrite. In training
+        `relation` may be that of each source, int64 [n]."""
+        raise NotImplementedError
+
+    def against_sources(self, destinations: Tensor, sources: Tensor, relation: Tensor | None) -> Tensor:
+        """Scores of all pairs of m sources and n destinations, with the relation of each of these, int64 [n], or None:
+        [n, D] and [m, D] -> [n, m]."""
         raise NotImplementedError
 
 
@@ -39,11 +45,18 @@ class Bilinear(Decoder):
         """[b, ..., D] -> [b, ..., D]."""
         return source
 
+    def turned(self, destination: Tensor, relation: Tensor | int | None) -> Tensor:
+        """[b, ..., D] -> [b, ..., D], rows whose products with sources are the scores."""
+        return self.transformed(destination, relation)
+
     def forward(self, source: Tensor, destination: Tensor, relation: Tensor | int | None = None) -> Tensor:
         return (self.transformed(source, relation) * destination).sum(-1)
 
-    def against(self, sources: Tensor, destinations: Tensor, relation: int | None = None) -> Tensor:
+    def against(self, sources: Tensor, destinations: Tensor, relation: Tensor | int | None = None) -> Tensor:
         return _dot_products(self.transformed(sources, relation), destinations)
+
+    def against_sources(self, destinations: Tensor, sources: Tensor, relation: Tensor | None) -> Tensor:
+        return _dot_products(self.turned(destinations, relation), sources)
 
 
 class DistMult(Bilinear):
@@ -51,7 +64,7 @@ class DistMult(Bilinear):
 
     def __init__(self, width: int, relations: int | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(_shape(relations, width)))
+        self.weight = nn.Parameter(_initial(relations, width))
 
     def transformed(self, source: Tensor, relation: Tensor | int | None) -> Tensor:
         return source * _of(self.weight, relation, source)
@@ -65,12 +78,19 @@ class ComplEx(Bilinear):
         super().__init__()
         if width % 2:
             raise InputError(f"link.width is {width}, but the decoder is 'complex'; expected an even number")
-        shape = _shape(relations, width // 2)
-        self.real, self.imaginary = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
+        self.real = nn.Parameter(_initial(relations, width // 2))
+        self.imaginary = nn.Parameter(_initial(relations, width // 2, 0.0))
 
     def transformed(self, source: Tensor, relation: Tensor | int | None) -> Tensor:
-        a, b = source.chunk(2, -1)
-        real, imaginary = _of(self.real, relation, a), _of(self.imaginary, relation, a)
+        return self._times(source, relation, 1)
+
+    def turned(self, destination: Tensor, relation: Tensor | int | None) -> Tensor:
+        return self._times(destination, relation, -1)
+
+    def _times(self, rows: Tensor, relation: Tensor | int | None, sign: int) -> Tensor:
+        """Rows times r, or its conjugate if `sign` is -1."""
+        a, b = rows.chunk(2, -1)
+        real, imaginary = _of(self.real, relation, a), sign * _of(self.imaginary, relation, a)
         return torch.cat([a * real - b * imaginary, a * imaginary + b * real], -1)
 
 
@@ -90,7 +110,10 @@ class Perceptron(Decoder):
     def forward(self, source: Tensor, destination: Tensor, relation: Tensor | int | None = None) -> Tensor:
         return self.second(torch.relu(self.first(self._weighed(source, relation) * destination))).squeeze(-1)
 
-    def against(self, sources: Tensor, destinations: Tensor, relation: int | None = None) -> Tensor:
+    def against_sources(self, destinations: Tensor, sources: Tensor, relation: Tensor | None) -> Tensor:
+        return self.against(destinations, sources, relation)
+
+    def against(self, sources: Tensor, destinations: Tensor, relation: Tensor | int | None = None) -> Tensor:
         scores = self.second.bias.expand(len(sources), len(destinations)).clone()
         sources = self._weighed(sources, relation)
         # A hidden column at a time, each of which is a dot product with a transformed source.
@@ -99,8 +122,10 @@ class Perceptron(Decoder):
         return scores
 
 
-def _shape(relations: int | None, width: int) -> tuple[int, ...]:
-    return (width,) if relations is None else (relations, width)
+def _initial(relations: int | None, width: int, alone: float = 1.0) -> Tensor:
+    """Weights to begin with: `alone`, or of several relations random ones, of mean square 1. Equal weights of all would
+    score every node highest with itself, in each relation, and take training long to leave."""
+    return torch.full((width,), alone) if relations is None else torch.randn(relations, width)
 
 
 def _of(weight: Tensor, relation: Tensor | int | None, rows: Tensor) -> Tensor:

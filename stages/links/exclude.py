@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ...storage.graph import Graph
 from ...storage.links.pairs import PairArray, contains, keys_of
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
-from ...storage.typed.graph_types import GraphTypes
+from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..assignment import BulkRequest
 from ..placement.row_owners import Owners
 from ..sample.base import Sampler
@@ -92,7 +92,7 @@ class WithoutOwnEdges:
 
         drawn, types = self.inner.sample_on_device(graph, request, workspace), graph.types
         kinds: EdgeKinds | None = None
-        if types is not None:
+        if not types.is_single:
             kinds = EdgeKinds(types, lambda ids: number_on_device(graph, "edge_type")[ids])
         assert isinstance(request, LinkRequest)
         nested = all(m.nested for m in drawn.minibatches)
@@ -105,7 +105,7 @@ class WithoutOwnEdges:
         inner: Any = self.inner
         drawn, types = await inner.sample_by_owners_on_device(owners, request), owners.rows.graph.types
         kinds: EdgeKinds | None = None
-        if types is not None:
+        if not types.is_single:
 
             def relations(ids: "Tensor", count: int = types.num_relations) -> "Tensor":
                 return ids % count
@@ -123,11 +123,11 @@ def _relations(graph: Graph) -> npt.NDArray[Any]:
 def _left(
     drawn: Bulk,
     request: BulkRequest,
-    types: GraphTypes | None,
+    types: GraphTypes,
     relations: Callable[[npt.NDArray[np.integer], GraphTypes], npt.NDArray[Any]],
 ) -> Bulk:
     assert isinstance(request, LinkRequest)
-    kinds = None if types is None else EdgeKinds(types, lambda ids: relations(ids, types))
+    kinds = None if types.is_single else EdgeKinds(types, lambda ids: relations(ids, types))
     of_pairs = request.relations or (None,) * len(request.positives)
     work = zip(drawn.minibatches, request.positives, of_pairs, strict=True)
     return replace(drawn, minibatches=tuple(without_pairs(m, p, kinds, of) for m, p, of in work))
@@ -178,10 +178,10 @@ class _OwnEdges:
             kinds: see there.
             size: number of seeds.
         """
-        types = None if kinds is None else kinds.types
+        types = SINGLE if kinds is None else kinds.types
         destination, source, kind = own_edges(local, relation, types)
         keys = keys_of(destination, source, size)
-        if kind is not None and types is not None:
+        if kind is not None:
             keys = keys * types.num_relations + kind
         return cls(np.unique(keys), size, kinds, kind is not None)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...storage.links.pairs import PairArray
 from ...storage.minibatch import Bulk, MiniBatch
+from ...storage.typed.graph_types import SINGLE
 from ..kernels import sampling_backend
 from ..kernels.aggregation.lists import CHUNK
 from ..kernels.minibatch_cuda.bulk import ResidentBulk, leading
@@ -114,12 +115,12 @@ class _Piece:
         """int64, for each edge to take out: number of the destination among all seeds, and of the source among those of
         the minibatch, and the relation if pairs have one, as one number. One more, -1, which is none."""
         first, keys = prefix_sums(self.bulk.node_ends[0]), [np.array([-1])]
-        types = None if self._relations is None else self._relations.types
+        types = SINGLE if self._relations is None else self._relations.types
         for at, w in zip(first, work, strict=False):
             local = np.searchsorted(w.minibatch.seeds, w.pairs)
             destination, source, kind = own_edges(local, w.relation, types)
             own = (at + destination) * self._width + source
-            keys.append(own if kind is None or types is None else own * types.num_relations + kind)
+            keys.append(own if kind is None else own * types.num_relations + kind)
         return np.concatenate(keys)
 
     def _row_at(self, x: DeviceList) -> Tensor:

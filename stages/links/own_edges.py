@@ -30,7 +30,7 @@ def ways(group: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return straight, tuple(reverses)
 
 
-def own_edges(pairs: PairArray, relation: Ids | None, types: GraphTypes | None) -> tuple[Ids, Ids, Ids | None]:
+def own_edges(pairs: PairArray, relation: Ids | None, types: GraphTypes) -> tuple[Ids, Ids, Ids | None]:
     """Destination, source and relation of the edges of pairs, [e] each.
 
     Args:
@@ -41,7 +41,6 @@ def own_edges(pairs: PairArray, relation: Ids | None, types: GraphTypes | None) 
     """
     if relation is None:
         return np.concatenate([pairs[:, 1], pairs[:, 0]]), np.concatenate([pairs[:, 0], pairs[:, 1]]), None
-    assert types is not None
     found = [(pairs[:0, 0], pairs[:0, 0], pairs[:0, 0])]
     for at, group in _of_groups(relation, types):
         u, v = pairs[at].T

@@ -40,6 +40,12 @@ class Ends:
             time: [b], of each row of pairs; None: there are no times.
             num_nodes: V.
         """
+        if time is None and pairs.size > num_nodes:
+            # A pass over the nodes costs less than a sort of the pairs.
+            there = np.zeros(num_nodes, np.bool_)
+            there[pairs] = True
+            place = np.cumsum(there) - 1
+            return cls(np.flatnonzero(there), None, place[pairs])
         if time is None:
             nodes, positions = np.unique(pairs, return_inverse=True)
             return cls(nodes, None, positions.reshape(pairs.shape))
@@ -83,12 +89,14 @@ class LinkPlan(SeedPlan):
     def request(self, epoch: int, number: int) -> LinkRequest:
         """See `SeedPlan.request`: the distinct ends of all pairs, at their moments."""
         given = super().request(epoch, number)
-        pairs = [self.pairs(index, epoch) for index in given.indices] if given.seeds else []
-        ends = [self.ends(p, index, epoch) for p, index in zip(pairs, given.indices)]
-        seeds, positives = tuple(e.nodes for e in ends), tuple(p[:, 0] for p in pairs)
+        indices = given.indices if given.seeds else ()
+        # Negatives of one minibatch at a time: there may be very many.
+        ends = [self.ends(self.pairs(index, epoch), index, epoch) for index in indices]
+        seeds = tuple(e.nodes for e in ends)
+        positives = tuple(self.links.pairs[self.numbers(index, epoch)] for index in indices)
         moments = tuple(e.moments for e in ends if e.moments is not None)
         relations: tuple[npt.NDArray[np.int64], ...] = ()
         if (of_pairs := self.links.relations) is not None:
-            relations = tuple(of_pairs[0][self.numbers(index, epoch)] for index in given.indices[: len(pairs)])
+            relations = tuple(of_pairs[0][self.numbers(index, epoch)] for index in indices)
         where = (self.seed, epoch, number, given.first_index, seeds, given.indices, moments)
         return LinkRequest(*where, positives, relations)

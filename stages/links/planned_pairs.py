@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from ..messages import PairsToScore, Placement, RankJob
 from ..placement.row_blocks import BlockRows
 from ..sample.temporal import degrees_until
 from ..self_loops import OTHERS
-from .decoders import decoder_of
+from .decoders import Decoder, decoder_of
+from .known import KnownTrainPairs
 from .plan import Ends, LinkPlan
 
 Degree = Callable[[], Tensor]
@@ -35,6 +36,11 @@ class PlannedPairs:
     """Ranks with plans of their own: every so many minibatches are of one plan."""
     device: torch.device | None = None
     """Place of what is trained on; None: the host."""
+
+    @cached_property
+    def known(self) -> KnownTrainPairs:
+        """Pairs that no negative is to be."""
+        return KnownTrainPairs.from_links(self.plan.links)
 
     @classmethod
     def from_placement(
@@ -80,9 +86,16 @@ class PlannedPairs:
         positions = torch.from_numpy(ends.positions)
         if (labels := plan.links.labels) is None:
             y = torch.zeros(len(pairs), dtype=torch.int64, device=self.device)
-            relation = plan.links.relation_indices(plan.numbers(index, work.epoch))
-            of = None if relation is None else to_device(relation, self.device or torch.device("cpu"))
-            links = PairsToScore(positions, self.decoder, there, relation=of)
+            numbers, negatives = plan.numbers(index, work.epoch), plan.links.negatives
+            relation, known = plan.links.relation_indices(numbers), None
+            if negatives is not None and negatives.exclude_known:
+                known = self.known.mask(pairs[:, 1:], numbers)
+            to = self.device or torch.device("cpu")
+            of, left_out = (None if a is None else to_device(a, to) for a in (relation, known))
+            shared = None
+            if negatives is not None and isinstance(self.decoder, Decoder) and plan.links.shares_all(numbers):
+                shared = negatives.num_destinations
+            links = PairsToScore(positions, self.decoder, there, relation=of, shared=shared, left_out=left_out)
             return cache(lambda: self._degrees(work, ends, degree)), {"y": y, "links": links}
         own = labels.take(plan.numbers(index, work.epoch))
         to = self.device or torch.device("cpu")

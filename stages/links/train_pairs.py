@@ -22,13 +22,13 @@ from ...storage.links.pairs import (
     keys_of,
     of_pairs,
 )
-from ...storage.typed.graph_types import GraphTypes
+from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..random import branches, draw_word
 from .own_edges import ways
 
 Law = Literal["uniform", "degree", "destinations", "batch", "given"]
 LAWS: tuple[Law, ...] = get_args(Law)
-DrawnEnds = Literal["destination", "both"]
+DrawnEnds = Literal["destination", "either", "both"]
 DRAWN_ENDS: tuple[DrawnEnds, ...] = get_args(DrawnEnds)
 
 
@@ -45,22 +45,44 @@ class Negatives:
     count: int = 1
     """k, for each positive pair."""
     ends: DrawnEnds = "destination"
-    """The drawn ends: the ``destination``, or ``both``: the source too, independently and by the same law; by
-    ``degree``, in proportion to its out-degree, and by ``destinations``, of the nodes that are sources of pairs."""
+    """The drawn ends: the ``destination``; ``either``: the destination of the first half of the k, rounded up, and the
+    source of the others; ``both``: source and destination, independently. Sources are drawn by the same law; by
+    ``degree``, in proportion to the out-degree, and by ``destinations``, of the nodes that are sources of pairs."""
+    shared: bool = False
+    """The pairs of a minibatch, of relations whose negatives have the same law, have the same drawn ends."""
+    exclude_known: bool = False
+    """A drawn negative that is a train pair of its relation counts nothing."""
 
     def __post_init__(self) -> None:
         if self.law not in LAWS:
             raise InputError(f"negatives is '{self.law}'; expected one of {', '.join(LAWS)}")
         if self.ends not in DRAWN_ENDS:
             raise InputError(f"negative_ends is '{self.ends}'; expected one of {', '.join(DRAWN_ENDS)}")
-        if self.law == "given" and self.ends == "both":
-            raise InputError("link.negative_ends is 'both', but link.negatives is 'given': none is drawn; leave it out")
+        if self.law == "given" and self.ends != "destination":
+            raise InputError(
+                f"link.negative_ends is '{self.ends}', but link.negatives is 'given': none is drawn; leave it out"
+            )
+        if self.shared and self.law in ("batch", "given"):
+            raise InputError(
+                f"link.shared_negatives is true, but link.negatives is '{self.law}', whose negatives are of each pair; "
+                "leave one of them out"
+            )
+        if self.exclude_known and self.law == "given":
+            raise InputError(
+                "link.exclude_known is true, but link.negatives is 'given', of which none may be positive; leave it out"
+            )
         if type(self.count) is not int or self.count < 1:
             raise InputError(f"num_negatives is {self.count!r}; expected a whole number, 1 or more")
 
     def record(self) -> list[Any]:
         """The settings, as part of a sampler's record."""
-        return [self.law, self.count, *(["both"] if self.ends == "both" else [])]
+        more = [self.ends if self.ends != "destination" else "", "shared" * self.shared, "new" * self.exclude_known]
+        return [self.law, self.count, *filter(None, more)]
+
+    @property
+    def num_destinations(self) -> int:
+        """How many of the k negatives have a drawn destination, the first ones; the others have a drawn source."""
+        return (self.count + 1) // 2 if self.ends == "either" else self.count
 
     def check(self, graph: Graph, table: PairArray, train: PairArray) -> None:
         """Check that these negatives are there.
@@ -75,11 +97,11 @@ class Negatives:
         """
         if self.law not in ("given", "degree"):
             return
-        several, of = graph.types is not None and graph.types.predicts_several, ""
+        several, of = graph.types.predicts_several, ""
         trains = np.zeros(len(table), bool)
         trains[train] = True
         for types, rows in by_relation(table, graph.types):
-            if several and types is not None:
+            if several:
                 if not trains[rows].any():
                     continue
                 of = f" of {types.relations[types.one_predicted][1]}"
@@ -116,8 +138,10 @@ class TrainPairs:
     """Labels of `pairs`; None: the task is link."""
     relations: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = field(default=None, kw_only=True)
     """Relation of each of `pairs` [N] and of `given` [M]; None: all are of one, or have none."""
-    types: GraphTypes | None = field(default=None, kw_only=True)
+    types: GraphTypes = field(default=SINGLE, kw_only=True)
     """Types that say which relation pairs are of; None: those of the graph."""
+    train: npt.NDArray[np.int64] | None = field(default=None, kw_only=True)
+    """int64 [n], numbers of the train pairs; None: not known here."""
 
     @classmethod
     def from_graph(
@@ -153,9 +177,10 @@ class TrainPairs:
         """`of`, for a rank that has some rows of the graph, of V nodes. No negatives by degree."""
         table, given = pairs.table, given_negatives(pairs.table, "train")
         relations = None
-        if rows.types is not None and rows.types.predicts_several:
+        if rows.types.predicts_several:
             relations = table[:, 3], table[table[:, 2] == KIND_OF["train"], 3]
-        of_all = {"num_nodes": num_nodes, "labels": pairs.labels, "relations": relations}
+        train = pairs.sets.get("train", np.empty(0, np.int64))
+        of_all = {"num_nodes": num_nodes, "labels": pairs.labels, "relations": relations, "train": train}
         return cls(rows, table[:, :2], negatives, given, time, **of_all)
 
     @classmethod
@@ -180,11 +205,13 @@ class TrainPairs:
         if self.negatives is None:
             return self.pairs[numbers][:, None]
         positive, count = self.pairs[numbers], self.negatives.count
-        words = branches(key, np.arange(len(numbers) * count)).reshape(len(numbers), count)
+        rows = 1 if self.negatives.shared else len(numbers)
+        words = branches(key, np.arange(rows * count)).reshape(rows, count)
 
         def uniform(i: int) -> npt.NDArray[np.float64]:
             # 53 bits, in [0, 1): the error of a node's probability is below 2**-53 V.
-            return (draw_word(words, i) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+            drawn = (draw_word(words, i) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+            return np.broadcast_to(drawn, (len(numbers), count))
 
         made = np.empty((len(numbers), 1 + count, 2), np.int64)
         made[:, 0] = positive
@@ -206,7 +233,7 @@ class TrainPairs:
     def _alike(self) -> npt.NDArray[np.int64]:
         """int64 [R], for each relation the first one by whose law its negatives are drawn: uniform ones depend on the
         types of its ends only."""
-        assert self.graph.types is not None and self.negatives is not None
+        assert self.negatives is not None
         count = self.graph.types.num_relations
         if self.negatives.law != "uniform":
             return np.arange(count)
@@ -217,7 +244,7 @@ class TrainPairs:
     @cached_property
     def _of_relation(self) -> dict[int, "TrainPairs"]:
         """The pairs of each predicted relation alone."""
-        assert self.relations is not None and self.graph.types is not None
+        assert self.relations is not None
         of_pairs, of_given = self.relations
         return {
             r: replace(
@@ -227,6 +254,7 @@ class TrainPairs:
                 time=None,
                 relations=None,
                 types=self.graph.types.predicting(r),
+                train=None,
             )
             for r in self.graph.types.predicted
         }
@@ -237,15 +265,26 @@ class TrainPairs:
         if self.negatives.law == "given":
             return self.given[(uniform(0) * len(self.given)).astype(np.int64)]
         made = np.empty((len(positive), self.negatives.count, 2), np.int64)
-        made[..., 0] = self._drawn(0, positive, uniform(1)) if self.negatives.ends == "both" else positive[:, :1]
-        made[..., 1] = self._drawn(1, positive, uniform(0))
+        # Shared ends are drawn once.
+        rows, first = slice(1 if self.negatives.shared else None), self.negatives.num_destinations
+        made[:] = positive[:, None]
+        made[:, :first, 1] = self._drawn(1, positive, uniform(0)[rows, :first])
+        if self.negatives.ends != "destination":
+            of = slice(first if self.negatives.ends == "either" else 0, None)
+            made[:, of, 0] = self._drawn(0, positive, uniform(1)[rows, of])
         return made
+
+    def shares_all(self, numbers: npt.NDArray[np.int64]) -> bool:
+        """True if all pairs of a minibatch have the same drawn ends, of one column."""
+        negatives = self.negatives
+        if negatives is None or not negatives.shared or negatives.ends == "both":
+            return False
+        return self.relations is None or len(np.unique(self._alike[self.relations[0][numbers]])) == 1
 
     def relation_indices(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
         """int64 [b], of each pair the place of its relation among those predicted; None: all are of one."""
         if self.relations is None:
             return None
-        assert self.graph.types is not None
         place = np.empty(self.graph.types.num_relations, np.int64)
         place[list(self.graph.types.predicted)] = np.arange(len(self.graph.types.predicted))
         return place[self.relations[0][numbers]]
@@ -270,7 +309,8 @@ class TrainPairs:
         if law == "batch" and size > 1:
             other = np.arange(size)[:, None] + 1 + (x * (size - 1)).astype(np.int64)
             return positive[other % size, column]
-        if (types := self.types or graph.types) is not None:
+        types = graph.types if self.types.is_single else self.types
+        if not types.is_single:
             kind = int(types.ends[types.one_predicted][column])
             return types.nodes(kind, (x * types.num_nodes(kind)).astype(np.int64))
         return (x * self.num_nodes).astype(np.int64)
@@ -300,6 +340,10 @@ class TrainPairs:
             return own_weights(self.graph, self.pairs, self.num_nodes, first)
         return own_weights_by_relation(self, first)
 
+    def is_edge_reversed(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """bool [n], True for each of some pairs (u, v) if there is an edge v -> u: see `own_weights`."""
+        return self._own_weights[numbers, 1] != 0
+
     def lost_degree(self, numbers: npt.NDArray[np.int64], nodes: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
         """float64 [B], the weight of the in-edges that each of the ascending `nodes` loses with the edges of some pairs
         and their reverses; without weights, their number.
@@ -321,7 +365,7 @@ class TrainPairs:
         return lost
 
 
-def num_edges_of_pairs(graph: Graph, types: GraphTypes | None = None) -> int:
+def num_edges_of_pairs(graph: Graph, types: GraphTypes = SINGLE) -> int:
     """Number of edges that are pairs: see `of_pairs`."""
     chosen = of_pairs(graph, types=types)
     return graph.num_edges if isinstance(chosen, slice) else len(chosen)
@@ -344,7 +388,7 @@ def own_weights(graph: Graph, pairs: PairArray, num_nodes: int, first: int = 0) 
 def own_weights_by_relation(links: TrainPairs, first: int = 0) -> npt.NDArray[np.float64]:
     """`own_weights` of pairs of several relations: of the edges that `own_edges.ways` says are a pair's."""
     graph, types = links.graph, links.graph.types
-    assert links.relations is not None and types is not None and graph.edge_type is not None
+    assert links.relations is not None and graph.edge_type is not None
     found, edges = np.zeros((len(links.pairs), 2)), (edge_keys(graph, links.num_nodes, first), graph.edge_weight)
     for group in types.pair_relations:
         rows = np.flatnonzero(links.relations[0] == group[0])

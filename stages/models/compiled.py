@@ -79,5 +79,5 @@ def _answer(neighbourhood: Neighbourhood, name: str, args: tuple[Any, ...], kwar
     return getattr(neighbourhood, name)(*args, **kwargs)
 
 
-for _name in ("sum", "mean", "mean_beside", "max", "attend", "attend_both", "attend_shared", "apply"):
+for _name in ("sum", "mean", "mean_beside", "max", "attend", "attend_both", "attend_shared", "apply", "is_loop"):
     setattr(Seen, _name, _call(_name))

@@ -18,8 +18,8 @@ class GATv2Conv(nn.Module):
     """Softmax attention over in-neighbours and the node itself, with the logits ``<a, leaky_relu(W h_u + U h_v + E
     e_uv)>``; the sum is over ``W h_u``, biases included. H heads, concatenated or averaged. Ignores edge weights.
 
-    The node's edge to itself has the mean of the features of the in-edges that are present. A self loop of the graph
-    stays, beside it.
+    The node's edge to itself has the mean of the features of the other in-edges that are present, and takes the place
+    of the graph's self loops.
     """
 
     keeps_edges = True
@@ -53,19 +53,20 @@ class GATv2Conv(nn.Module):
         shape = (-1, self.heads, self.head_width)
         z = full_precision(linear(h, self.source.weight, self.source.bias)).view(shape)
         own = full_precision(linear(destinations(neighbourhood, h), self.target.weight, self.target.bias)).view(shape)
-        z_own, edge, loop = destinations(neighbourhood, z), None, own
+        z_own, to_itself, loops = destinations(neighbourhood, z), own, neighbourhood.is_loop(h.device)
+        edge = loops.to(z.dtype)[:, None, None].expand(-1, self.heads, 1)
         if self.edge is not None:
             features = neighbourhood.edge_features
             check_edge_width(features, self.edge.in_features)
-            edge = full_precision(linear(features, self.edge.weight)).view(shape)
-            mean = mean_over_edges(neighbourhood, features)
-            loop = own + full_precision(linear(mean, self.edge.weight)).view(shape)
-        logit = self._logits(z_own + loop, self.a)
+            edge = torch.cat([full_precision(linear(features, self.edge.weight)).view(shape), edge], 2)
+            mean = mean_over_edges(neighbourhood, features, loops)
+            to_itself = own + full_precision(linear(mean, self.edge.weight)).view(shape)
+        logit = self._logits(z_own + to_itself, self.a)
         # Relative to the row's own logit, so that the largest of none is 0 as the edge to itself.
         beside = torch.cat([own, logit[:, :, None]], 2)
         with torch.no_grad():
             largest = neighbourhood.apply(
-                self._relative, z.detach(), (self.a,), "max", None if edge is None else edge.detach(), beside.detach()
+                self._relative, z.detach(), (self.a,), "max", edge.detach(), beside.detach()
             ).clamp(min=0)
         beside = torch.cat([beside, largest[:, :, None]], 2)
         total = neighbourhood.apply(self._message, z, (self.a,), "plain", edge, beside)
@@ -78,24 +79,28 @@ class GATv2Conv(nn.Module):
         """[n, H, D] -> [n, H]."""
         return (F.leaky_relu(added, self.slope) * a).sum(-1)
 
-    def _relative(self, z: Tensor, beside: Tensor, weight: Tensor | None, *rest: Tensor) -> Tensor:
-        """Logits of edges, less the logit of the destination itself, [e, H]."""
-        *edge, a = rest
+    def _relative(self, z: Tensor, beside: Tensor, weight: Tensor | None, edge: Tensor, a: Tensor) -> Tensor:
+        """Logits of edges, less the logit of the destination itself, 0 for self loops, [e, H]. `edge` ends with a
+        column that is 1 for these."""
         added = z + beside[:, :, : self.head_width]
-        return self._logits(added + edge[0] if edge else added, a) - beside[:, :, self.head_width]
+        if self.edge is not None:
+            added = added + edge[:, :, :-1]
+        return (self._logits(added, a) - beside[:, :, self.head_width]).masked_fill(edge[:, :, -1] > 0, 0.0)
 
-    def _message(self, z: Tensor, beside: Tensor, weight: Tensor | None, *rest: Tensor) -> Tensor:
+    def _message(self, z: Tensor, beside: Tensor, weight: Tensor | None, edge: Tensor, a: Tensor) -> Tensor:
         """``[share * z | share]`` of edges, [e, H, D + 1]. Shares are not divided by their sum yet."""
-        share = torch.exp(self._relative(z, beside, weight, *rest) - beside[:, :, -1])[:, :, None]
+        share = torch.exp(self._relative(z, beside, weight, edge, a) - beside[:, :, -1])
+        share = share.masked_fill(edge[:, :, -1] > 0, 0.0)[:, :, None]
         return torch.cat([self._dropped(share) * z, share], 2)
 
     def _dropped(self, share: Tensor) -> Tensor:
         return F.dropout(share, self.attention_dropout, self.training)
 
 
-def mean_over_edges(neighbourhood: Neighbourhood, edge: Tensor) -> Tensor:
-    """Mean of values of the edges over those present into each row, [num_dst, D]; zeros for a row without any."""
-    counted = torch.cat([edge, torch.ones_like(edge[:, :1])], 1)
+def mean_over_edges(neighbourhood: Neighbourhood, edge: Tensor, loops: Tensor) -> Tensor:
+    """Mean of values of the edges but `loops` over those present into each row, [num_dst, D]; zeros for a row without
+    any."""
+    counted = torch.cat([edge, torch.ones_like(edge[:, :1])], 1).masked_fill(loops[:, None], 0)
     total = neighbourhood.apply(
         lambda h_src, h_dst, weight, edge: edge, neighbourhood.degree[:, None], reduce="plain", edge=counted
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...storage.minibatch import Block
-from ...storage.typed.graph_types import GraphTypes
+from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..neighbourhood.block import BlockNeighbourhood
 from ..neighbourhood.relations import EdgeTypes
 from ..self_loops import degree_rows
@@ -24,7 +24,7 @@ SMALL = 4
 class SmallGraph:
     """A graph of some types, or of one."""
 
-    types: GraphTypes | None
+    types: GraphTypes
     ends: npt.NDArray[np.int64]
     """[2, E], sources and destinations."""
     kinds: npt.NDArray[np.int64]
@@ -40,19 +40,19 @@ class SmallGraph:
     def from_types(cls, given: TypedInput | None, edge_width: int, like: Tensor) -> "SmallGraph":
         """The graph for a model of graphs of types `given`, or of one type, whose edges have `edge_width` features."""
         rng, generator = np.random.default_rng(0), torch.Generator().manual_seed(0)
-        types, relations, width = None, 1, edge_width
+        types, relations, width = SINGLE, 1, edge_width
         if given is not None:
             types = replace(given.types, offsets=tuple(SMALL * t for t in range(len(given.widths) + 1)))
             relations, width = types.num_relations, max((0, *types.edge_widths))
         kinds = np.repeat(np.arange(relations), 2 * SMALL)
-        first = 0 if types is None else SMALL * types.ends[kinds].T
+        first = 0 if types.is_single else SMALL * types.ends[kinds].T
         ends = (rng.integers(0, SMALL, (2, len(kinds))) + first).astype(np.int64)
         return cls(types, ends, kinds, torch.rand(len(kinds), width, generator=generator).to(like))
 
     @property
     def num_nodes(self) -> int:
         """V."""
-        return self.nodes if self.types is None else self.types.offsets[-1]
+        return self.nodes if self.types.is_single else self.types.offsets[-1]
 
     @property
     def _degrees(self) -> npt.NDArray[np.float64]:
@@ -72,7 +72,7 @@ class SmallGraph:
         indptr = np.concatenate([[0], np.cumsum(np.bincount(dst[kept], minlength=num_dst))])
         degree = torch.from_numpy(self._degrees[names]).to(self.attr)
         edge_types = None
-        if self.types is not None:
+        if not self.types.is_single:
             device = None if self.attr.device.type == "cpu" else self.attr.device
             edge_types = EdgeTypes(self.types, lambda: self.kinds[kept], device=device)
         return BlockNeighbourhood(

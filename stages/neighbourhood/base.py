@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from ..memory.lazy_rows import head
@@ -79,6 +80,10 @@ class Neighbourhood(EdgeCounts, Protocol):
         """Self loops of the whole graph; None if it has none, or if no layer of the model `reads_loops`."""
         ...
 
+    def is_loop(self, device: torch.device) -> Tensor:
+        """bool [num_edges] on that device, true for edges from a row to itself, in the order that `apply` takes."""
+        ...
+
     @property
     def names(self) -> npt.NDArray[np.int64] | None:
         """int64 [num_src]: name of each row of `h` in random streams, independent of its place; None: its position."""
@@ -117,10 +122,10 @@ class Neighbourhood(EdgeCounts, Protocol):
         ...
 
     def attend(self, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
-        """Softmax attention over the present in-edges and the row itself.
+        """Softmax attention over the present in-edges and the row itself, which takes the place of its self loops.
 
-        ``e_uv = leaky_relu(<a_src, z[u]> + logit_dst[v], slope)``, softmax over u in N(v) + {v}, then the weighted sum
-        of z[u].
+        ``e_uv = leaky_relu(<a_src, z[u]> + logit_dst[v], slope)``, softmax over u in N(v) \\ {v} + {v}, then the
+        weighted sum of z[u].
 
         Args:
             z: [num_src, H, D].

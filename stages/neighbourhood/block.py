@@ -120,7 +120,6 @@ class ListNeighbourhood(ABC):
         return found._replace(present=self._kernels(ones).spmm(self.lists, ones, of_loops)[:, 0])
 
     def is_loop(self, device: torch.device) -> Tensor:
-        """bool [e], true for the edges from a row to itself, on that device."""
         src, dst = self._ends(self.lists, device)
         return src == dst()
 
@@ -420,7 +419,7 @@ def whole_graph(
 def types_of_edges(graph: Graph, positions: Any, device: torch.device | None = None) -> EdgeTypes | None:
     """Types of the edges at some positions of a graph, for rows on a device or on the host; None if it has one type of
     edges. Raises InputError if positions are needed and not there."""
-    if graph.types is None:
+    if graph.types.is_single:
         return None
     if positions is None:
         raise InputError("blocks of a graph with types need the positions of their edges; set edge_ids = true")

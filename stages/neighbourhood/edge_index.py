@@ -34,7 +34,7 @@ class EdgeIndexNeighbourhood:
     @property
     def loops(self) -> Loops:
         """See `Neighbourhood.loops`: of any graph, since a program is made before its graph is known."""
-        loop = self.src == self.dst
+        loop = self.is_loop(self.dst.device)
         weight = self.degree.new_ones(1).expand(self.num_edges) if self.weight is None else self.weight
         total = self._added((weight * loop)[:, None])[:, 0]
         # Edge e of a node's loops has the number e + 1: the last one is the largest.
@@ -42,6 +42,9 @@ class EdgeIndexNeighbourhood:
         last = numbers.new_zeros(self.num_dst).scatter_reduce(0, self.dst, numbers, "amax")
         kept = torch.cat([weight.new_ones(1), weight])[last]
         return Loops(self.degree - total, kept, total)
+
+    def is_loop(self, device: torch.device) -> Tensor:
+        return (self.src == self.dst).to(device)
 
     @property
     def num_edges(self) -> int:
@@ -95,6 +98,7 @@ class EdgeIndexNeighbourhood:
     def _attended(self, z: Tensor, logit_src: Tensor, logit_dst: Tensor, slope: float) -> Tensor:
         """[V, H or 1, D], [V, H], [V, H] -> [V, H, D]."""
         of_edge = torch.nn.functional.leaky_relu(logit_src[self.src] + logit_dst[self.dst], slope)
+        of_edge = torch.where((self.src == self.dst)[:, None], -torch.inf, of_edge)
         itself = torch.nn.functional.leaky_relu(logit_src + logit_dst, slope)
         at = self.dst[:, None].expand_as(of_edge)
         most = itself.scatter_reduce(0, at, of_edge, "amax", include_self=True)

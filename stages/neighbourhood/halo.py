@@ -165,6 +165,9 @@ class HaloNeighbourhood:
     def loops(self) -> Loops | None:
         return loops_of_all(self._halo.neighbourhood.degree_rows[: self.num_src], self.num_dst)
 
+    def is_loop(self, device: torch.device) -> Tensor:
+        return self._halo.neighbourhood.is_loop(device)
+
     @property
     def names(self) -> npt.NDArray[np.int64]:
         return self._halo.batch.names[: self.num_src]

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ...storage.typed.graph_types import GraphTypes
+from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..kernels import aggregation_backend
 from ..kernels.aggregation.lists import DeviceLists
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
@@ -23,7 +23,7 @@ class EdgesOnDevice:
     """Properties of a graph's edges that layers read on a device. Edges are given by their `Block.edge_id`, int64
     [e]."""
 
-    types: GraphTypes | None = None
+    types: GraphTypes = SINGLE
     """Types of the graph; None: it has one type of nodes and edges."""
     kinds: Callable[[Tensor], Tensor] | None = None
     """Returns the relation of each edge, [e]; None: there is one."""
@@ -70,7 +70,7 @@ class ResidentNeighbourhood(ListNeighbourhood):
     @cached_property
     def _typed(self) -> DeviceTypedRows:
         edges, (bulk, q, _) = self._of_edges, self._where
-        if edges is None or edges.types is None or edges.kinds is None:
+        if edges is None or edges.types.is_single or edges.kinds is None:
             raise no_types()
         assert isinstance(bulk, ResidentBulk)
         types, nodes = edges.types, bulk.nodes_of(q)[: self.num_src]

@@ -1,12 +1,14 @@
 """Parts made of whole communities, found on GPUs by Louvain or Leiden."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ...storage.errors import InputError, RunError
+from ...storage.errors import InputError, MillraceError, RunError, first_line
 from ...storage.partition.book import PartitionBook, TableBook
 from ..random import Purpose, stream
 from ..rapids import NEEDED, count_gpus
@@ -18,6 +20,20 @@ from .rapids import Algorithm, Communities, communities
 from .rows import RowSource
 
 FINER = 4.0
+
+
+@contextmanager
+def _named_failures(algorithm: str) -> Iterator[None]:
+    """Context in which an error of RAPIDS says what to use instead."""
+    try:
+        yield
+    except MillraceError:
+        raise
+    except (MemoryError, OverflowError, RuntimeError) as e:
+        raise RunError(
+            f"{algorithm} by cuGraph failed: {type(e).__name__}: {first_line(e)}; if the GPUs' memory is too small, "
+            "cut on more of them, or use 'metis-work'"
+        ) from e
 
 
 @dataclass(frozen=True)
@@ -64,7 +80,8 @@ class Clustered:
 
         Raises:
             InputError: as `check_available`.
-            RunError: cuGraph left out nodes.
+            RunError: cuGraph left out nodes, or failed, for example because the graph does not fit into the GPUs'
+                memory.
         """
         parts = check_parts(parts)
         gpus, key = self.check_available(), stream(seed, Purpose.PARTITION) & 0x7FFF_FFFF
@@ -72,7 +89,7 @@ class Clustered:
             return Contiguous("nodes").assign(graph, parts, seed)
         if parts == 1:
             return TableBook(np.zeros(graph.num_nodes, np.int32), 1)
-        with communities(graph, gpus) as on_gpus:
+        with _named_failures(self.algorithm), communities(graph, gpus) as on_gpus:
             if not on_gpus.joined.any():
                 return Contiguous("nodes").assign(graph, parts, seed)
             work = work_of(on_gpus.in_degree)

@@ -5,15 +5,18 @@ Processes with a GPU each read the rows of a stored graph, a range of them at a 
 Modules and arguments follow the files of the 26.10 wheels; `tests/contracts/rapids.py` checks them.
 """
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial, reduce
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from ...storage.errors import InputError
 from ...storage.graph import Graph, TakenRows, index_dtype
 from ..rapids import gpu_cluster
 from .rows import RowSource
@@ -26,6 +29,8 @@ absent."""
 NAMES = {"source": "low", "destination": "high", "edge_attr": "weight"}
 SLICES_PER_GPU = 2
 """Number of slices that `Graph.from_dask_cudf_edgelist` makes."""
+ROWS = (1 << 31) - 1
+"""Rows of a frame of cuDF, at most."""
 EDGES = 1 << 26
 """Edges of a range of rows that a task reads, on average, at most."""
 
@@ -104,31 +109,52 @@ def _pairs(rows: TakenRows, first: int, num_nodes: int, num_edges: int) -> Any:
 
     # Both directions of each pair are counted by indices of the same width.
     a, b = (ends.astype(index_dtype(max(num_nodes, 2 * num_edges))) for ends in _ends(rows, first))
-    return cudf.DataFrame({"low": np.minimum(a, b), "high": np.maximum(a, b), "weight": np.ones(len(a), np.float32)})
+    ends = {"low": np.minimum(a, b), "high": np.maximum(a, b), "weight": np.ones(len(a), np.float32)}
+    return _merged(cudf.DataFrame(ends), num_nodes)
 
 
 def _merged(frame: Any, num_nodes: int, **_: Any) -> Any:
-    """Each pair once, in order, with the number of its rows as weight."""
+    """Each pair once, in order, with the sum of its rows' weights, which are counts."""
     import cudf
     import cupy
 
     if not len(frame):
         return frame
     frame = frame.sort_values(["low", "high"], ignore_index=True)
-    low, high = (cupy.asarray(frame[name]) for name in ("low", "high"))
+    low, high, weight = (cupy.asarray(frame[name]) for name in ("low", "high", "weight"))
     key = low.astype("int64") * num_nodes + high
-    at = cupy.searchsorted(key, key)
-    count, first = cupy.searchsorted(key, key, side="right") - at, at == cupy.arange(len(key), dtype="int64")
-    return cudf.DataFrame({"low": low[first], "high": high[first], "weight": count[first].astype("float32")})
+    first = cupy.searchsorted(key, key) == cupy.arange(len(key), dtype="int64")
+    count, total = weight.astype("int64"), cupy.cumsum(weight.astype("int64"))
+    sums = total[cupy.searchsorted(key, key[first], side="right") - 1] - total[first] + count[first]
+    return cudf.DataFrame({"low": low[first], "high": high[first], "weight": sums.astype("float32")})
+
+
+def _all_merged(frames: Iterable[Sized], num_nodes: int) -> Any:
+    """Merge frames two at a time, so that no frame has the rows of all.
+
+    Raises:
+        InputError: two of them have more rows together than a frame can.
+    """
+    import cudf
+
+    left = deque(frames)
+    while len(left) > 1:
+        two = [left.popleft(), left.popleft()]
+        if (rows := sum(map(len, two))) > ROWS:
+            raise InputError(
+                f"one GPU would merge {rows} pairs of neighbours, but a frame of cuDF has at most {ROWS} rows; cut on "
+                "several GPUs, or use 'metis-work'"
+            )
+        left.append(_merged(cudf.concat(two, ignore_index=True), num_nodes))
+    return left[0]
 
 
 def _on_one(frames: list[Any], num_nodes: int) -> Any:
     """The graph on one GPU."""
-    import cudf
     import cugraph
 
     graph = cugraph.Graph(directed=False)
-    graph.from_cudf_edgelist(_merged(cudf.concat(frames, ignore_index=True), num_nodes), **NAMES)
+    graph.from_cudf_edgelist(_all_merged(frames, num_nodes), **NAMES)
     return graph
 
 
@@ -171,7 +197,7 @@ def _over_all(client: Any, frames: list[Any], num_nodes: int, num_edges: int) ->
         comms.destroy()
 
 
-def _called(module: Any, graph: Any, algorithm: Algorithm, resolution: float, seed: int) -> Any:
+def _called(module: ModuleType, graph: Any, algorithm: Algorithm, resolution: float, seed: int) -> Any:
     """Arguments of the algorithm: Louvain takes no seed."""
     if algorithm == "louvain":
         return module.louvain(graph, resolution=resolution)[0]

@@ -26,7 +26,7 @@ from ...storage.partition.book import RangeBook
 from ...storage.partition.edge_shards import EdgeShards
 from ...storage.partition.reorder import ReorderedFeatures, ascending
 from ...storage.store.scratch import Empty, in_memory
-from ...storage.typed.graph_types import GraphTypes
+from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..comm.base import Group
 from ..messages import Part, Phase, Placement, RankJob
 from ..neighbourhood.loops import agreed
@@ -120,12 +120,12 @@ class BlockRows(Placement):
     def types_of(self, positions: Any) -> EdgeTypes | None:
         """See `Placement.types_of`. Edges of other ranks name their relations: see `sample.remote_nodewise`."""
         types = self.graph.types
-        if types is None:
+        if types.is_single:
             return None
         return EdgeTypes(types, lambda: positions % types.num_relations)
 
     def positions_of(self, edges: Any) -> Any:
-        return edges if self.graph.types is None else edges // self.graph.types.num_relations
+        return edges if self.graph.types.is_single else edges // self.graph.types.num_relations
 
     @property
     def num_nodes(self) -> int:
@@ -244,10 +244,11 @@ def _only_train(ids: Any) -> Split:
     return Split(ids, none, none)
 
 
-def _types_of(part: Part, column: Group) -> GraphTypes | None:
+def _types_of(part: Part, column: Group) -> GraphTypes:
     """Types of the graph as its nodes are renumbered: those of a part ascend, and so do their types."""
-    if (types := part.types) is None:
-        return None
+    types = part.types
+    if types.is_single:
+        return types
     counts = torch.zeros(column.size, len(types.node_types), dtype=torch.int64)
     counts[column.rank] = torch.from_numpy(np.bincount(types.types_of(part.owned), minlength=counts.shape[1]))
     column.all_reduce(counts.view(-1), "control")
@@ -259,7 +260,7 @@ def rows_of(
     book: RangeBook,
     ranges: bool = True,
     with_order: bool = False,
-    types: GraphTypes | None = None,
+    types: GraphTypes = SINGLE,
     empty: Empty = in_memory,
 ) -> tuple[Graph, npt.NDArray[np.int64] | None]:
     """In-edges of a part, with sources as `book` numbers them; and the position of each in the part, if edges do not
@@ -290,7 +291,7 @@ def rows_of(
             indices[shards.edge[edges]] = sources + book.offsets[q]
             if weight is not None and shards.edge_weight is not None:
                 weight[shards.edge[edges]] = shards.edge_weight[edges]
-    kinds = shards.edge_type if types is not None else None
+    kinds = None if types.is_single else shards.edge_type
     typed = {"types": types, "edge_type": kinds}
     if ranges:
         return Graph(indptr, indices, weight, **typed), None

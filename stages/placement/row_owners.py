@@ -81,7 +81,7 @@ class Owners:
         self.dtype = rows.graph.indices.dtype
         """Dtype of global ids."""
         longest = int(np.diff(rows.book.offsets).max(initial=0))
-        self.local_dtype = np.dtype(np.int32 if longest < 2**31 else np.int64)
+        self.local_dtype: np.dtype[np.integer] = np.dtype(np.int32 if longest < 2**31 else np.int64)
         """Dtype of ids within a block."""
         self.kept: dict[str, Any] = {}
         """Results that samplers have computed once."""

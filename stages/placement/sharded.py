@@ -146,7 +146,7 @@ def _all_rows(features: FeatureStore, empty: Empty) -> npt.NDArray[np.floating]:
 def types_of(part: Part, order: npt.NDArray[np.int64]) -> PartTypes | None:
     """Types of a part's rows, in that order, and edges; None if there is one of each. Raises StoreError if the part
     does not fit the graph."""
-    if part.types is None:
+    if part.types.is_single:
         return None
     types, kinds = part.types, part.shards.edge_type
     if kinds is None or (len(kinds) and int(kinds.max()) >= types.num_relations):

@@ -64,6 +64,8 @@ class LaborSampler:
         NeighborSampler(
             self.fanout, expand=self.expand, relations=self.relations, batch_dependency=self.batch_dependency
         )
+        if not any(self.fanout):
+            raise InputError(f"labor: fanout is {list(self.fanout)}, which draws nothing; take the sampler neighbor")
         if not isinstance(self.poisson, bool):
             raise InputError(f"poisson is {self.poisson!r}; expected true or false")
         if self.poisson and self.weighted:
@@ -102,7 +104,7 @@ class LaborSampler:
     def check(self, graph: Graph) -> None:
         """Raises what `NeighborSampler.check` raises, and InputError for `iterations` on a graph with types."""
         NeighborSampler(self.fanout, weighted=self.weighted, relations=self.relations).check(graph)
-        if self.iterations and graph.types is not None:
+        if self.iterations and not graph.types.is_single:
             raise InputError(
                 f"iterations is {self.iterations}, but the graph has several relations, each of which is drawn by "
                 "itself; leave iterations out"
@@ -128,7 +130,7 @@ class LaborSampler:
             keep_positions=self.edge_ids or (self.sends_weights(graph) and not self.weighted),
             iterations=self.iterations,
             workspace=workspace,
-            **({} if graph.types is None else {"by_relation": self.by_relation(graph.types)}),
+            **({} if graph.types.is_single else {"by_relation": self.by_relation(graph.types)}),
         )
         for i, s in enumerate(samples):
             weight = []
@@ -154,7 +156,7 @@ class LaborSampler:
         from ..kernels.sampling.device_samples import DeviceSample
         from .resident import node_wise
 
-        kernels, fanouts = sampling_backend("cuda"), None if graph.types is None else self.by_relation(graph.types)
+        kernels, fanouts = sampling_backend("cuda"), None if graph.types.is_single else self.by_relation(graph.types)
 
         def scale(rows: Tensor, kept: Tensor, hop: Tensor) -> Tensor:
             if self.weighted:
@@ -220,12 +222,12 @@ class LaborSampler:
         fanout: Any,
         ascending: bool,
     ) -> Drawn:
-        if block.graph.types is not None:
+        if not block.graph.types.is_single:
             return draw_relations(block.graph, 0, rows, splits, keys, fanout, labor=True, poisson=self.poisson)
         return draw_labor(block.graph, rows, splits, keys, fanout, self.poisson, weighted=self.weighted)
 
     def sends_weights(self, graph: Graph) -> bool:
-        return self.poisson or graph.edge_weight is not None or graph.types is not None
+        return self.poisson or graph.edge_weight is not None or not graph.types.is_single
 
     def weigh(
         self,

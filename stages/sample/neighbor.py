@@ -75,10 +75,9 @@ class NeighborSampler:
         if not self.fanout:
             raise InputError("fanout is empty; expected one number per layer, nearest the seeds first, such as 15,10,5")
         for s in self.fanout:
-            if isinstance(s, bool) or not isinstance(s, int) or (s < 1 and s != -1) or s > 1 << 16:
-                raise InputError(
-                    f"fanout {list(self.fanout)} holds {s}; expected 1 to 65536, or -1 for every in-neighbour"
-                )
+            wanted = "expected 1 to 65536, or -1 for every in-neighbour; 0 for all layers draws none"
+            if isinstance(s, bool) or not isinstance(s, int) or not -1 <= s <= 1 << 16 or (not s and any(self.fanout)):
+                raise InputError(f"fanout {list(self.fanout)} holds {s}; {wanted}")
         for name, given in self.relations.items():
             numbers = tuple(given) if isinstance(given, list | tuple) else (given,) * len(self.fanout)
             if len(numbers) != len(self.fanout):
@@ -119,12 +118,12 @@ class NeighborSampler:
     def check(self, graph: Graph) -> None:
         """Raises InputError if this sampler is `weighted` and the graph has no edge weights, or has a fanout for a
         relation that is not there."""
-        if graph.types is None and self.relations:
+        if graph.types.is_single and self.relations:
             raise InputError(
                 f"the sampler has a fanout for relation '{next(iter(self.relations))}', but the graph has one type of "
                 "edges; leave relations out"
             )
-        if graph.types is not None:
+        if not graph.types.is_single:
             self.by_relation(graph.types)
             if self.weighted:
                 raise InputError(
@@ -166,14 +165,14 @@ class NeighborSampler:
             keep_positions=self.edge_ids,
             keep_weights=self._reads_weights(graph),
             workspace=workspace,
-            **({} if graph.types is None else {"by_relation": self.by_relation(graph.types)}),
+            **({} if graph.types.is_single else {"by_relation": self.by_relation(graph.types)}),
         )
         made: list[Any] = [None] * len(samples)
 
         def finish(i: int) -> None:
-            m, weight = samples[i], [e.weight if graph.types is not None else None for e in samples[i].lists]
+            m, weight = samples[i], [e.weight if not graph.types.is_single else None for e in samples[i].lists]
             of_edges = graph.edge_weight
-            if of_edges is not None and graph.types is not None:
+            if of_edges is not None and not graph.types.is_single:
                 # A kept edge stands for those of its relation that were not: their number is the sample's weight.
                 weight = [e.weight * of_edges[e.positions] for e in m.lists]
             elif of_edges is not None:
@@ -237,12 +236,12 @@ class NeighborSampler:
 
     def _fanouts(self, graph: Graph) -> npt.NDArray[np.int64] | None:
         """See `by_relation`; None if the graph has one type of edges."""
-        return None if graph.types is None else self.by_relation(graph.types)
+        return None if graph.types.is_single else self.by_relation(graph.types)
 
     def bound(self, graph: Graph) -> int | None:
         """Most in-edges that are drawn of a row; None: there is no bound."""
         fanouts = self._fanouts(graph)
-        if graph.types is None or fanouts is None:
+        if graph.types.is_single or fanouts is None:
             return None if min(self.fanout) < 0 else max(self.fanout)
         most = np.bincount(graph.types.ends[:, 1], fanouts.max(0)).max(initial=0)
         return None if fanouts.min(initial=0) < 0 else int(most)
@@ -281,7 +280,7 @@ class NeighborSampler:
         fanout: Any,
         ascending: bool,
     ) -> Drawn:
-        if block.graph.types is not None:
+        if not block.graph.types.is_single:
             assert isinstance(block.first, int)
             return draw_relations(block.graph, block.first, rows, splits, keys, fanout, replace=self.replace)
         return self.draw_in(block.graph, rows, splits, keys, fanout, block.first, ascending=ascending)
@@ -315,7 +314,7 @@ class NeighborSampler:
         return graph.edge_weight is not None and not self.weighted
 
     def sends_weights(self, graph: Graph) -> bool:
-        return graph.edge_weight is not None or graph.types is not None
+        return graph.edge_weight is not None or not graph.types.is_single
 
     def weigh(
         self,
@@ -351,7 +350,7 @@ class _OwnerDraws:
     def __init__(self, sampler: NeighborSampler, owners: "OwnersOnDevice") -> None:
         self._sampler, self._owners, self._graph = sampler, owners, owners.rows.graph
         self.fanout, self.replace, self.expand_all = sampler.fanout, sampler.replace, sampler.expand == "all"
-        self._fanouts: Any = sampler.fanout if self._graph.types is None else sampler.by_relation(self._graph.types)
+        self._fanouts: Any = sampler.fanout if self._graph.types.is_single else sampler.by_relation(self._graph.types)
         self._sends_weights = sampler.sends_weights(self._graph)
         self.has_values = sampler.edge_ids or self._sends_weights
 
@@ -366,7 +365,7 @@ class _OwnerDraws:
         from ..kernels.sampling.device_graph import number_on_device
 
         found, graph, positions = [], self._graph, drawn.positions
-        if graph.types is not None:
+        if not graph.types.is_single:
             found.append(_relation_weights(graph, positions[:num_edges], drawn.ends))
         elif self._sends_weights:
             kept = drawn.ends.diff()
@@ -377,7 +376,7 @@ class _OwnerDraws:
             found.append(weight.float())
         if self._sampler.edge_ids:
             ids = positions[:num_edges] + self._owners.rows.first_edge
-            if graph.types is not None:
+            if not graph.types.is_single:
                 # See `remote_nodewise`.
                 ids = ids * graph.types.num_relations + number_on_device(graph, "edge_type")[positions[:num_edges]]
             found.append(ids)

@@ -38,7 +38,7 @@ def draw_node_wise(owners: Owners, sampler: NodeWise, request: BulkRequest) -> B
     ends = [[len(n.nodes)] for n in numbered]
     drawn: list[list[_Rows]] = [[] for _ in range(k)]
     types = owners.rows.graph.types
-    for hop, fanout in enumerate(sampler.fanout if types is None else sampler.by_relation(types)):
+    for hop, fanout in enumerate(sampler.fanout if types.is_single else sampler.by_relation(types)):
         hop_rows = _ask(owners, sampler, frontiers, keys[:, hop], fanout, ascending=hop > 0 and sampler.expand == "new")
 
         def unite(q: int, hop_rows: "list[_Rows]" = hop_rows) -> None:
@@ -187,7 +187,7 @@ def _values(sampler: NodeWise, here: RowsHere, rows: IdArray, drawn: Drawn, fano
         assert drawn.positions is not None
         first = here.first_edge
         ids = drawn.positions + (first if isinstance(first, int) else np.repeat(first[rows], drawn.kept))
-        if here.graph.types is not None:
+        if not here.graph.types.is_single:
             # Whoever trains on the edge does not have its relation: it comes with the position.
             assert here.graph.edge_type is not None
             ids = ids * here.graph.types.num_relations + here.graph.edge_type[drawn.positions]

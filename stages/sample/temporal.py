@@ -228,7 +228,7 @@ def timed_graph(graph: Graph) -> TimedGraph:
     """The `TimedGraph` of a graph by its own times, made once."""
     if graph not in _timed:
         assert graph.edge_time is not None
-        make = TimedGraph.from_graph if graph.types is None else TimedGraph.by_relation
+        make = TimedGraph.from_graph if graph.types.is_single else TimedGraph.by_relation
         _timed[graph] = make(graph, graph.edge_time)
     return _timed[graph]
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from ..errors import InputError
 from ..graph import Graph
-from ..typed.graph_types import GraphTypes
+from ..typed.graph_types import SINGLE, GraphTypes
 
 PairArray = npt.NDArray[np.int64]
 POSITIVE = 0
@@ -106,22 +106,22 @@ class SeenPairs:
         return cls(train[mine], given[(given >= 0).all(1)], (seen[0], seen[1]), len(train), labels)
 
 
-def check_pairs(table: npt.NDArray[Any], num_nodes: int, types: GraphTypes | None = None, columns: int = 3) -> None:
+def check_pairs(table: npt.NDArray[Any], num_nodes: int, types: GraphTypes = SINGLE, columns: int = 3) -> None:
     """Raise InputError unless `table` holds pairs of nodes, with their kinds if it is to have three `columns`; with
     types, of nodes of their relation, and where several are predicted with one column more."""
-    columns += types is not None and types.predicts_several
+    columns += types.predicts_several
     if table.dtype != np.int64 or table.ndim != 2 or table.shape[1] != columns:
         what = ", ".join(("source", "destination", "kind", "relation")[:columns])
         raise InputError(f"pairs are {table.dtype}{list(table.shape)}; expected int64 [N, {columns}]: {what}")
     ends, kinds = table[:, :2], table[:, 2:3]
     if len(table) and (ends.min() < 0 or ends.max() >= num_nodes):
         raise InputError(f"ends of pairs lie in [{ends.min()}, {ends.max()}]; expected [0, {num_nodes})")
-    if types is not None and not types.pair_relations:
+    if not types.is_single and not types.pair_relations:
         raise InputError(
             "the graph has several types, but no relation of the pairs is set; make the dataset with "
             f"{'link' if columns == 3 else 'edge'}_dataset(relation=...)"
         )
-    if types is not None and types.predicts_several and len(wrong := np.setdiff1d(table[:, 3], types.predicted)):
+    if types.predicts_several and len(wrong := np.setdiff1d(table[:, 3], types.predicted)):
         raise InputError(f"pairs have the relation {wrong[0]}; expected one of {list(types.predicted)}")
     for one, rows in by_relation(table, types):
         for name, column, nodes in zip(("sources", "destinations"), ends[rows].T, node_ranges(one, num_nodes)):
@@ -134,11 +134,11 @@ def check_pairs(table: npt.NDArray[Any], num_nodes: int, types: GraphTypes | Non
 
 
 def by_relation(
-    table: npt.NDArray[Any], types: GraphTypes | None
-) -> Iterator[tuple[GraphTypes | None, slice | npt.NDArray[np.int64]]]:
+    table: npt.NDArray[Any], types: GraphTypes
+) -> Iterator[tuple[GraphTypes, slice | npt.NDArray[np.int64]]]:
     """The rows of a table of pairs for each relation that is predicted, and the types with this one alone: all rows,
     where there is one."""
-    if types is None or not types.predicts_several:
+    if not types.predicts_several:
         yield types, slice(None)
         return
     # One sort, not a pass over the table for each relation.
@@ -170,7 +170,7 @@ def edge_keys(graph: Graph, num_nodes: int | None = None, first: int = 0) -> Pai
     return keys_of(graph.indices, np.repeat(rows, graph.in_degree), num_nodes or graph.num_nodes)
 
 
-def keys_of_pairs(graph: Graph, types: GraphTypes | None = None) -> PairArray:
+def keys_of_pairs(graph: Graph, types: GraphTypes = SINGLE) -> PairArray:
     """int64, `edge_keys` of the edges `of_pairs`."""
     own = of_pairs(graph, types=types)
     if isinstance(own, slice):
@@ -179,39 +179,39 @@ def keys_of_pairs(graph: Graph, types: GraphTypes | None = None) -> PairArray:
     return keys_of(graph.indices[own], rows, graph.num_nodes)
 
 
-def of_pairs(graph: Graph, reverses: bool = False, types: GraphTypes | None = None) -> slice | npt.NDArray[np.int64]:
+def of_pairs(graph: Graph, reverses: bool = False, types: GraphTypes = SINGLE) -> slice | npt.NDArray[np.int64]:
     """Positions of the edges that may be pairs: all; with types, those of the predicted relations, and with
     `reverses` those of the relations that have the same edges reversed, too. `types` say which are predicted, if not
     those of the graph."""
-    types = types or graph.types
-    if types is None or graph.edge_type is None:
+    types = graph.types if types.is_single else types
+    if types.is_single or graph.edge_type is None:
         return slice(None)
     relations = types.own_relations if reverses else types.predicted
     return np.flatnonzero(np.isin(graph.edge_type, relations))
 
 
-def node_ranges(types: GraphTypes | None, num_nodes: int) -> tuple[range, range]:
+def node_ranges(types: GraphTypes, num_nodes: int) -> tuple[range, range]:
     """Ids of the nodes that may be the source, and of those that may be the destination of a pair: all; with types,
     those of one type, each of which is one range, of the one relation that is predicted."""
-    if types is None:
+    if types.is_single:
         return range(num_nodes), range(num_nodes)
     source, destination = types.ends[types.one_predicted].tolist()
     return range(*types.offsets[source : source + 2]), range(*types.offsets[destination : destination + 2])
 
 
-def is_symmetric(graph: Graph, types: GraphTypes | None = None) -> bool:
+def is_symmetric(graph: Graph, types: GraphTypes = SINGLE) -> bool:
     """True if each edge's reverse is an edge too, however often either is there. With types, of the edges of the one
     relation that is predicted (see `of_pairs`): if the types say so, whatever edges are left; False if it has none, or
     joins nodes of different types."""
-    types = types or graph.types
-    if types is not None:
+    types = graph.types if types.is_single else types
+    if not types.is_single:
         ((relation, *reverses),) = types.pair_relations
         if relation in reverses:
             return True
         if len(set(types.ends[relation].tolist())) > 1:
             return False
     own = np.unique(keys_of_pairs(graph, types))
-    if types is not None and not len(own):
+    if not types.is_single and not len(own):
         return False
     source, destination = np.divmod(own, max(1, graph.num_nodes))
     return bool(

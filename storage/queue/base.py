@@ -9,11 +9,14 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
 
 from ..errors import InputError, QueueTimeoutError, RunError, StoreError, nearest
 from ..minibatch import Bulk, MiniBatch
 from .bulk_codec import packed_bytes
+
+if TYPE_CHECKING:
+    from .packed_rows import PackedRows
 
 Keep = Literal["none", "epoch", "all"]
 """When bulks are dropped: "none" as soon as every consumer has released them, "epoch" when every consumer has released
@@ -34,6 +37,11 @@ class MinibatchQueue(Protocol):
     @property
     def stored(self) -> bool:
         """True if minibatches travel through a store, rather than through this process's memory."""
+        ...
+
+    @property
+    def packed(self) -> "PackedRows | None":
+        """The `PackedRows` of features beside the bulks; None: there are none."""
         ...
 
     @property
@@ -223,6 +231,10 @@ class BoundedQueue(ABC):
                 self._unreleased[key] = (last_index, num_bytes)
                 self._held_bytes += num_bytes
         self._drop_done()
+
+    @property
+    def packed(self) -> "PackedRows | None":
+        return None
 
     @property
     def level(self) -> dict[str, int]:

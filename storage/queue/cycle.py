@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from ..errors import StoreError
 from ..minibatch import Bulk, MiniBatch
+from .packed_rows import PackedRows
 from .zarr import ZarrQueue
 
 
@@ -43,6 +44,11 @@ class Cycled:
     @property
     def bulk_size(self) -> int:
         return self._store.bulk_size
+
+    @property
+    def packed(self) -> PackedRows | None:
+        found = self._store.packed
+        return None if found is None else found.cycled(self.num_epochs)
 
     @property
     def level(self) -> dict[str, int]:

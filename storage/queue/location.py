@@ -1,7 +1,8 @@
 """Locations of a queue's stores: the protocol, and a folder of a file system."""
 
-from collections.abc import Mapping
-from contextlib import suppress
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from ..errors import InputError, RunError
 from ..store.arrays import write_arrays
 from ..store.committed_folder import committed_folder, remove_tree, sweep_leftovers
 from ..store.manifest import MANIFEST, read_manifest, write_manifest
+from ..store.row_file import PAUSE
 from ..store.store import open_store
 from .bulk_codec import Words
 
@@ -57,6 +59,19 @@ class Location(Protocol):
         overwritten if `overwrite`."""
         ...
 
+    def making(self, name: str, kind: str, meta: Mapping[str, Any]) -> AbstractContextManager[Path]:
+        """A context with a folder to put files into, which are the store `name` once it ends without an error; `meta`
+        is read then."""
+        ...
+
+    def read(self, name: str, file: str, first: int, into: memoryview) -> None:
+        """Fill a buffer with the bytes of a store's file from `first` on. Raises RunError if it ends before."""
+        ...
+
+    def announce(self, name: str, file: str, first: int, num_bytes: int) -> None:
+        """Tell that these bytes of a store's file are read soon."""
+        ...
+
     def remove(self, name: str) -> None:
         """Remove a store; readers never see part of it."""
         ...
@@ -72,6 +87,13 @@ class Location(Protocol):
     def silence(self, error: Exception) -> RunError | None:
         """The error to raise if `error` means that the location did not answer; None if it concerns the data."""
         ...
+
+
+def unreadable(path: str, at: int, why: str) -> RunError:
+    """The error for bytes of a file that cannot be read."""
+    return RunError(
+        f"{path} cannot be read at byte {at} ({why}): {PAUSE}; give the `millrace sample` command again, then --resume"
+    )
 
 
 class FolderLocation:
@@ -116,6 +138,30 @@ class FolderLocation:
             # Another process may have committed the same store a moment before. Anything else there has no manifest.
             if overwrite or not (folder / MANIFEST).exists():
                 raise
+
+    @contextmanager
+    def making(self, name: str, kind: str, meta: Mapping[str, Any]) -> Iterator[Path]:
+        """See `Location.making`. It is not synced, as `commit` says of bulks."""
+        with committed_folder(self.root / name, durable=False) as aside:
+            yield aside
+            write_manifest(aside, kind, {}, meta, {})
+
+    def read(self, name: str, file: str, first: int, into: memoryview) -> None:
+        path, done = self.root / name / file, 0
+        try:
+            with open(path, "rb", buffering=0) as opened:
+                os.posix_fadvise(opened.fileno(), first, len(into), os.POSIX_FADV_WILLNEED)
+                while done < len(into):
+                    if not (got := os.preadv(opened.fileno(), [into[done:]], first + done)):
+                        raise unreadable(str(path), first + done, "it ends there")
+                    done += got
+        except OSError as e:
+            raise unreadable(str(path), first + done, e.strerror or str(e)) from e
+
+    def announce(self, name: str, file: str, first: int, num_bytes: int) -> None:
+        # Whoever reads hears of what is wrong.
+        with suppress(OSError), open(self.root / name / file, "rb", buffering=0) as opened:
+            os.posix_fadvise(opened.fileno(), first, num_bytes, os.POSIX_FADV_WILLNEED)
 
     def remove(self, name: str) -> None:
         remove_tree(self.root / name)

@@ -11,6 +11,7 @@ TLS.
 import io
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
@@ -25,7 +26,7 @@ from ..store.arrays import open_array, write_arrays
 from ..store.manifest import MANIFEST, manifest_text, no_manifest, parse_manifest
 from ..urls import has_secrets, is_url
 from .bulk_codec import Words
-from .location import BULK_KIND, Location
+from .location import BULK_KIND, Location, unreadable
 from .zarr import ZarrQueue
 
 if TYPE_CHECKING:
@@ -37,12 +38,14 @@ given up after at most REQUEST_TIMEOUT_S + RETRY_TIMEOUT_S."""
 UPLOADS = 4
 """Parts (5 MiB each) of a large shard uploaded at once: few enough for each to end within REQUEST_TIMEOUT_S on a slow
 line."""
+RANGE_BYTES = 8 << 20
+"""Bytes of packed rows that a request asks for."""
 DOWNLOAD_BYTES = 8 << 20
 """Bytes of an object that are in memory while it is copied."""
 _SILENT = re.compile(r"HTTP error: (?!builder)|status code: (?:5\d\d|408|429)")
 """Messages of obstore that mean no answer, or a temporary failure. A request that the server refuses would be refused
 again."""
-_BULK_OBJECT = re.compile(r"(epoch-\d+/bulk-\d+)/")
+_BULK_OBJECT = re.compile(r"(epoch-\d+/(?:bulk|rows)-\d+)/")
 
 
 def queue_at(location: str | Path) -> type[ZarrQueue]:
@@ -153,6 +156,34 @@ class ObjectLocation:
             except NotImplementedError:
                 # AWS_CONDITIONAL_PUT=disabled, for servers without conditional puts: the last of two writers then wins.
                 self._obstore.put(self._objects, key, text)
+
+    @contextmanager
+    def making(self, name: str, kind: str, meta: Mapping[str, Any]) -> Iterator[Path]:
+        """See `Location.making`. Files lie in a temporary folder of this machine until then."""
+        with tempfile.TemporaryDirectory(prefix="millrace-rows-") as folder:
+            yield Path(folder)
+            with self._asking():
+                for path in sorted(Path(folder).iterdir()):
+                    self._obstore.put(self._objects, f"{name}/{path.name}", path, max_concurrency=UPLOADS)
+                self._create(_manifest(name), manifest_text(kind, {}, meta, {}).encode())
+
+    def read(self, name: str, file: str, first: int, into: memoryview) -> None:
+        """See `Location.read`: by ranges of `RANGE_BYTES`, several at a time."""
+        end = first + len(into)
+        starts = list(range(first, end, RANGE_BYTES))
+        with self._asking():
+            ends = [min(at + RANGE_BYTES, end) for at in starts]
+            found = self._obstore.get_ranges(self._objects, f"{name}/{file}", starts=starts, ends=ends, coalesce=0)
+            pieces = [memoryview(piece).cast("B") for piece in found]
+        done = 0
+        for piece in pieces:
+            into[done : done + len(piece)] = piece
+            done += len(piece)
+        if done < len(into):
+            raise unreadable(self.path(f"{name}/{file}"), first + done, "it ends there")
+
+    def announce(self, name: str, file: str, first: int, num_bytes: int) -> None:
+        """See `Location.announce`: no effect."""
 
     def remove(self, name: str) -> None:
         self._delete([_manifest(name)])

@@ -6,6 +6,7 @@ A queue lies at a `Location`: a folder of a file system here, a prefix of an obj
 <path>/manifest.json         kind "samples": what made the store, bulk_size, minibatches_per_epoch
 <path>/epoch-<e>/bulk-<n>/   kind "bulk": int32 [k, cap] (see bulk_codec), a Zarr chunk per minibatch, one Zarr shard
 <path>/complete/             kind "samples-complete": bulks of each epoch, written by `finish`
+<path>/features/             rows of features beside the bulks, if there are any: see `packed_rows`
 ```
 """
 
@@ -26,6 +27,7 @@ from ..store.manifest import require_fingerprint
 from .base import BoundedQueue, BulkKey, Keep
 from .bulk_codec import Words, pack_bulk, unpack_row
 from .location import BULK_KIND, COMPLETE_KIND, KIND, FolderLocation, Location
+from .packed_rows import PackedRows
 
 COMPLETE = "complete"
 OPENED_BULKS = 16
@@ -85,6 +87,7 @@ class ZarrQueue(BoundedQueue):
         self._opening = threading.Lock()
         self._read: tuple[BulkKey, Words] | None = None
         """The bulk that was read last, if it was read whole."""
+        self._packed: PackedRows | None = None
         self._tidy = 0
         """Epochs before this one have no empty folder left."""
 
@@ -152,6 +155,22 @@ class ZarrQueue(BoundedQueue):
             for number in self.committed(epoch):
                 self._last[epoch, number] = self._last_on_disk((epoch, number))
         return self
+
+    @property
+    def packed(self) -> PackedRows | None:
+        if self._packed is None:
+            self._packed = PackedRows.opened_at(self._location, self.bulk_size, self.minibatches_per_epoch)
+        return self._packed
+
+    def pack(self, fingerprint: Mapping[str, str], mend: Callable[[str], None] | None, **meta: Any) -> PackedRows:
+        """Begin to pack rows beside the bulks, or go on: see `PackedRows.begun`. `mend` is told of damaged ones, which
+        are dropped."""
+        sizes = self.bulk_size, self.minibatches_per_epoch
+        self._packed = PackedRows.begun(self._location, *sizes, fingerprint, **meta)
+        if mend is not None:
+            for epoch in self.epochs():
+                self._packed.drop_damaged(epoch, mend)
+        return self._packed
 
     @classmethod
     def open(

@@ -14,7 +14,7 @@ def lost_notes(dataset: Dataset, kind: FeatureDtype, losses: Sequence[NarrowLoss
     """Notes on what features of each node type lose. Raises InputError: see `NarrowLoss.check`."""
     types, features = dataset.graph.types, dataset.features
     parts = features.parts if isinstance(features, TypedFeatures) else (features,)
-    titles, offsets = ([""], (0, dataset.num_nodes)) if types is None else (types.node_types, types.offsets)
+    titles, offsets = ([""], (0, dataset.num_nodes)) if types.is_single else (types.node_types, types.offsets)
     notes = []
     for title, first, stop, part, loss in zip(titles, offsets, offsets[1:], parts, losses):
         if not part.num_features:

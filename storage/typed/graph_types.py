@@ -25,7 +25,8 @@ class GraphTypes:
     """T distinct names, in the order of their ids."""
     offsets: tuple[int, ...]
     """T+1 numbers: nodes of type t have the ids from ``offsets[t]`` up to ``offsets[t + 1]``, which is V for the
-    last. Of a graph that is renumbered part by part, P T + 1 numbers: T ranges for each of P parts."""
+    last. Of a graph that is renumbered part by part, P T + 1 numbers: T ranges for each of P parts. Of `SINGLE` types
+    none."""
     relations: tuple[RelationType, ...]
     """R distinct types of edges."""
     edge_widths: tuple[int, ...] = ()
@@ -34,6 +35,11 @@ class GraphTypes:
     """For each relation that is predicted, or whose edges are labelled: its number, then those of the relations that
     have its edges reversed; among them itself, if it is one of several and symmetric. Empty where nodes are
     labelled."""
+
+    @property
+    def is_single(self) -> bool:
+        """True if nodes and edges are of one type, which has no name: see `SINGLE`."""
+        return not self.offsets
 
     @property
     def num_relations(self) -> int:
@@ -63,6 +69,11 @@ class GraphTypes:
         return tuple(dict.fromkeys(r for group in self.pair_relations for r in group))
 
     @property
+    def own_reverses(self) -> tuple[int, ...]:
+        """Numbers of the predicted relations whose edges have their reverses in the same relation."""
+        return tuple(first for first, *reverses in self.pair_relations if first in reverses)
+
+    @property
     def predicts_several(self) -> bool:
         """True if pairs are of several relations."""
         return len(self.pair_relations) > 1
@@ -77,6 +88,8 @@ class GraphTypes:
 
     def in_ranges(self) -> "GraphTypes":
         """The same types of a graph whose nodes are sorted by type."""
+        if self.is_single:
+            return self
         counts = [self.num_nodes(t) for t in range(len(self.node_types))]
         return replace(self, offsets=(0, *np.cumsum(counts).tolist()))
 
@@ -186,6 +199,11 @@ class GraphTypes:
                         f"one of {', '.join(self.node_types)}{nearest(end, self.node_types)}"
                     )
         return self
+
+
+SINGLE = GraphTypes(("",), (), (("", "", ""),))
+"""Types of a graph whose nodes and edges are of one type, which has no name. Kernels draw its edges without asking for
+relations."""
 
 
 def groups_of(record: Sequence[Any]) -> tuple[tuple[int, ...], ...]:

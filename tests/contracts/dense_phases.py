@@ -53,7 +53,7 @@ def convolve(kind: str, p: Mapping[str, Tensor], g: Matrices, h: Tensor) -> Tens
         heads, width = p["a_src"].shape
         z = (h @ p["linear.weight"].T).view(-1, heads, width)
         e = torch.nn.functional.leaky_relu((z * p["a_dst"]).sum(-1)[:, None] + (z * p["a_src"]).sum(-1)[None], 0.2)
-        alpha = (g.N + eye)[..., None] * torch.exp(e - e.detach().amax(1, keepdim=True))
+        alpha = (g.N * (1 - eye) + eye)[..., None] * torch.exp(e - e.detach().amax(1, keepdim=True))
         out = torch.einsum("vuh,uhd->vhd", alpha / alpha.sum(1, keepdim=True), z)
         return (out.flatten(1) if len(p["bias"]) == heads * width else out.mean(1)) + p["bias"]
     if kind == "sage":

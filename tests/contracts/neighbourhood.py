@@ -71,13 +71,15 @@ def dense_max(edges: Edges, h: Tensor) -> Tensor:
 def dense_attend(
     edges: Edges, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float, factors: Tensor | None = None
 ) -> Tensor:
-    """`factors` [e + n, H]: dropout's factor for each coefficient, the rows' own edges last."""
+    """Each row's own edge takes the place of its self loops. `factors` [e + n, H]: dropout's factor for each
+    coefficient, the rows' own edges last."""
     rows, first, count = [], 0, sum(map(len, edges.sources))
     for v, us in enumerate(edges.sources):
-        near = z[[*us, v]]
+        others = [i for i, u in enumerate(us) if u != v]
+        near = z[[*(us[i] for i in others), v]]
         a = torch.softmax(torch.nn.functional.leaky_relu((near * a_src).sum(-1) + logit_dst[v], slope), 0)
         if factors is not None:
-            a = a * factors[[*range(first, first + len(us)), count + v]]
+            a = a * factors[[*(first + i for i in others), count + v]]
         rows.append((a[..., None] * near).sum(0))
         first += len(us)
     return _stack(rows, z)

@@ -131,6 +131,11 @@ def searchsorted(a, v, side="left", sorter=None):
     return DeviceArray(np.searchsorted(a.values, v.values, side))
 
 
+def cumsum(a, axis=None, dtype=None, out=None):
+    assert isinstance(a, DeviceArray) and a.dtype == np.int64, "sums of float32 are rounded"
+    return DeviceArray(np.cumsum(a.values))
+
+
 def bincount(x, weights=None, minlength=None):
     assert isinstance(x, DeviceArray) and (not len(x) or x.values.min() >= 0)
     return DeviceArray(np.bincount(x.values, weights, minlength or 0))
@@ -145,6 +150,12 @@ class Series:
 
     def to_numpy(self, dtype=None, copy=True, na_value=no_default):
         return np.array(self.values, dtype)
+
+
+class Limits:
+    """Limits of a GPU, which tests lower."""
+
+    rows = 2**31 - 1
 
 
 class DataFrame:
@@ -197,6 +208,8 @@ def concat(
     sort=None,
 ):
     assert objs and all(isinstance(f, DataFrame) and f.columns == objs[0].columns for f in objs)
+    if sum(map(len, objs)) > Limits.rows:
+        raise OverflowError("CUDF failure: Total number of concatenated rows exceeds the column size limit")
     return DataFrame({k: np.concatenate([f[k].values for f in objs]) for k in objs[0].columns})
 
 
@@ -222,6 +235,8 @@ def read_parquet(
 ):
     assert not args and not kwargs and columns and len(row_groups) == 1, "one list of row groups for each file"
     table = pq.ParquetFile(filepath_or_buffer).read_row_groups(row_groups[0], columns=columns)
+    if use_pandas_metadata and (of_pandas := table.schema.pandas_metadata):
+        columns = [c for c in columns if c not in of_pandas["index_columns"]]
     return DataFrame({c: Series(table[c].to_numpy(), table[c].null_count) for c in columns})
 
 
@@ -703,6 +718,7 @@ FAKES: dict[str, Any] = {
     "cupy.asarray": asarray,
     "cupy.arange": arange,
     "cupy.bincount": bincount,
+    "cupy.cumsum": cumsum,
     "cupy.searchsorted": searchsorted,
 }
 """Functions, classes (with the parameters of their constructors) and methods by their real names."""

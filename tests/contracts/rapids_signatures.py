@@ -54,6 +54,7 @@ WHERE = {
     "cupy.asarray": ("cupy/_creation/from_data.py", "asarray"),
     "cupy.arange": ("cupy/_creation/ranges.py", "arange"),
     "cupy.bincount": ("cupy/_statistics/histogram.py", "bincount"),
+    "cupy.cumsum": ("cupy/_math/sumprod.py", "cumsum"),
     "cupy.searchsorted": ("cupy/_sorting/search.py", "searchsorted"),
 }
 """Name as callers write it -> file in a wheel, and the definition there. `dask_cudf` has some of these from Dask."""

@@ -177,11 +177,14 @@ def dropout_factors(
 def _logits(
     lists: InLists, rows: IntArray | None, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float, own: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Source, destination and logits [., H] of the edges, and after them, if `own`, of the rows' own edges."""
+    """Source, destination and logits [., H] of the edges, and after them, if `own`, of the rows' own edges, in whose
+    place self loops have -inf."""
     src, dst = _edges(lists, rows)
+    loops = torch.cat([(src == dst) & own, torch.zeros(lists.num_dst if own else 0, dtype=torch.bool)])
     each = torch.arange(lists.num_dst if own else 0)
     src, dst = torch.cat([src, each]), torch.cat([dst, each])
-    return src, dst, torch.nn.functional.leaky_relu((z * a_src).sum(-1)[src] + logit_dst[dst], slope)
+    logit = torch.nn.functional.leaky_relu((z * a_src).sum(-1)[src] + logit_dst[dst], slope)
+    return src, dst, torch.where(loops[:, None], -torch.inf, logit)
 
 
 def attend(

@@ -17,7 +17,7 @@ from millrace.tests.contracts.fresh_python import run_python
 
 def test_each_model_sampler_and_system_is_tried():
     jobs = [configure({**warm.TINY, **trial.config}) for trial in warm.trials("float32")]
-    assert {job.model["name"] for job in jobs} == set(MODELS)
+    assert {job.model["name"] for job in jobs} == set(MODELS) - {"identity"}
     assert {job.sampler["name"] for job in jobs if job.system == "bulk"} == set(SAMPLERS)
     assert {job.system for job in jobs} == set(SYSTEMS)
     assert {job.learned.optimizer for job in jobs if job.learned.width} == set(OPTIMIZERS)

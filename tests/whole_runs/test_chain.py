@@ -203,3 +203,31 @@ def test_other_orders_and_numbers_are_refused(store: Path, scheduler: str, tmp_p
     with pytest.raises(StoreError, match="batch_size"):
         precompute(other, tmp_path / "samples", emit=silent, stop=lambda: False)
     assert precompute(resolve(table), tmp_path / "samples", emit=silent, stop=lambda: False)["edges"] == 0
+
+
+PACKED = {
+    "blocks of a cut": (METIS, {}),
+    "ranges, float16": ({"bulk": {"topology": "partitioned"}}, {"features": "float16"}),
+    "every rank has the graph": ({}, {}),
+    "4 ranks in a grid": (METIS, {"ranks": 4, "bulk": {"replication": 2}}),
+    "self loops": (METIS, {"model": {"name": "gcn"}}),
+    "types": (METIS, TYPED),
+    "links": (METIS, LINKS),
+    "learnt rows": (METIS, {"learned": {"width": 4, "beside": True}}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PACKED)
+def test_ranks_train_on_features_that_are_packed_beside_the_samples(
+    kind: str, store: Path, scheduler: str, tmp_path: Path
+) -> None:
+    table = job_of(store, scheduler, *({k: v for k, v in part.items() if k != "features"} for part in PACKED[kind]))
+    form = PACKED[kind][1].get("features", "own")
+    for name, packed in (("plain", None), ("packed", form)):
+        report = precompute(resolve(table), tmp_path / name, emit=silent, stop=lambda: False, features=packed)
+    again = precompute(resolve(table), tmp_path / "packed", emit=silent, stop=lambda: False, features=form)
+    assert report["packed_bytes"] and again["edges"] == again["packed_bytes"] == 0
+    plain, packed = (trained(tmp_path / f"run-{n}", table, samples=tmp_path / n) for n in ("plain", "packed"))
+    assert (plain.parameters_sha256 == packed.parameters_sha256) == (form == "own")
+    assert packed.bytes["network"]["features"] == (packed.bytes["network"]["features"] if "learned" in table else 0)

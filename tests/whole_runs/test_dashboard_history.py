@@ -237,6 +237,35 @@ def test_what_a_run_is_in_the_middle_of_is_said(cluster):
     assert cluster.run["epochs"] == 9, "three phases of three"
 
 
+def test_the_heading_says_who_is_missing_and_how_long_it_will_take(cluster):
+    cluster.about(epochs=4)
+    assert "waiting for ranks: 0 of 2 there" in labels.heading(cluster.run) and cluster.run["left_s"] is None
+    cluster.pulse(0, epoch=-1, step=-1)
+    assert "waiting for ranks: 1 of 2 there" in labels.heading(cluster.run)
+    cluster.said("StepDone", epoch=0, step=0, steps_per_epoch=10, loss=1.0, seeds=1)
+    for steps in range(1, 17):
+        for rank in (0, 1):
+            cluster.pulse(rank, epoch=(steps - 1) // 10, step=(steps - 1) % 10, steps=steps)
+        cluster.tick(0.5)
+    assert cluster.run["left_s"] == pytest.approx((40 - 16) * 0.5, rel=0.1)
+    assert "waiting for" not in labels.heading(cluster.run) and "about 13 s left" in labels.heading(cluster.run)
+    cluster.history.record_driver({"run": "a", "ended": "done"})
+    assert cluster.run["left_s"] is None and "left" not in labels.heading(cluster.run)
+
+
+@pytest.mark.parametrize(("every", "title"), [(3, "Validation accuracy: after epoch 3"), (None, None)])
+def test_the_box_of_validations_says_when_it_fills(cluster, every, title):
+    cluster.about(evaluate_every=every)
+    page = Page(cluster.history)
+    page.update()
+    assert page.validation.visible == bool(title)
+    if title:
+        assert page.validation.title.text == title
+    cluster.said("EpochDone", epoch=2, epochs=9, train_loss=0.5, val_accuracy=0.5, seconds=1.0, best=True)
+    page.update()
+    assert page.validation.visible and page.validation.title.text == "Validation accuracy"
+
+
 def test_a_command_is_shown_by_its_stages(cluster):
     cluster.history.record_driver(
         {"run": "a", "about": {"client": "c", "command": "convert", "dataset": "<t>", "out": "store"}}

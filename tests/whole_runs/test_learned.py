@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import millrace as mr
 from millrace.pipeline.cli import app
+from millrace.pipeline.training import evaluation
 from millrace.stages.learned.table import initial_rows
 from millrace.storage.errors import InputError, StoreError
 from millrace.storage.features import ArrayFeatures
@@ -194,13 +195,30 @@ def test_any_number_of_ranks_trains_the_same_rows_and_goes_on_for_another(tmp_pa
             torch.testing.assert_close(other_model[name], value, rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize("optimizer", ["adagrad", "adam"])
-def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(sbm, tmp_path, optimizer):
+@pytest.mark.parametrize(
+    ("optimizer", "within", "period"), [("adagrad", False, 4), ("adam", False, 4), ("adam", True, 7)]
+)
+def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(sbm, tmp_path, monkeypatch, optimizer, within, period):
+    """By steps alone, or by evaluations too, which ask three times more."""
+    real = evaluation.split_rows
+
+    def slow(*args, on_progress, **rest):
+        for i in range(3):
+            on_progress(i, 100)
+        return real(*args, on_progress=on_progress, **rest)
+
+    monkeypatch.setattr(evaluation, "STOP_S", -1.0 if within else float("inf"))
+    monkeypatch.setattr(evaluation, "split_rows", slow)
     options = {**JOB, **OWN, "learned": {"width": 4, "optimizer": optimizer}, "checkpoint": {"every_steps": 1}}
     whole = mr.run(sbm, out=tmp_path / "whole", verbose=False, **options)
     asked, lives = iter(range(1000)), 0
     while mr.run(
-        sbm, out=tmp_path / "parts", resume=lives > 0, verbose=False, stop=lambda: next(asked) % 4 == 3, **options
+        sbm,
+        out=tmp_path / "parts",
+        resume=lives > 0,
+        verbose=False,
+        stop=lambda: next(asked) % period == period - 2,
+        **options,
     ).status == ("stopped"):
         lives += 1
         # A stopped run can be used too.

@@ -322,6 +322,8 @@ REFUSED = [
     ),
     ({"loss": {"name": "bce", "margin": 2.0}}, "it goes with margin"),
     ({"link": {"negatives": "given"}}, "no negatives are given for train"),
+    ({"link": {"negatives": "batch", "shared_negatives": True}}, "whose negatives are of each pair"),
+    ({"system": "grappa", "link": {"exclude_known": True}}, "ranks of grappa know the train pairs of their own chunks"),
     ({"link": {"decoder": "complex", "width": 7}}, "expected an even number"),
     ({"split": "fraction:0.5,0.2"}, "split already"),
 ]

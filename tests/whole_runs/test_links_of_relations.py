@@ -25,6 +25,7 @@ from millrace.tests.whole_runs.test_typed_links import CUT, ITEMS, JOB, SPEC, Ow
 
 NAMES = ["dislikes", "sells", "likes"]
 STARTS = {"dislikes": (ITEMS, 0), "sells": (180, 0), "likes": (ITEMS, 0)}
+SHARED = {"negative_ends": "either", "num_negatives": 7, "shared_negatives": True, "exclude_known": True}
 TYPED = {**JOB, "link": {**JOB["link"], "decoder": "distmult"}}
 
 
@@ -62,11 +63,16 @@ def ranks_by_hand(links, model, rows):
     return found
 
 
-@pytest.mark.parametrize(("negatives", "decoder"), [("degree", "distmult"), ("uniform", "mlp"), ("batch", "complex")])
+@pytest.mark.parametrize(
+    ("negatives", "decoder"),
+    [("degree", "distmult"), ("uniform", "mlp"), ("batch", "complex"), ("shared", "mlp"), ("shared", "complex")],
+)
 def test_a_run_is_that_of_dense_torch(links, tmp_path, negatives, decoder):
     options = {k: v for k, v in JOB.items() if k not in ("model", "minibatches_per_step")}
     options |= {"fanout": [-1, -1], "train": {"evaluate_every": 0}}
-    options |= {"link": {**JOB["link"], "decoder": decoder, "negatives": negatives}}
+    options |= {
+        "link": {**JOB["link"], "decoder": decoder, **(SHARED if negatives == "shared" else {"negatives": negatives})}
+    }
     result = mr.run(links, model=Own(), out=tmp_path / "run", verbose=False, **options)
     start = mr.load(tmp_path / "run", model=Own())
     model = as_model(Own()).double()
@@ -78,6 +84,7 @@ def test_a_run_is_that_of_dense_torch(links, tmp_path, negatives, decoder):
     x = torch.from_numpy(links.features.gather(np.arange(links.num_nodes))).double()
     adam = torch.optim.Adam(model.parameters(), lr=0.02)
     kinds, types = links.graph.types.types_of(np.arange(links.num_nodes)), links.graph.types
+    trained, excluded = set(map(tuple, links.labels[links.split.train][:, [0, 1, 3]].tolist())), 0
     for epoch in range(2):
         for index in range(plan.num_minibatches):
             pairs, numbers = plan.pairs(index, epoch), plan.numbers(index, epoch)
@@ -90,15 +97,21 @@ def test_a_run_is_that_of_dense_torch(links, tmp_path, negatives, decoder):
             rows = model.dense(x, left)
             place = torch.tensor([types.predicted.index(r) for r in relation.tolist()])
             scores = model.decoder(rows[pairs[..., 0]], rows[pairs[..., 1]], place)
-            signs = torch.cat([scores[:, :1], -scores[:, 1:]], 1)
+            losses = -torch.nn.functional.logsigmoid(torch.cat([scores[:, :1], -scores[:, 1:]], 1))
+            if negatives == "shared":
+                known = [
+                    [(u, v, r) in trained for u, v in row] for row, r in zip(pairs[:, 1:].tolist(), relation.tolist())
+                ]
+                losses[:, 1:][torch.tensor(known)] = 0
+                excluded += np.sum(known)
             adam.zero_grad()
-            (-torch.nn.functional.logsigmoid(signs).mean()).backward()
+            losses.mean().backward()
             adam.step()
     for name, value in model.state_dict().items():
         torch.testing.assert_close(start.model.state_dict()[name], value, rtol=1e-8, atol=1e-9)
     with torch.no_grad():
         ranks = ranks_by_hand(links, model, model.dense(x, edges))
-    assert result.per_relation.keys() == ranks.keys()
+    assert result.per_relation.keys() == ranks.keys() and (excluded > 0) == (negatives == "shared")
     for name, own in ranks.items():
         assert result.per_relation[name]["mrr"] == pytest.approx(np.mean(1 / np.array(own)), abs=1e-6)
     every = np.concatenate([*ranks.values()])
@@ -125,6 +138,16 @@ def test_ranks_as_dask_tasks_over_blocks(store, result, tmp_path, scheduler):
     cluster = {"ranks": 2, "bulk": CUT, "cluster": {"scheduler": scheduler}}
     found = mr.run(store, out=tmp_path / "2", verbose=False, **{**TYPED, **cluster})
     same_as(result, tmp_path / "2", [{"test_metrics": found.test_metrics, "by_relation": found.per_relation}])
+
+
+def test_shared_negatives_without_known_pairs_train_the_same_on_any_ranks_and_after_a_kill(links, store, tmp_path):
+    table = {**TYPED, "link": {**TYPED["link"], **SHARED}}
+    found = mr.run(store, out=tmp_path / "1", verbose=False, **table)
+    owned = train_bulk(store, tmp_path / "owned", {**table, "ranks": 2, "features": "owned"})
+    same_as(found, tmp_path / "owned", owned)
+    blocks = train_phases(links, tmp_path / "blocks", {**table, "ranks": 2, "bulk": CUT})
+    same_as(found, tmp_path / "blocks", blocks)
+    check_goes_on_after_a_kill(store, tmp_path / "run", found, table)
 
 
 def test_blocks_of_any_cut_train_what_the_whole_graph_trains(links, tmp_path):

@@ -5,7 +5,7 @@ import math
 import re
 import shutil
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
@@ -490,6 +490,17 @@ def test_what_is_found(copied):
     waited = summarise(found, timeline(found)).findings[-2]
     assert waited.startswith("The others waited for rank 1: 20.0 s in all, 50% of their time")
     assert "It computed for 40.0 s (forward_backward), they for 20.0 s on average." in waited
+
+
+def test_epochs_of_one_step_are_found(copied):
+    record = read_run(copied, "run")
+    one = {**record.result, "epochs": 30, "minibatches": 30, "minibatches_per_step": 1}
+    config = {**record.config, "train.batch_size": 1024}
+    found = replace(record, config=config, result=one)
+    (said,) = (f for f in summarise(found, None).findings if "one step" in f)
+    assert "30 steps in all: minibatches of 1,024 seeds" in said and said.endswith("--batch-size 128.")
+    several = replace(found, result={**one, "minibatches": 31})
+    assert not [f for f in summarise(several, None).findings if "one step" in f]
 
 
 @pytest.mark.usefixtures("undrawn")

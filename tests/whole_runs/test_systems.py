@@ -134,7 +134,11 @@ def test_bad_input_is_refused_in_a_few_lines_and_nothing_is_written(name, key, p
     assert not (tmp_path / "run").exists()
 
 
-NEEDS = {"gine": "reads features of edges", **dict.fromkeys(("rgcn", "rsage", "rgat", "hgt"), "reads relations")}
+NEEDS = {
+    "gine": "reads features of edges",
+    "identity": "reads no neighbours",
+    **dict.fromkeys(("rgcn", "rsage", "rgat", "hgt"), "reads relations"),
+}
 REFUSED = {(name, model): words for name in NAMES for model, words in NEEDS.items()}
 """Models that a system does not train on a plain graph, with words of the refusal."""
 

@@ -4,7 +4,7 @@ tabs), or by what else separates its header; a list of edges by number needs no 
 import csv
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -38,6 +38,8 @@ _KINDS = (
 )
 LOOSER = dict(zip(_KINDS, _KINDS[1:]))
 """The type that pyarrow tries next for a column whose values are not all of a type."""
+LABEL_KINDS = {"int64": pa.int64(), "bool": pa.bool_(), "double": pa.float64()}
+"""Types of a column of labels, the first that fits all values; else text."""
 
 
 class Named(Protocol):
@@ -54,7 +56,12 @@ def is_csv(path: Named) -> bool:
     return path.name.lower().endswith(CSV)
 
 
-def read_csv(path: Path, as_text: AsText, example: str) -> pa.Table:
+def never(name: str) -> bool:
+    """False."""
+    return False
+
+
+def read_csv(path: Path, as_text: AsText, example: str, as_label: AsText = never) -> pa.Table:
     """Read the file. Columns are named after the header, stripped; empty fields (and NA, null, ... unless quoted) are
     null.
 
@@ -62,19 +69,20 @@ def read_csv(path: Path, as_text: AsText, example: str) -> pa.Table:
         path: the file, in UTF-8, with or without a byte order mark.
         as_text: true for the stripped name of a column that is read as text, stripped, whatever it contains.
         example: a header for error messages.
+        as_label: true for that of a column of labels, which is text here: see `typed_label`.
 
     Raises:
         InputError: the file is empty or not CSV, a row is longer or shorter than the header, or the header is missing
             or names a column twice.
     """
-    layout = _Layout(path, as_text, example)
+    layout = _Layout(path, as_text, example, as_label)
     with layout.reading():
         reading = arrow_csv.ReadOptions(column_names=layout.own_names)
         table = arrow_csv.read_csv(path, reading, layout.parsing, layout.converting({}))
     return layout.named(table)
 
 
-def read_blocks(path: Path, as_text: AsText, example: str, begin: Begin) -> None:
+def read_blocks(path: Path, as_text: AsText, example: str, begin: Begin, as_label: AsText = never) -> None:
     """`read_csv` in blocks, so that they are never all in memory; columns get the same types.
 
     Args:
@@ -83,17 +91,18 @@ def read_blocks(path: Path, as_text: AsText, example: str, begin: Begin) -> None
         example: see `read_csv`.
         begin: called with the schema; returns what is called with each block. It is called again, for all blocks, if
             a later one shows that a column is of another type.
+        as_label: see `read_csv`.
 
     Raises:
         InputError: see `read_csv`.
     """
-    layout = _Layout(path, as_text, example)
+    layout = _Layout(path, as_text, example, as_label)
     try:
         with layout.opened({}) as reader:
             schema = reader.schema
     except (pa.ArrowException, OSError):
         # Either no rows, or an error in the first block, which is the same here.
-        table = read_csv(path, as_text, example)
+        table = read_csv(path, as_text, example, as_label)
         begin(table.schema)(table)
         return
     types = dict(zip(schema.names, schema.types))
@@ -103,7 +112,7 @@ def read_blocks(path: Path, as_text: AsText, example: str, begin: Begin) -> None
         except pa.ArrowInvalid as e:
             column = re.search(r"CSV column #(\d+)", str(e))
             name = schema.names[int(column[1])] if column else None
-            if name is None or layout.as_text(name.strip()) or types[name] not in LOOSER:
+            if name is None or layout.is_text(name.strip()) or types[name] not in LOOSER:
                 with layout.reading():
                     raise
             types[name] = LOOSER[types[name]]
@@ -121,17 +130,21 @@ def _read_as(types: dict[str, pa.DataType], layout: "_Layout", begin: Begin) -> 
 class _Layout:
     """Format of a CSV file, by its name and header."""
 
-    def __init__(self, path: Path, as_text: AsText, example: str) -> None:
-        self.path, self.as_text = path, as_text
+    def __init__(self, path: Path, as_text: AsText, example: str, as_label: AsText) -> None:
+        self.path, self.as_text, self.as_label = path, as_text, as_label
         usual = "\t" if ".tsv" in path.name.lower() else ","
         self._names, delimiter, has_header = _header(path, usual, example)
         # pyarrow reads the header's row too, and removes a byte order mark.
         self.own_names = None if has_header else self._names
         self.parsing = arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
 
+    def is_text(self, name: str) -> bool:
+        """True for the stripped name of a column that is read as text."""
+        return self.as_text(name) or self.as_label(name)
+
     def converting(self, types: dict[str, pa.DataType]) -> arrow_csv.ConvertOptions:
         """Treatment of values, with the types of some columns."""
-        text = {n: pa.string() for n in self._names if self.as_text(n.strip())}
+        text = {n: pa.string() for n in self._names if self.is_text(n.strip())}
         return arrow_csv.ConvertOptions(
             column_types=types | text, strings_can_be_null=True, quoted_strings_can_be_null=False
         )
@@ -159,6 +172,29 @@ class _Layout:
             if self.as_text(name):
                 table = table.set_column(at, name, pc.utf8_trim_whitespace(table[name]))
         return table
+
+
+def fits(column: pa.ChunkedArray) -> list[str]:
+    """Types among `LABEL_KINDS` that all values of a column of text fit; none for numbers with zeros before them, which
+    are names."""
+    seen = pc.utf8_trim_whitespace(column.unique().drop_null())
+    if pc.any(pc.match_substring_regex(seen, r"^[-+]?0\d")).as_py():
+        return []
+    return [name for name, kind in LABEL_KINDS.items() if _is_cast(seen, kind)]
+
+
+def _is_cast(values: Any, kind: pa.DataType) -> bool:
+    try:
+        values.cast(kind)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def typed_label(column: pa.ChunkedArray, kinds: Collection[str]) -> pa.ChunkedArray:
+    """A column of labels that is text as the first type of `kinds`, see `fits`; text without any."""
+    found = next((kind for name, kind in LABEL_KINDS.items() if name in kinds), None)
+    return column if found is None else pc.utf8_trim_whitespace(column).cast(found)
 
 
 def _header(path: Path, usual: str, example: str) -> tuple[list[str], str, bool]:

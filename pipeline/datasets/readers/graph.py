@@ -24,7 +24,7 @@ from ..cleaning.typed import OF_NODES, TypedRaw, check_followed, clean_typed, no
 from ..schema.columns import NONE, Columns
 from ..schema.roles import Schema, schema_of
 from ..schema.source import GraphTables, SourceTable
-from ..schema.unread import check_unread
+from ..schema.unread import check_sets, check_unread
 from .derived_tables import by_relation, schema_only, with_nodes_of_edges
 from .parquet import feature_rows, labels_of, numbers_of, sets_of, split_bits, times_of
 from .parquet_rapids import ordered_edges
@@ -71,10 +71,11 @@ def read_graph(source: GraphTables, request: Request) -> Raw | Dataset:
     options = request.options
     if request.is_divided and options.split is None:
         options = replace(options, split=NONE)
+    draws = request.split is None and options.split is None
     if is_typed(source, options):
         with about(source.name):
             check_options(source.path, options)
-            raw = _Reading(source, options).typed()
+            raw = _Reading(source, options, draws).typed()
             plain = replace(
                 options, feature_columns=None, label_columns=None, edge_time=None, node_time=None, split=None, id=None,
                 src=None, dst=None, weight=None, relation_column=None, dangling_edges="error", one_hot=None,
@@ -83,7 +84,7 @@ def read_graph(source: GraphTables, request: Request) -> Raw | Dataset:
             data = clean_typed(source.name, raw, plain, request.split, request.seed, add_reverse=turned)
             return replace(data, read_as=options.given)
     check_no_target(options)
-    return _Reading(source, options).raw()
+    return _Reading(source, options, draws).raw()
 
 
 def is_typed(source: GraphTables, options: ReadOptions) -> bool:
@@ -161,10 +162,10 @@ class _Nodes:
 
 
 class _Reading:
-    """Reads the tables of one source."""
+    """Reads the tables of one source; `draws_split`: without columns of one, a split is drawn."""
 
-    def __init__(self, source: GraphTables, options: ReadOptions) -> None:
-        self.options, self.path = options, source.path
+    def __init__(self, source: GraphTables, options: ReadOptions, draws_split: bool) -> None:
+        self.options, self.path, self.draws_split = options, source.path, draws_split
         nodes = [read_rows(t, options) for t in source.nodes]
         for read in nodes:
             if not read.rows.num_rows:
@@ -322,9 +323,11 @@ class _Reading:
         return (kind[0], kind[2]) if isinstance(kind, tuple) else ("None", "None")
 
     def _check_unread(self) -> None:
-        if self.options.id is not None:
-            return
         for t, own in self.nodes.items():
+            if self.draws_split:
+                check_sets(own.columns, own.read.rows.schema, own.read.pieces, self.path)
+            if self.options.id is not None:
+                continue
             ends = [
                 (read.pieces, columns.ends[i])
                 for k, (read, columns) in enumerate(self.edges)
@@ -346,13 +349,16 @@ class _Reading:
             notes: list[str] = []
             with about(f"node type '{t}'") if typed else nullcontext():
                 _number_nodes(own, options, notes, self.path)
+            self.notes += noted(t, notes) if typed else notes
+        for t, own in self.nodes.items():
+            typed = own.read.table.type is not None
+            with about(f"node type '{t}'") if typed else nullcontext():
                 if self.options.dangling_edges == "error":
                     for end, numbers in own.numbers.items():
                         what, values, _ = own.ends[end]
                         outside = (numbers < 0) | (numbers >= own.read.rows.num_rows)
                         if outside.any() and (typed or own.names is not None):
                             raise unknown(int(outside.sum()), what, _shown(values[int(np.argmax(outside))]))
-            self.notes += noted(t, notes) if typed else notes
 
     def _ends(self, k: int) -> tuple[tuple[AnyArray, AnyArray], AnyArray | None]:
         """Numbers of both ends of a table's edges, and which edges are kept; None: all."""

@@ -3,7 +3,7 @@
 Keys (`allow_pickle=False`), in any spelling and with the other words of `npz_words`; others are noted as not read:
 
 =====================  ==========================================================================================
-edge_index             int [2, E]; row 0 the sources, row 1 the destinations
+edge_index             int [2, E]; row 0 the sources, row 1 the destinations; or [E, 2]
 y                      [V] class numbers, -1 for unlabelled; [V, C] of 0 and 1 for multi-label; or floating-point
                        targets [V] or [V, C], NaN where not known
 x                      [V, F] features; or CSR as ``x_indptr`` [V+1], ``x_indices``, ``x_data``, ``x_shape``
@@ -22,6 +22,7 @@ meta                   optional JSON object. ``direction``: directed, undirected
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -34,7 +35,7 @@ from ..cleaning.options import Direction
 from ..cleaning.raw import AnyArray, Hint, Raw
 from ..cleaning.splits import as_flags
 from .foreign.npz_layouts import CSR, OwnArrays, layout_of, matrix_of
-from .foreign.npz_words import own_names
+from .foreign.npz_words import check_unread, own_names
 from .npz_members import load_members
 from .python import distinct_names
 
@@ -67,13 +68,17 @@ def read_arrays(path: Path) -> tuple[OwnArrays, list[str]]:
     _, held = load_members(path, ())
     layout = None if "edge_index" in held else layout_of(held)
     if layout is not None:
-        return layout.read(load_members(path, (*layout.needs, *layout.others))[0], path), held
-    names, unread = own_names(held, path)
-    found = load_members(path, tuple(names.values()))[0]
-    notes = [f"{path.name}: {key} was read as {name}." for name, key in names.items() if key != name]
+        own = (*layout.needs, *layout.others)
+        found, unread = layout.read(load_members(path, own)[0], path), [key for key in held if key not in own]
+        check_unread(unread, found.arrays, path)
+    else:
+        names, unread = own_names(held, path)
+        arrays = load_members(path, tuple(names.values()))[0]
+        told = tuple(f"{path.name}: {key} was read as {name}." for name, key in names.items() if key != name)
+        found = OwnArrays({name: arrays[key] for name, key in names.items() if key in arrays}, notes=told)
     if unread:
-        notes.append(f"Keys of {path.name} were not read: {listed(unread)}.")
-    return OwnArrays({name: found[key] for name, key in names.items() if key in found}, notes=tuple(notes)), held
+        found = replace(found, notes=(*found.notes, f"Keys of {path.name} were not read: {listed(unread)}."))
+    return found, held
 
 
 def raw_of(found: OwnArrays, path: Path, name: str, *, labelled: bool, held: Sequence[str] = ()) -> Raw:
@@ -82,9 +87,11 @@ def raw_of(found: OwnArrays, path: Path, name: str, *, labelled: bool, held: Seq
     arrays, held = found.arrays, held or list(found.arrays)
     edges = _required(arrays, "edge_index", path, held)
     labels = _labels(arrays, path, held) if labelled or "y" in arrays else None
-    if edges.ndim != 2 or edges.shape[0] != 2:
-        fix = ": transpose it" if edges.ndim == 2 and edges.shape[1] == 2 else ""
-        raise InputError(f"{path}: edge_index has shape {list(edges.shape)}; expected [2, E]{fix}")
+    if edges.ndim != 2 or 2 not in edges.shape:
+        raise InputError(f"{path}: edge_index has shape {list(edges.shape)}; expected [2, E]")
+    if edges.shape[0] != 2:
+        found = replace(found, notes=(*found.notes, f"edge_index has shape {list(edges.shape)}: an edge is a row."))
+        edges = edges.T
     if labels is not None and "num_nodes" in arrays and np.shape(labels)[:1] != (int(np.max(arrays["num_nodes"])),):
         raise InputError(
             f"{path}: num_nodes is {arrays['num_nodes']}, and y has shape {list(np.shape(labels))}; expected a label "

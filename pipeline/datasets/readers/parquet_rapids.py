@@ -119,7 +119,8 @@ def _read(
     import cudf
     import cupy
 
-    table = cudf.read_parquet(piece.file, columns=columns, row_groups=[[piece.group]])
+    # By its default an index that pandas has stored is no column.
+    table = cudf.read_parquet(piece.file, columns=columns, row_groups=[[piece.group]], use_pandas_metadata=False)
     if any(table[c].null_count for c in columns):
         return None
     src, dst = (cupy.asarray(table[c]).astype("int64") for c in ("src", "dst"))

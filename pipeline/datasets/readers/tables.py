@@ -1,6 +1,7 @@
 """Rows of the files of a table, with the column names that its user gave."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,8 +21,8 @@ from ..cleaning.raw import Hint
 from ..schema import files as of_folder
 from ..schema.columns import Columns
 from ..schema.source import GraphTables, Kind, SourceTable
-from ..schema.words import fold, is_text_first
-from .csv_file import EDGES, is_csv, read_csv
+from ..schema.words import fold, is_text_first, label_columns
+from .csv_file import EDGES, fits, is_csv, read_csv, typed_label
 from .foreign.kinds import first_line_of
 from .foreign.table_files import read_table_file
 from .npy_edges import is_npy, read_ends
@@ -40,6 +41,18 @@ def as_text(kind: Kind, options: ReadOptions) -> Callable[[str], bool]:
     numbers = {c for key in keys for c in options.names(key) or ()}
     texts = {c for key in ("id", "src", "dst", "split", "relation_column") for c in options.names(key) or ()}
     return partial(_is_text, kind, texts, numbers)
+
+
+def as_label(kind: Kind, options: ReadOptions) -> Callable[[str], bool]:
+    """True for the names of columns of CSV that are labels."""
+    text, named = as_text(kind, options), options.named_labels or ()
+    keys = ("feature_columns", "edge_feature_columns", "weight", "edge_time", "node_time", "one_hot")
+    others = {c for key in keys for c in options.names(key) or ()}
+    return lambda name: (
+        kind == options.labels_of
+        and (name in named or bool(label_columns([name])))
+        and not (name in others or text(name))
+    )
 
 
 def _is_text(kind: Kind, texts: set[str], numbers: set[str], name: str) -> bool:
@@ -213,6 +226,10 @@ def read_rows(table: SourceTable, options: ReadOptions) -> ReadTable:
     else:
         found = [read_file(path, table.kind, options) for path in table.files]
         rows = plain(joined(found, table.files, from_csv=is_csv(table.files[0])))
+        if is_csv(table.files[0]):
+            for at, name in enumerate(rows.column_names):
+                if as_label(table.kind, options)(name):
+                    rows = rows.set_column(at, name, typed_label(rows[name], fits(rows[name])))
     if (named := options.names("one_hot")) is not None:
         rows = with_one_hot(rows, named, table.title)
     return ReadTable(table, rows, tuple(t.schema for t in found))
@@ -222,7 +239,7 @@ def read_file(path: Path, kind: Kind, options: ReadOptions) -> pa.Table:
     """Rows of one file. Raises InputError if it cannot be read."""
     with reading(path):
         if is_csv(path):
-            return read_csv(path, as_text(kind, options), EXAMPLES[kind])
+            return read_csv(path, as_text(kind, options), EXAMPLES[kind], as_label(kind, options))
         if is_npy(path):
             return read_ends(path)
         return read_parquet(path) if path.name.lower().endswith(".parquet") else read_table_file(path)
@@ -249,6 +266,9 @@ def joined(tables: Sequence[pa.Table], files: Sequence[Any], *, from_csv: bool) 
         InputError: the columns of one of `files` differ in type from those before.
     """
     how: Any = "permissive" if from_csv else "default"
+    for path, table in zip(files, tables):
+        if again := [n for n, count in Counter(table.column_names).items() if count > 1]:
+            raise InputError(f"{path} has the column '{again[0]}' more than once; give every column its own name")
     try:
         return pa.concat_tables(tables, promote_options=how)
     except pa.ArrowException as e:

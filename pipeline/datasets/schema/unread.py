@@ -1,9 +1,11 @@
-"""Guards that look at values: columns that are left unread although they look like the ids that edges use."""
+"""Guards that look at values: columns that are left unread although they look like the ids that edges use, or like the
+sets of a split."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....storage.errors import InputError
+from . import words
 from .columns import Columns
 
 if TYPE_CHECKING:
@@ -28,29 +30,57 @@ def check_unread(
         source: for the message.
 
     Raises:
-        InputError: a column has all of them, and no value twice; names the key that settles it.
+        InputError: a column has no value twice, and at least as many of these ids as the one that is read, and most of
+            them; names the key that settles it.
     """
     candidates = [c for c in nodes.unread if c and _may_be_ids(kinds.field(c).type)]
     used = _sample(ends) if candidates else []
-    if not any(map(len, used)):
-        return
-    for column in candidates:
+    total = sum(map(len, used))
+    for column in candidates if total else ():
         values = _distinct(rows, column)
-        if values is None or not all(_has_all(values, part) for part in used) or _is_same(rows, nodes.id, column):
+        found = 0 if values is None else _found(values, used)
+        if 2 * found <= total or _is_same(rows, nodes.id, column) or found < _found_by_id(nodes, rows, used):
             continue
         other = "read.id=none to number them by their rows"
         if nodes.id is not None:
             other = f"read.id={nodes.id} to keep that column"
+        share = "all" if found == total else "most"
         raise InputError(
-            f"{source}: the column '{column}' of {nodes.table} is not read, but has all ids that edges use and no "
+            f"{source}: the column '{column}' of {nodes.table} is not read, but has {share} ids that edges use and no "
             f"value twice; set read.id={column} to number nodes by it, or {other}"
         )
+
+
+def check_sets(nodes: Columns, kinds: "pa.Schema", rows: Rows, source: object) -> None:
+    """Check that no column of nodes that is not read has the sets of a split, where one would be drawn.
+
+    Raises:
+        InputError: names the column and the keys that settle it.
+    """
+    import pyarrow as pa
+
+    for column in nodes.unread if nodes.labels and not nodes.of_split else ():
+        if not (pa.types.is_string(kinds.field(column).type) or pa.types.is_large_string(kinds.field(column).type)):
+            continue
+        seen: set[str] = set()
+        for piece in rows((column,)):
+            seen |= {v.strip() for v in piece[column].unique().to_pylist() if v is not None}
+            if not all(v == "" or words.part_of(v) for v in seen):
+                break
+        else:
+            if len({words.part_of(v) for v in seen if v}) > 1:
+                held = ", ".join(sorted(seen - {""}))
+                raise InputError(
+                    f"{source}: the column '{column}' of {nodes.table} is not read, but holds {held}; set "
+                    f"read.split={column} to read the split, or read.split=none to draw one"
+                )
 
 
 def _may_be_ids(kind: "pa.DataType") -> bool:
     import pyarrow as pa
 
-    return pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return pa.types.is_integer(kind) or text or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
 
 def _sample(ends: Sequence[tuple[Rows, str]]) -> list["pa.ChunkedArray"]:
@@ -87,17 +117,27 @@ def _distinct(rows: Rows, column: str) -> "pa.ChunkedArray | None":
     return whole if pc.count_distinct(whole).as_py() == len(whole) else None
 
 
-def _has_all(values: "pa.ChunkedArray", used: Any) -> bool:
-    """True if all that is `used` is among the values; a number and its digits are the same."""
+def _found(values: "pa.ChunkedArray", used: Sequence[Any]) -> int:
+    """Count the values that are `used` and among `values`; a number and its digits are the same."""
     import pyarrow as pa
     import pyarrow.compute
 
     pc: Any = pyarrow.compute
     try:
-        used = used.cast(values.type)
+        return sum(pc.sum(pc.is_in(part.cast(values.type), value_set=values)).as_py() or 0 for part in used)
     except pa.ArrowException:
-        return False
-    return bool(pc.all(pc.is_in(used, value_set=values)).as_py())
+        return 0
+
+
+def _found_by_id(nodes: Columns, rows: Rows, used: Sequence[Any]) -> int:
+    """Count the values that are `used` and are ids of the column that is read, or numbers of rows without one."""
+    import numpy as np
+    import pyarrow as pa
+
+    if nodes.id is not None:
+        return _found(pa.chunked_array([c for piece in rows((nodes.id,)) for c in piece[nodes.id].chunks]), used)
+    count = sum(piece.num_rows for piece in rows(nodes.unread[:1]))
+    return _found(pa.chunked_array([pa.array(np.arange(count))]), used)
 
 
 def _is_same(rows: Rows, known: str | None, column: str) -> bool:

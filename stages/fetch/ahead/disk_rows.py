@@ -4,7 +4,7 @@ together."""
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,31 +18,80 @@ from ...comm.solo import Solo
 from ...feed.queue_feed import QueueFeed
 from ...memory.bytes_left import bytes_left
 from ...messages import Placement, RankJob
-from .units import Collected, Plan, RowsAhead, Unit, UnitOfRows
+from .packed_rows import SampledRows
+from .units import Collected, Plan, RowsAhead, RowSource, Unit, UnitOfRows, bytes_of, distinct
 
 PIECE_BYTES = 256 << 20
 """About this much is read between two looks at whether it is still wanted."""
-SPARSE = 16
-"""Ids are sorted where there are this many rows for each; else they are found in a table of all rows."""
+
+
+class UnitSource(Protocol):
+    """Rows that a rank reads for itself, a unit of minibatches at a time."""
+
+    group: Group
+    name: str
+    """Of what is read, for the user."""
+    needed: Reads
+    read: Reads
+    """Rows that were asked for, and the reads that brought them, of files."""
+    is_wanted: Callable[[], bool]
+    """False: reading may stop, and rows may be lacking or have any values."""
+
+    def is_at_hand(self, ids: npt.NDArray[np.integer]) -> bool:
+        """True if these rows are better read where they lie."""
+        ...
+
+    def begin(self) -> None:
+        """Begin a unit."""
+        ...
+
+    def adds(self, work: MiniBatch) -> int:
+        """Bytes of rows that a minibatch adds to the unit."""
+        ...
+
+    def collected(self, work: list[MiniBatch]) -> list[Collected]:
+        """Rows of each minibatch of a unit."""
+        ...
 
 
 class DiskRows:
-    """Rows of a feature store on disk. See `RowSource`. Each rank reads for itself."""
+    """Rows of a feature store on disk. See `UnitSource` and `RowSource`. Each rank reads for itself."""
 
     group: Group = Solo()
+    name = "features from disk"
 
     def __init__(self, features: FeatureStore) -> None:
         self.features = features
         self.row_bytes = features.num_features * features.dtype.itemsize
         self._files = [store for store in stores_on_disk(features) if isinstance(store, MappedFeatures)]
         self.needed, self.read = Reads(), Reads()
-        """Rows that were asked for, and the reads that brought them, of files."""
         self.is_wanted: Callable[[], bool] = lambda: True
-        """False: `collect` may stop, and its rows have any values."""
+        self._seen, self._marked = np.empty(0, np.bool_), list[npt.NDArray[np.integer]]()
+        """Rows that are in the unit so far: true, and by number."""
 
     def is_at_hand(self, ids: npt.NDArray[np.integer]) -> bool:
         """True if these rows are better read where they lie."""
         return not reads_together(self.features, ids)
+
+    def begin(self) -> None:
+        if not len(self._seen):
+            self._seen = np.zeros(self.features.num_rows, np.bool_)
+        for ids in self._marked:
+            self._seen[ids] = False
+        self._marked.clear()
+
+    def adds(self, work: MiniBatch) -> int:
+        """See `UnitSource.adds`: rows that none before it needed."""
+        new = np.unique(work.nodes[~self._seen[work.nodes]])
+        self._seen[new] = True
+        self._marked.append(new)
+        return len(new) * self.row_bytes
+
+    def collected(self, work: list[MiniBatch]) -> list[Collected]:
+        """See `UnitSource.collected`: all in one array, each row once. Raises what `collect` raises."""
+        got = self.collect(np.concatenate([np.empty(0, np.int32), *(m.nodes for m in work)]))
+        places = np.split(got.place, np.cumsum([len(m.nodes) for m in work])[:-1])
+        return [Collected(got.rows, place, None) for place in places[: len(work)]]
 
     def collect(self, ids: npt.NDArray[np.integer]) -> Collected:
         """See `RowSource.collect`. `ids` may repeat.
@@ -64,18 +113,6 @@ class DiskRows:
         return Collected(rows, place, None)
 
 
-def distinct(ids: npt.NDArray[np.integer], count: int) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
-    """Distinct ids of [0, count), ascending, and the position of each of `ids` among them."""
-    if count > SPARSE * len(ids):
-        return np.unique(ids, return_inverse=True)
-    is_asked = np.zeros(count, np.bool_)
-    is_asked[ids] = True
-    known = np.flatnonzero(is_asked)
-    place = np.empty(count, np.int32 if count < 2**31 else np.int64)
-    place[known] = np.arange(len(known), dtype=place.dtype)
-    return known, place[ids]
-
-
 class RowsFromDisk(RowsAhead):
     """`RowsAhead` of the disk: a unit is read while another is trained, and each has as many steps as its bytes allow.
 
@@ -85,7 +122,7 @@ class RowsFromDisk(RowsAhead):
     def __init__(
         self,
         feed: QueueFeed,
-        rows: DiskRows,
+        rows: UnitSource,
         plan: Plan,
         unit_bytes: int,
         of_edges: DiskRows | None,
@@ -104,13 +141,13 @@ class RowsFromDisk(RowsAhead):
             tell: called with a sentence for the user.
         """
         self._rows, self._rows_of_edges, self._tell = rows, of_edges, tell
-        self._seen = np.zeros(rows.features.num_rows, np.bool_)
         self._waiting: dict[tuple[int, int], MiniBatch] = {}
         """Minibatches that came for a unit that had no room for them, by epoch and index."""
         self._most = 0
         """Minibatches of the largest unit."""
         self._waited_s = 0.0
-        super().__init__(feed, rows, plan, unit_bytes, of_edges, lists_of)
+        # `_collected` here asks for the rows of a unit, and never for `collect`.
+        super().__init__(feed, cast(RowSource, rows), plan, unit_bytes, of_edges, lists_of)
         for each in (rows, *([] if of_edges is None else [of_edges])):
             each.is_wanted = lambda: not self._thread.is_closing
 
@@ -127,7 +164,7 @@ class RowsFromDisk(RowsAhead):
         read = self._rows.read
         if read.count:
             self._tell(
-                f"features from disk: {self._rows.needed.bytes / 1e9:,.2f} GB of rows in {read.count:,} reads of "
+                f"{self._rows.name}: {self._rows.needed.bytes / 1e9:,.2f} GB of rows in {read.count:,} reads of "
                 f"{read.bytes / 1e9:,.2f} GB in {read.seconds:,.1f} s, of up to {self._most} minibatches together; "
                 f"training waited {self._waited_s:,.1f} s"
             )
@@ -145,6 +182,7 @@ class RowsFromDisk(RowsAhead):
         plan, got, num_bytes = self._plan, dict[int, MiniBatch](), 0
         is_first = (unit.epoch, unit.first_step) == (plan.first[0], plan.steps.step_of(plan.first[1]))
         step = unit.first_step
+        self._rows.begin()
         while step < len(plan.steps):
             mine = self._minibatches(unit.epoch, step, wait=step == unit.first_step)
             if mine is None:
@@ -157,8 +195,6 @@ class RowsFromDisk(RowsAhead):
             step += 1
             if is_first or self._is_at_hand(mine):
                 break
-        for m in [*got.values(), *self._waiting.values()]:
-            self._seen[m.nodes] = False
         with self._changed:
             unit.last_step = step
         self._most = max(self._most, len(got))
@@ -182,12 +218,10 @@ class RowsFromDisk(RowsAhead):
 
     def _new_bytes(self, work: MiniBatch) -> int:
         """Bytes that a minibatch adds to a unit."""
-        new = np.unique(work.nodes[~self._seen[work.nodes]])
-        self._seen[new] = True
         edges = 0
         if self._rows_of_edges is not None:
             edges = self._rows_of_edges.row_bytes * sum(map(len, self._lists_of(work)))
-        return len(new) * self._rows.row_bytes + work.nodes.size * 4 + edges
+        return self._rows.adds(work) + work.nodes.size * 4 + edges
 
     def _is_at_hand(self, work: list[MiniBatch]) -> bool:
         """True if the rows of some minibatches are read where they lie."""
@@ -199,23 +233,23 @@ class RowsFromDisk(RowsAhead):
     def _collected(self, unit: UnitOfRows, work: list[MiniBatch]) -> tuple[dict[int, Collected], Collected | None]:
         if unit.last_step == unit.first_step + 1 and self._is_at_hand(work):
             return {}, None
-        got = self._rows.collect(np.concatenate([np.empty(0, np.int32), *(m.nodes for m in work)]))
-        if self._ahead_bytes < got.rows.nbytes and not self._step_bytes:
+        found = self._rows.collected(work)
+        num_bytes = bytes_of(found)
+        if self._ahead_bytes < num_bytes and not self._step_bytes:
             self._tell(
-                f"the rows of a minibatch take {got.rows.nbytes / 2**20:,.1f} MiB, but bulk.prefetch_bytes or the "
+                f"the rows of a minibatch take {num_bytes / 2**20:,.1f} MiB, but bulk.prefetch_bytes or the "
                 f"memory that is left allows {self._ahead_bytes / 2**20:,.1f} MiB: reading and training take turns; "
-                f"set bulk.prefetch_bytes={4 * got.rows.nbytes + 2 * WINDOW_BYTES} or more if there is room"
+                f"set bulk.prefetch_bytes={4 * num_bytes + 2 * WINDOW_BYTES} or more if there is room"
             )
-        places = np.split(got.place, np.cumsum([len(m.nodes) for m in work])[:-1])
         edges = None if self._rows_of_edges is None else self._rows_of_edges.collect(self._edges_of(work))
-        return {m.index: Collected(got.rows, place, None) for m, place in zip(work, places)}, edges
+        return {m.index: got for m, got in zip(work, found)}, edges
 
 
 @dataclass(frozen=True)
 class FromDisk:
     """Reads the rows of nodes, and of edges if the model reads them, ahead."""
 
-    rows: DiskRows
+    rows: UnitSource
     of_edges: DiskRows | None
     unit_bytes: int
     """See `RowsFromDisk`."""
@@ -231,14 +265,24 @@ class FromDisk:
                 by the ranks.
 
         Returns:
-            None if all rows are in memory.
+            None if all rows are in memory; packed rows are none of the placement's.
         """
         edges = placement.edge_features
-        if not any(stores_on_disk(each) for each in (placement.features, edges) if each is not None):
+        packed = job.packed if placement.features.num_features else None
+        of_edges = None if edges is None or (packed and not stores_on_disk(edges)) else DiskRows(edges)
+        if packed is not None:
+            rows: UnitSource = SampledRows(packed, placement, job.reads_loops)
+        elif any(stores_on_disk(each) for each in (placement.features, edges) if each is not None):
+            rows = DiskRows(placement.features)
+        else:
             return None
         room = bytes_left() // 4 // job.group.size if prefetch_bytes == "auto" else prefetch_bytes
         unit_bytes = max(0, room - min(2 * WINDOW_BYTES, room // 2)) // 2
-        return cls(DiskRows(placement.features), None if edges is None else DiskRows(edges), unit_bytes, job)
+        return cls(rows, of_edges, unit_bytes, job)
+
+    def at_once(self, work: MiniBatch) -> Collected | None:
+        """Rows of a minibatch for which none were read ahead; None: they are gathered."""
+        return self.rows.collected([work])[0] if self.job.packed is not None else None
 
     def begun(
         self, feed: QueueFeed, plan: Plan, lists_of: Callable[[MiniBatch], list[npt.NDArray[np.integer]]]

@@ -4,7 +4,7 @@ in a few steps, whose rows are asked for together, and once, however many of the
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -25,6 +25,8 @@ from ...kernels.row_block.numbering import Numbering
 MOST_STEPS = 8
 """Maximum number of steps in a unit of rows that travel."""
 WAIT_S = 1.0
+SPARSE = 16
+"""Ids are sorted where there are this many rows for each; else they are found in a table of all rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +39,23 @@ class Collected:
     """[n], position of each id's row."""
     degree: Tensor | None
     """[n], degrees of the ids in the whole graph, in their order; None if every rank knows them."""
+
+
+def distinct(ids: npt.NDArray[np.integer], count: int) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
+    """Distinct ids of [0, count), ascending, and the position of each of `ids` among them."""
+    if count > SPARSE * len(ids):
+        return np.unique(ids, return_inverse=True)
+    is_asked = np.zeros(count, np.bool_)
+    is_asked[ids] = True
+    known = np.flatnonzero(is_asked)
+    place = np.empty(count, np.int32 if count < 2**31 else np.int64)
+    place[known] = np.arange(len(known), dtype=place.dtype)
+    return known, place[ids]
+
+
+def bytes_of(found: Iterable[Collected]) -> int:
+    """Bytes of all rows, of which several may lie in one array."""
+    return sum({id(each.rows): each.rows.nbytes for each in found}.values())
 
 
 class RowSource(Protocol):
@@ -156,7 +175,7 @@ class UnitOfRows(Unit):
     def __init__(self, epoch: int, first_step: int, last_step: int) -> None:
         super().__init__(epoch, first_step, last_step)
         self.got: dict[int, Collected] | None = None
-        """Rows of each minibatch, all in one array, by its index; none that are to be read where they lie. None: not
+        """Rows of each minibatch, often in one array, by its index; none that are to be read where they lie. None: not
         there yet."""
         self.bytes = 0
         self.edges: Collected | None = None
@@ -226,7 +245,7 @@ class RowsAhead(Units[UnitOfRows]):
         self.exchange_s += time.perf_counter() - start
         with self._changed:
             unit.got, unit.edges = got, edges
-            unit.bytes = sum(each.rows.nbytes for each in (next(iter(got.values()), None), edges) if each is not None)
+            unit.bytes = bytes_of([*got.values(), *([] if edges is None else [edges])])
             self._step_bytes = max(self._step_bytes, -(-unit.bytes // (unit.last_step - unit.first_step)))
             self._changed.notify_all()
         if not self._together:

@@ -30,7 +30,7 @@ class RelationRows:
     def from_graph(cls, graph: Graph) -> "RelationRows":
         """The rows of a graph with types."""
         types, kind = graph.types, graph.edge_type
-        assert types is not None and kind is not None
+        assert kind is not None
         into = types.ends[:, 1]
         counts = np.bincount(into, minlength=len(types.node_types))
         rows = np.diff(types.offsets) * counts

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from ....storage.errors import InputError
 from ....storage.minibatch import Block
 from ....storage.plural import counted
+from ....storage.typed.graph_types import SINGLE
 from ...neighbourhood.block import BlockNeighbourhood
 from ..base import Model
 from ..small_graph import SmallGraph, weights_tried
@@ -114,7 +115,7 @@ def check_on_blocks(model: Model, num_features: int, edge_width: int) -> None:
     attr = torch.rand(len(TRIED), edge_width, generator=torch.Generator().manual_seed(1)).to(like)
     ends = np.array(TRIED).T
     graphs = [
-        SmallGraph(None, ends, np.zeros(len(TRIED), np.int64), attr, w, TRIED_NODES)
+        SmallGraph(SINGLE, ends, np.zeros(len(TRIED), np.int64), attr, w, TRIED_NODES)
         for w in (None, weights_tried(len(TRIED)))
     ]
     edges = torch.from_numpy(ends).to(like.device)
@@ -169,8 +170,9 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 def _check_no_relations(conv: nn.Module, name: str) -> None:
+    several = int(str(getattr(conv, "num_relations", 1)))
     for kind in (c.__name__ for c in type(conv).__mro__):
-        if kind in ("RGCNConv", "RGATConv") or (kind == "FiLMConv" and getattr(conv, "num_relations", 1) > 1):
+        if kind in ("RGCNConv", "RGATConv") or (kind == "FiLMConv" and several > 1):
             raise InputError(
                 f"{name} needs a type for each edge, which a PyG model does not get here; use a convolution without "
                 "relations"

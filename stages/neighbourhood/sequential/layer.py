@@ -76,6 +76,11 @@ class SequentialLayer:
     def loops(self) -> Loops | None:
         return loops_of_all(self._degree_rows, self.num_dst)
 
+    def is_loop(self, device: torch.device) -> Tensor:
+        lists = [(s is self.own, s.lists) for s in self.view.shards]
+        found = [x.indices == x.rows if own else np.zeros(x.num_edges, bool) for own, x in lists]
+        return torch.from_numpy(np.concatenate(found)).to(device)
+
     @property
     def _degree_rows(self) -> Tensor:
         return self.batch.degree_rows[: self.num_src].to(self.device, self._dtype)

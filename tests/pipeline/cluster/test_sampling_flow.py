@@ -72,7 +72,7 @@ class Bench:
             producers=producers, workers=[], minibatches_per_step=M,
         )  # fmt: skip
         self.there = set(present)
-        end = SimpleNamespace(bulk_size=k, stored=True, release=lambda *a: None)
+        end = SimpleNamespace(bulk_size=k, stored=True, packed=None, release=lambda *a: None)
         self.ranks = [ReportingQueue(end, lambda m, r=r: self.flow.release(r, *m["released"]), n) for r in range(P)]
         self.steps = [
             (e, s) for e in range(epochs) for s in range(first[1] * k // M if e == first[0] else 0, -(-n // M))

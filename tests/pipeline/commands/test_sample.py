@@ -49,6 +49,8 @@ OWN: dict[str, Any] = {
     "link.decoder": "mlp",
     "link.negative_ends": "both",
     "link.num_negatives": 2,
+    "link.shared_negatives": True,
+    "link.exclude_known": True,
     "link.ranked": "both",
     "features": "mapped",
     "graph": "mapped",

@@ -21,6 +21,7 @@ from millrace.pipeline.config.aliases import (
 from millrace.pipeline.config.load import Job, _known, resolve
 from millrace.pipeline.setup.configure import configure
 from millrace.storage.errors import InputError
+from millrace.tests.contracts.command import command
 
 VALUES = {
     "hidden": 8, "layers": 2, "dropout": 0.25, "heads": 2, "fanout": [3, 2, 2], "batch_size": 7, "lr": 0.5,
@@ -152,7 +153,23 @@ def test_a_flag_that_is_named_instead_exists():
     assert set(FLAGS) <= flags and {word for word in SHORTHANDS if word in flags} <= set(FLAGS)
     assert instead_of_flag("--num-epochs") == "no such option: --num-epochs; give --epochs"
     assert instead_of_flag("--hidden", {"epochs"}) == "no such option: --hidden; give --set model.hidden=..."
+    assert instead_of_flag("--num-parts", {"parts", "out"}) == "no such option: --num-parts; give --parts"
+    assert "each rank has one part" in str(instead_of_flag("--num-parts", {"out"}))
     assert instead_of_flag("--xyzzy") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("partition sbm --num-parts 2", "no such option: --num-parts; give --parts"),
+        ("predict run --output x.csv", "no such option: --output; give --out"),
+        ("predict run --num-workers 2 --out x.csv", "no such option: --num-workers; give --workers"),
+        ("predict run --num-epochs 3 --out x.csv", "No such option: --num-epochs"),
+    ],
+)
+def test_the_flag_of_a_command_goes_before_a_key_that_it_does_not_read(words, said):
+    code, _, error = command(*words.split())
+    assert code == 2 and said in error and "--set" not in error.splitlines()[0]
 
 
 def test_advice_on_a_word_of_nobody():

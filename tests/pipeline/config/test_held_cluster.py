@@ -47,3 +47,13 @@ def test_workers_that_are_threads_and_closed_clients_are_refused():
     with pytest.raises(InputError, match="the Client is not running"):
         mr.predict("run", client=client)
     assert held_at(None) is None and held_at("inproc://gone") is None
+
+
+def test_names_of_proxies():
+    assert resolve({"cluster": {"dashboard_hosts": "Hub.example, b.example"}}).cluster.dashboard_hosts == [
+        "hub.example",
+        "b.example",
+    ]
+    for wrong in ("https://hub.example", "hub.example:443", "hub/x", "*", "", "a,,b"):
+        with pytest.raises(InputError, match="names of hosts alone, such as"):
+            resolve({"cluster": {"dashboard_hosts": wrong}})

@@ -111,7 +111,7 @@ def test_a_system_without_a_sampler(mode):
         ({"model": {"hidden": 0}}, "hidden is 0"),
         ({"model": {"dropout": 1.0}}, "dropout is 1"),
         ({"sampler": {"name": "neighbour"}}, "did you mean 'neighbor'"),
-        ({"sampler": {"fanout": [0]}}, "fanout"),
+        ({"sampler": {"fanout": [3, 0]}}, "fanout"),
         ({"sampler": {"fanout": "a,b"}}, "fanout 'a,b' is not a list"),
         ({"sampler": {"fanout": [3, 3]}, "model": {"layers": 3}}, "give one number per layer"),
         ({"sampler": {"name": "ladies", "fanout": [3, 3]}}, "sampler 'ladies' has no option 'fanout'"),

@@ -6,13 +6,14 @@ import urllib.error
 import urllib.request
 from types import SimpleNamespace
 
+import dask.config
 import pytest
 from bokeh.util.token import generate_jwt_token, generate_session_id
 from distributed import Client, LocalCluster
 from tornado.httpclient import HTTPClientError, HTTPRequest
 from tornado.websocket import websocket_connect
 
-from millrace.pipeline.dashboard import gate, plugin
+from millrace.pipeline.dashboard import gate, plugin, publisher
 
 WAIT_S = 60
 
@@ -51,6 +52,27 @@ def test_the_token_is_needed(board, path):
     for host in ("evil.example", "localhost.evil.example:8787", "10.0.0.1", "[", "127.0.0.1@evil.example:x"):
         status, said = ask(board, f"{joined}{board.token}", host)
         assert (status in (400, 403) and "a host that this scheduler does not have" in said) or status == 400
+
+
+def test_a_proxys_name_is_allowed_by_a_run(monkeypatch):
+    """By the key, and by Dask's own link, in whatever order runs come to a scheduler."""
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address="127.0.0.1:0") as cluster,
+        Client(cluster) as client,
+    ):
+        assert publisher._register(client)[0] == ""
+        token = client.run_on_scheduler(plugin.token)
+        there = SimpleNamespace(port=cluster.scheduler.http_server.port, token=token)
+        path = f"millrace?token={token}"
+        status, said = ask(there, path, "hub.example.org")
+        assert status == 403 and "set cluster.dashboard_hosts" in said
+        with dask.config.set({publisher.HOSTS: ["hub.example.org"]}):
+            publisher._register(client)
+        with dask.config.set({"distributed.dashboard.link": "https://Other.example/user/me/proxy/{port}/status"}):
+            publisher._register(client)
+        for host in ("hub.example.org", "hub.example.org:443", "other.example"):
+            assert ask(there, path, host)[0] == 200
+        assert ask(there, path, "evil.example")[0] == 403
 
 
 def test_pages_of_dask_and_paths_that_are_not_there_are_left_alone(board):

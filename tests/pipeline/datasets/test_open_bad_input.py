@@ -49,7 +49,7 @@ BAD_NPZ = [
     # changes, options, split, phrases
     ({"edge_index": None}, {}, None, ["no key 'edge_index'"]),
     ({"edge_index": None, "edge_indexes": np.zeros(1)}, {}, None, ["did you mean 'edge_indexes'"]),
-    ({"edge_index": np.zeros((5, 2), int)}, {}, None, ["expected [2, E]", "transpose"]),
+    ({"edge_index": np.zeros((5, 3), int)}, {}, None, ["shape [5, 3]", "expected [2, E]"]),
     ({"edge_index": np.zeros(4, int)}, {}, None, ["expected [2, E]"]),
     ({"edge_index": np.array([[0.5], [1.0]])}, {}, None, ["float64", "expected integers"]),
     ({"edge_index": np.array([[0, 3], [3, 0]])}, {}, None, ["[0, 3]", "out of range for 3 nodes"]),

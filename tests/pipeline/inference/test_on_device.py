@@ -173,7 +173,7 @@ def links_of_relations() -> mr.Dataset:
 def test_pairs(tmp_path, make, monkeypatch) -> None:
     data = make()
     result = trained(
-        data, tmp_path / "run", **STRATEGIES["last"], model={"name": "sage" if data.graph.types is None else "rsage"}
+        data, tmp_path / "run", **STRATEGIES["last"], model={"name": "sage" if data.graph.types.is_single else "rsage"}
     )
     host, there = both(result)
     pairs, times = [[0, 3], [4, 1], [0, 3], [7, 9]], [3, 9, 5, 2.5]

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -11,14 +12,19 @@ import pyarrow.parquet as pq
 import pytest
 import scipy.sparse as sp
 import torch
+import zarr
 
 import millrace as mr
+from millrace.pipeline.inference.links import LinkScores
 from millrace.pipeline.inference.predict import nodes_of_text
 from millrace.pipeline.inference.predictions import Predictions
 from millrace.stages.evaluate.layerwise import accuracy
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.command import command
 
+CONVERT = pyarrow.csv.ConvertOptions(
+    column_types={"labels": pa.string()}, strings_can_be_null=True, quoted_strings_can_be_null=False
+)
 SOURCE = "sbm:nodes=150,classes=3,degree=6,features=5,train=0.3"
 SMALL = {"epochs": 2, "hidden": 8, "layers": 2, "lr": 0.05, "threads": 1}
 SAMPLED = {**SMALL, "fanout": [3, 3], "batch_size": 30}
@@ -258,7 +264,66 @@ def test_the_command_writes_a_file(run, data, tmp_path):
     assert pyarrow.csv.read_csv(tmp_path / "p.csv")["node"].to_pylist() == [9, 3]
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet", ".zarr"])
+def test_given_labels_and_sets_stand_beside_predictions(run, tmp_path, suffix):
+    code, _, err = command("predict", run, "--out", tmp_path / f"p{suffix}", "--labels")
+    assert code == 0, err
+    own = mr.load(run).open_dataset()
+    if suffix == ".zarr":
+        group = zarr.open_group(str(tmp_path / "p.zarr"), mode="r")
+        label, split = group["label"][:].tolist(), group["split"][:].tolist()
+    else:
+        read = {".csv": pyarrow.csv.read_csv, ".parquet": pq.read_table}[suffix]
+        table = read(tmp_path / f"p{suffix}")
+        label, split = table["label"].to_pylist(), table["split"].to_pylist()
+    assert label == own.labels.tolist()
+    assert [v for v, s in enumerate(split) if s == "test"] == own.split.test.tolist()
+    assert [v for v, s in enumerate(split) if s == "train"] == own.split.train.tolist()
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "names", "want"),
+    [
+        ("multiclass", np.array([1, -1, 0]), ["a", "b"], {"label": ["b", None, "a"]}),
+        ("multilabel", np.array([[1, 1], [np.nan, np.nan], [0, 0]], np.float32), None, {"labels": ["0;1", None, ""]}),
+        ("regression", np.array([[0.5], [np.nan], [2.0]], np.float32), None, {"label": [0.5, None, 2.0]}),
+        ("regression", np.ones((3, 2), np.float32), ["u", "v"], {"label_u": [1.0] * 3, "label_v": [1.0] * 3}),
+    ],
+)
+def test_what_a_dataset_has_for_predicted_nodes(tmp_path, task, labels, names, want):
+    split = SimpleNamespace(train=np.array([0]), val=np.array([2]), test=np.array([], np.int64))
+    data = SimpleNamespace(
+        labels=labels,
+        class_names=names,
+        split=split,
+        num_targets=3,
+        task=task,
+        of_pairs=False,
+        num_classes=2 if labels.ndim == 1 else labels.shape[1],
+    )
+    found = Predictions(np.arange(3), np.ones((3, 2), np.float32), task).beside(data)
+    found.to_parquet(tmp_path / "p.parquet")
+    found.to_csv(tmp_path / "p.csv")
+    table = pyarrow.csv.read_csv(tmp_path / "p.csv", convert_options=CONVERT)
+    for name, values in want.items():
+        assert table[name].to_pylist() == values and name in pq.read_table(tmp_path / "p.parquet").column_names
+    assert table["split"].to_pylist() == ["train", None, "val"]
+    data.of_pairs, data.name = True, "pairs"
+    with pytest.raises(mr.InputError, match="no labels of nodes"):
+        found.beside(data)
+
+
+def test_an_array_of_what_is_returned(run, data):
+    preds, rows = mr.predict(run, nodes=[3, 1]), mr.embed(run, nodes=[3, 1])
+    assert np.array_equal(np.asarray(preds), preds.probabilities) and np.asarray(preds, np.float64).dtype == np.float64
+    assert np.array_equal(np.asarray(rows), rows.rows)
+    assert np.array_equal(np.asarray(LinkScores(np.zeros((2, 2), np.int64), np.array([1.0, 2.0]))), [1.0, 2.0])
+
+
 BAD = {
+    "labels of no table": ("RUN --out P.npy --labels", "columns of a table, with .npy"),
+    "labels of embeddings": ("RUN --out P.zarr --embeddings --labels", "columns of a table, with --embeddings"),
+    "labels of pairs": ("RUN --out P --labels --top 3", "no nodes are predicted"),
     "no run": ("NONE --out P", "holds no run"),
     "unfinished": ("UNFINISHED --out P", "has not finished (no result.json); resume it with `millrace run --resume"),
     "another version": ("OLD --out P", "result.json is of another version"),
@@ -293,7 +358,7 @@ def test_a_mistake_is_a_sentence_and_writes_nothing(run, tmp_path, kind):
         "RUN": run, "NONE": tmp_path / "none", "UNFINISHED": tmp_path / "unfinished", "OLD": tmp_path / "old",
         "DAMAGED": tmp_path / "damaged",
         "THERE": tmp_path / "there.csv", "P": tmp_path / "p.csv", "P.txt": tmp_path / "p.txt",
-        "P.npy": tmp_path / "p.npy",
+        "P.npy": tmp_path / "p.npy", "P.zarr": tmp_path / "p.zarr",
         "NONE/p.csv": tmp_path / "none" / "p.csv",
     }  # fmt: skip
     before = sorted(tmp_path.iterdir())

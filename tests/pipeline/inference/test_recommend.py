@@ -235,7 +235,7 @@ def test_the_command_line(run, tmp_path, monkeypatch):
     assert pyarrow.parquet.read_table(out).equals(want.table())
     code, said, error = command("predict", run.folder, "--top", 4, "--nodes", "7,3", "--out", tmp_path / "r.npy")
     assert code == 0 and np.array_equal(np.load(tmp_path / "r.npy"), want.destinations[[7, 3]]), error
-    assert said.startswith("8 pairs of 2 sources of sbm:")
+    assert said.startswith("8 pairs of 2 sources of sbm:") and "sigmoid(score)" in said
     more = ["--include-known", "--nodes", "test"]
     assert command("predict", run.folder, "--top", 4, *more, "--out", tmp_path / "known.npy")[0] == 0
     known = mr.recommend(run, 4, "test", exclude_known=False)

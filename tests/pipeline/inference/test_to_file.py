@@ -43,8 +43,10 @@ def test_the_record_has_the_run_the_file_and_the_counts(runs, tmp_path, run, fla
     code, printed, error = command("predict", runs / run, "--out", out, *words, "--json")
     assert code == 0, error
     record, name = json.loads(printed), DATA[run][0]
-    assert list(record) == ["run", "model", "dataset", *counts, "out", "seconds"]
+    scale = {"scale": record["scale"]} if "pairs" in counts else {}  # of links' scores
+    assert list(record) == ["run", "model", "dataset", *counts, *scale, "out", "seconds"]
     known = {"run": str(runs / run), "model": record["model"], "dataset": record["dataset"], **counts, "out": str(out)}
+    known |= scale
     assert {**record, "seconds": 0} == {**known, "seconds": 0} and record["dataset"] == name
     out.unlink()
     code, printed, _ = command("predict", runs / run, "--out", out, *words)

@@ -340,6 +340,32 @@ def test_weight_attr_draws_in_proportion() -> None:
     assert len(batch.heft) == 2 and torch.equal(batch.heft, data.heft[batch.e_id])
 
 
+@pytest.mark.parametrize("options", [{}, {"replace": True}, {"disjoint": True}])
+@pytest.mark.parametrize("typed", [False, True])
+def test_edges_of_weight_0_are_drawn_by_no_number_nor_by_all(typed: bool, options: Any) -> None:
+    """Whole rows by -1 are those of a number that is large enough; a node with such edges alone has no neighbours."""
+    weight = torch.tensor([0.0, 1.0, 2.0, 0.0, 0.0])
+    ends = torch.tensor([[1, 2, 3, 4, 5], [0, 0, 0, 0, 1]])
+    if typed:
+        data = HeteroData(n={"num_nodes": 6})
+        data["n", "to", "n"].edge_index, data["n", "to", "n"].w = ends, weight
+    else:
+        data = Data(edge_index=ends, w=weight, num_nodes=6)
+    seeds = ("n", [0, 1]) if typed else [0, 1]
+    for number in (-1, 5):
+        (batch,) = NeighborLoader(data, [number], seeds, weight_attr="w", batch_size=2, **options)
+        store = batch["n", "to", "n"] if typed else batch
+        found = store.e_id.tolist()
+        # With replacement an edge may come several times, and another not at all.
+        assert set(found) <= {1, 2} and found if options.get("replace") else sorted(found) == [1, 2]
+        assert (store.w > 0).all()
+    if not options and not typed:
+        (batch,) = NeighborLoader(data, [-1], [0], weight_attr="w", subgraph_type="induced")
+        assert sorted(batch.n_id.tolist()) == [0, 2, 3] and sorted(batch.e_id.tolist()) == [1, 2]
+        (batch,) = NeighborLoader(data, [-1], [0, 4], weight_attr="w", subgraph_type="induced", batch_size=2)
+        assert sorted(batch.e_id.tolist()) == [1, 2, 3]
+
+
 # --- threads, memory, errors
 # ----------------------------------------------------------------------------------------------------------
 
@@ -748,7 +774,7 @@ def test_temporal_samples_follow_the_seed_not_bulks() -> None:
         ({"input_nodes": "paper"}, "input_nodes names a node type"),
         ({"input_nodes": ("paper", torch.tensor([0]))}, "input_nodes names a node type"),
         ({"input_id": [1, 2]}, r"input_id has shape \[2\]; expected \[6\]"),
-        ({"num_neighbors": [0]}, "num_neighbors: .*holds 0"),
+        ({"num_neighbors": [2, 0]}, "num_neighbors: .*holds 0"),
         ({"num_neighbors": [-2]}, "num_neighbors: .*holds -2"),
         ({"num_neighbors": 5}, "num_neighbors is 5"),
         ({"num_neighbors": [2.5]}, r"num_neighbors is \[2.5\]"),

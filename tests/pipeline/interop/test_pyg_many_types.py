@@ -48,7 +48,7 @@ def hetero(seed: int = 0) -> HeteroData:
 def of_graph(graph: Graph) -> HeteroData:
     """A graph with types as a HeteroData, whose edge types have ids."""
     data, types = HeteroData(), graph.types
-    assert types is not None and graph.edge_type is not None and graph.edge_id is not None
+    assert not types.is_single and graph.edge_type is not None and graph.edge_id is not None
     for t, name in enumerate(types.node_types):
         data[name].num_nodes = types.num_nodes(t)
     rows = np.repeat(np.arange(graph.num_nodes), graph.in_degree)
@@ -434,7 +434,7 @@ def test_trim_to_layer_gives_the_seeds_the_same_output() -> None:
         ({"num_neighbors": {WRITES: 2}}, "num_neighbors of author,writes,paper is 2; expected one number for each hop"),
         ({"num_neighbors": {WRITES: [-2], CITES: [1], BACK: [2], CHAIRS: [2]}}, "num_neighbors: .*holds -2"),
         ({"num_neighbors": {3: [2]}}, "num_neighbors is 3; expected an edge type"),
-        ({"num_neighbors": [0]}, "num_neighbors: .*holds 0"),
+        ({"num_neighbors": [2, 0]}, "num_neighbors: .*holds 0"),
         ({"weight_attr": "ww"}, "weight_attr is 'ww'; expected the name of an attribute of an edge type"),
         ({"weight_attr": "sincs"}, "did you mean 'since'"),
         ({"weight_attr": "bad"}, r"data\['paper', 'cites', 'paper'\].bad holds negative"),

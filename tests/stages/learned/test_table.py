@@ -26,8 +26,8 @@ def loss_of(rows, nodes):
     return ((rows - TARGET[torch.from_numpy(nodes.astype(np.int64))]) ** 2).sum()
 
 
-def train(group, optimizer, steps=range(STEPS), state=None, dtype=torch.float64):
-    table = LearnedTable(V, D, dtype, SEED, group, optimizer, lr=0.1)
+def train(group, optimizer, steps=range(STEPS), state=None, dtype=torch.float64, decay=0.0):
+    table = LearnedTable(V, D, dtype, SEED, group, optimizer, lr=0.1, weight_decay=decay)
     if state is not None:
         table.load(state)
     for step in steps:
@@ -54,6 +54,24 @@ def test_steps_are_those_of_an_embedding_of_torch(optimizer):
         loss.backward()
         steps.step()
     torch.testing.assert_close(tables[0].rows.detach(), oracle.weight.detach(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("optimizer", list(OPTIMIZERS))
+def test_rows_that_a_step_reads_decay_as_by_a_penalty(optimizer, size):
+    """Half the decay times the squared norm of each row that the step reads, once, beside the loss."""
+    rows = torch.cat([t.rows.detach() for t in run_threads(lambda g: train(g, optimizer, decay=0.3), size)])
+    oracle = nn.Embedding.from_pretrained(initial_rows(np.arange(V), D, torch.float64, SEED), freeze=False, sparse=True)
+    steps = OPTIMIZERS[optimizer](oracle.parameters(), lr=0.1)
+    for step in range(STEPS):
+        steps.zero_grad()
+        steps.param_groups[0]["lr"] = 0.1 / (1 + step)
+        batches = [nodes_of(step, m) for m in range(MINIBATCHES)]
+        loss = sum(loss_of(oracle(torch.from_numpy(n.astype(np.int64))), n) for n in batches) / 2
+        read = torch.from_numpy(np.unique(np.concatenate(batches)))
+        (loss + 0.15 * oracle(read).square().sum()).backward()
+        steps.step()
+    torch.testing.assert_close(rows, oracle.weight.detach(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 import millrace as mr
 from millrace.pipeline.datasets.cleaning.relations import graph_of_relations
 from millrace.stages.links import train_pairs
-from millrace.stages.links.train_pairs import LAWS, Negatives, TrainPairs
+from millrace.stages.links.train_pairs import DRAWN_ENDS, LAWS, Negatives, TrainPairs
 from millrace.storage.errors import InputError
 from millrace.storage.links.pairs import Pairs, SeenPairs
 from millrace.tests.contracts.graphs import graphs
@@ -130,6 +130,33 @@ def test_both_ends_have_their_law_independently(law):
         assert chisquare(seen[share > 0], share[share > 0] * seen.sum()).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("law", ["uniform", "degree", "destinations"])
+def test_of_either_end_half_keep_the_source_and_half_the_destination(law):
+    """Drawn ends are those that negatives of both have at their place."""
+    kept, both = drawn(law, ends="either", count=7), drawn(law, ends="both", count=7)[2]
+    positive, made = kept[1].pairs[:64, None], kept[2]
+    assert np.array_equal(made[:, 1:5, 1], both[:, 1:5, 1]) and (made[:, 1:5, 0] == positive[..., 0]).all()
+    assert np.array_equal(made[:, 5:, 0], both[:, 5:, 0]) and (made[:, 5:, 1] == positive[..., 1]).all()
+
+
+@pytest.mark.parametrize("law", ["uniform", "degree", "destinations"])
+@pytest.mark.parametrize("ends", DRAWN_ENDS)
+def test_shared_ends_are_those_of_the_first_pair_and_have_their_law(law, ends):
+    graph = skewed()
+    labels = labels_of([(i % 11, (3 * i) % 11) for i in range(64)])
+    of = {s: TrainPairs.from_graph(graph, Pairs(labels, {}), Negatives(law, 7, ends, s)) for s in (False, True)}
+    made = of[True].with_negatives(np.arange(64), KEY)
+    first = of[False].with_negatives(np.arange(1), KEY)[0, 1:]
+    until = {"destination": 7, "either": 4, "both": 7}[ends]
+    assert (made[:, 1 : 1 + until, 1] == first[:until, 1]).all()
+    assert of[True].shares_all(np.arange(64)) == (ends != "both") and not of[False].shares_all(np.arange(64))
+    if ends != "destination":
+        since = 4 if ends == "either" else 0
+        assert (made[:, 1 + since :, 0] == first[since:, 0]).all()
+    else:
+        assert (made[..., 0] == labels[:, :1]).all()
+
+
 def test_those_of_the_minibatch_are_the_other_destinations():
     _, links, made = drawn("batch", size=7, count=4000)
     for i in range(7):
@@ -183,12 +210,17 @@ def test_what_cannot_be_drawn_is_refused():
         TrainPairs.from_graph(empty, Pairs(labels_of([(0, 1)]), {}), Negatives("degree"))
     with pytest.raises(InputError, match="expected one of uniform"):
         Negatives("all")
-    with pytest.raises(InputError, match="negative_ends is 'source'; expected one of destination, both"):
+    with pytest.raises(InputError, match="negative_ends is 'source'; expected one of destination, either, both"):
         Negatives("uniform", 1, "source")
     with pytest.raises(InputError, match=r"negative_ends is 'both', but link\.negatives is 'given'"):
         Negatives("given", 1, "both")
     with pytest.raises(InputError, match="1 or more"):
         Negatives("uniform", 0)
+    for law in ("batch", "given"):
+        with pytest.raises(InputError, match=f"shared_negatives is true, but link.negatives is '{law}'"):
+            Negatives(law, shared=True)
+    with pytest.raises(InputError, match=r"exclude_known is true, but link\.negatives is 'given'"):
+        Negatives("given", exclude_known=True)
 
 
 @pytest.mark.parametrize(("law", "ends"), [*((law, "destination") for law in LAWS), ("degree", "both")])

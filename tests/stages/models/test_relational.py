@@ -1,5 +1,5 @@
 """Models over relations: against plain torch in float64, node by node, against PyG on the same minibatches, and in
-exact evaluation."""
+exact evaluation; and rows without messages."""
 
 import numpy as np
 import pytest
@@ -7,14 +7,16 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import millrace as mr
 from millrace.stages.assignment import SeedPlan
 from millrace.stages.evaluate.layerwise import infer
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.models import HGT, MODELS, RGAT, RGCN, RSAGE
-from millrace.stages.models.relational import TypedInput
+from millrace.stages.models.relational import Identity, OwnRows, TypedInput
 from millrace.stages.neighbourhood.block import BlockNeighbourhood, types_of_edges, whole_graph
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError
+from millrace.storage.minibatch import Block
 from millrace.tests.contracts.typed import typed_dataset
 
 DATA = typed_dataset(degree=90, edge_features=True)
@@ -272,7 +274,9 @@ def test_a_users_module_is_evaluated_over_relations():
     torch.testing.assert_close(infer(model, DATA, max_bytes=1), h.detach(), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", [name for name, config in MODELS.items() if config.reads_relations])
+@pytest.mark.parametrize(
+    "name", [name for name, config in MODELS.items() if config.reads_relations and name != "identity"]
+)
 def test_a_graph_with_one_type_is_refused(name):
     with pytest.raises(InputError, match=f"the model {name} reads relations, but the graph has one type"):
         MODELS[name]().build(4, 3)
@@ -292,3 +296,42 @@ def test_a_graph_with_one_type_is_refused(name):
 def test_bad_options_are_refused(make, said):
     with pytest.raises(InputError, match=said):
         make()
+
+
+KG = "kg:people=60,companies=8,cities=4"
+LOOKUP = {
+    "model": "identity", "fanout": [0], "epochs": 2, "seed": 3, "threads": 1, "lr": 0.02, "batch_size": 32,
+    "learned": {"width": 6, "beside": False}, "link": {"width": 6, "decoder": "complex"}, "dtype": "float64",
+}  # fmt: skip
+
+
+def test_rows_are_those_of_the_destinations_in_the_first_columns():
+    block = Block(2, np.array([4, 1, 7]), np.array([0, 1, 2]), np.array([2, 2], np.int32))
+    h = torch.arange(15.0).view(3, 5)
+    for width in (5, 3):
+        assert torch.equal(OwnRows(width)(BlockNeighbourhood(block, torch.ones(3)), h), h[:2, :width])
+    model = Identity(dropout=0.5).build(5, 5)
+    kept = model.train()([BlockNeighbourhood(block, torch.ones(3))], h)
+    assert ((kept == 0) | (kept == 2 * h[:2])).all()
+
+
+def test_a_run_trains_rows_and_decoder_alone_on_any_number_of_ranks(tmp_path):
+    data = mr.link_dataset(mr.open_dataset(KG), relation=["lives_in", "works_at"])
+    alone, two = (
+        mr.run(data, out=tmp_path / str(n), verbose=False, ranks=n, minibatches_per_step=2, **LOOKUP) for n in (1, 2)
+    )
+    model = mr.load(alone).model
+    assert {name.split(".")[0] for name, _ in model.named_parameters()} == {"decoder"}
+    rows = np.load(tmp_path / "1" / "learned.npy")
+    np.testing.assert_allclose(mr.embed(alone).rows, rows, rtol=0, atol=0)
+    np.testing.assert_allclose(np.load(tmp_path / "2" / "learned.npy"), rows, rtol=1e-9, atol=1e-9)
+    assert alone.test_metrics == pytest.approx(two.test_metrics, abs=1e-9)
+
+
+def test_widths_that_differ_and_layers_without_neighbours_are_refused(tmp_path):
+    with pytest.raises(InputError, match="layers is 2, but the model reads no neighbours"):
+        Identity(layers=2)
+    data = mr.link_dataset(mr.open_dataset(KG), relation="lives_in")
+    with pytest.raises(InputError, match="gives the 6 columns that it reads, but 8 are wanted"):
+        mr.run(data, out=tmp_path / "run", verbose=False, **{**LOOKUP, "link": {"width": 8}})
+    assert not (tmp_path / "run").exists()

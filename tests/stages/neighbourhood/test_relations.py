@@ -14,6 +14,7 @@ from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.neighbourhood.block import BlockNeighbourhood, types_of_edges, whole_graph
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError
+from millrace.storage.typed.graph_types import SINGLE
 from millrace.tests.contracts.typed import typed_dataset, typed_graphs
 from millrace.tests.oracles.sampling import backend as reference
 
@@ -93,7 +94,7 @@ def test_an_edge_that_was_kept_stands_for_those_of_its_relation_by_its_weight(gr
 
 def test_a_sampler_over_all_edges_weighs_relations_by_the_whole_row():
     graph = typed_dataset(degree=150).graph
-    block = block_of(replace(graph, types=None, edge_type=None), NeighborSampler((3,), edge_ids=True))
+    block = block_of(replace(graph, types=SINGLE, edge_type=None), NeighborSampler((3,), edge_ids=True))
     assert block.weight is None
     kept = np.diff(block.indptr)
     check(graph, block, np.repeat(graph.in_degree[block.src[: block.num_dst]] / np.maximum(kept, 1), kept))
@@ -142,7 +143,7 @@ def test_attention_is_a_softmax_within_the_relation():
 def test_a_graph_with_one_type_and_edges_without_positions_are_refused():
     graph = typed_dataset().graph
     with pytest.raises(InputError, match="the graph has one type of nodes and edges"):
-        whole_graph(replace(graph, types=None, edge_type=None)).relations()
+        whole_graph(replace(graph, types=SINGLE, edge_type=None)).relations()
     with pytest.raises(InputError, match="set edge_ids = true"):
         types_of_edges(graph, None)
     relation = whole_graph(graph).relations()[0]

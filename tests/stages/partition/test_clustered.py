@@ -137,6 +137,51 @@ def test_ranges_of_rows_make_the_pairs_that_metis_sees(graph, cut):
     assert np.array_equal(np.concatenate([calls._degrees(graph.rows(a, b)) for a, b in ranges]), graph.in_degree)
 
 
+@settings(max_examples=25, deadline=None)
+@given(graph=graphs(), count=st.integers(1, 6))
+def test_pieces_are_merged_two_at_a_time_into_what_all_rows_make(graph, count):
+    v = graph.num_nodes
+    cuts = [v * i // count for i in range(count + 1)]
+    with pytest.MonkeyPatch.context() as m:
+        rapids.install(m)
+        frames = [calls._pairs(graph.rows(a, b), a, v, graph.num_edges) for a, b in zip(cuts, cuts[1:])]
+        whole = calls._pairs(graph.rows(0, v), 0, v, graph.num_edges)
+        merged = calls._all_merged(frames, v)
+    for name in ("low", "high", "weight"):
+        assert np.array_equal(merged[name].to_numpy(), whole[name].to_numpy())
+
+
+def test_more_rows_than_a_frame_has_are_refused_with_the_way_out(tmp_path, monkeypatch):
+    """A stored graph of more edges than the limit fits if its pairs do."""
+    write_dataset(tmp_path / "store", data := open_dataset(CUT))
+    pairs = scipy.sparse.triu(undirected(data.graph.indptr, data.graph.indices), 1).nnz
+    rapids.install(monkeypatch)
+    monkeypatch.setattr(calls, "EDGES", data.graph.num_edges // 5)
+    words = ("partition", tmp_path / "store", "--parts", 2, "--method", "leiden", "--out")
+    for limit, code in ((2 * pairs, 0), (pairs - 1, 2)):
+        monkeypatch.setattr(rapids.Limits, "rows", limit)
+        monkeypatch.setattr(calls, "ROWS", limit)
+        got, _, err = command(*words, tmp_path / f"parts{limit}")
+        assert got == code, err
+    said = " ".join(err.split())
+    assert f"cuDF has at most {limit} rows; cut on several GPUs, or use 'metis-work'" in said
+    assert not (tmp_path / f"parts{limit}").exists()
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("error", [MemoryError("std::bad_alloc: out_of_memory"), RuntimeError("non-success value")])
+def test_memory_of_gpus_that_is_too_small_is_told_with_the_way_out(tmp_path, monkeypatch, gpus, error):
+    def full(*_, **__):
+        raise error
+
+    rapids.install(monkeypatch, gpus)
+    monkeypatch.setattr("cugraph.leiden" if gpus == 1 else "cugraph.dask.leiden", full)
+    code, _, err = command("partition", CUT, "--parts", 2, "--method", "leiden", "--out", tmp_path / "parts")
+    said = " ".join(err.split())
+    assert code == 3 and f"{type(error).__name__}: {error}; if the GPUs' memory is too small, cut on more" in said
+    assert "smaller model" not in said and "report" not in said
+
+
 def test_communities_that_do_not_fit_are_cut_where_smaller_ones_end(monkeypatch):
     rapids.install(monkeypatch)
     graph = sbm(nodes=1200, blocks=3)

@@ -48,7 +48,7 @@ def drawn(graph: Graph, book: RangeBook, samplers: list[Any], requests: list[Bul
             got = completed(sampler.sample_by_owners_on_device(owners, request))
             assert not any(m.on_host for m in got.minibatches)
             want = sampler.sample(graph, request, cpu) if request.seeds else Bulk(request.epoch, request.number, ())
-            if graph.types is not None:
+            if not graph.types.is_single:
                 want = with_relations(graph, want)
             wrong += [f"rank {group.rank}, blocks {book.offsets.tolist()}, {sampler}: {x}" for x in unlike(got, want)]
         return wrong

@@ -46,7 +46,7 @@ def graphs(draw: st.DrawFn) -> Graph:
     return from_edges(np.array(src, np.int64), np.array(dst, np.int64), n, edge_weight=weight)
 
 
-fanouts = st.lists(st.sampled_from([-1, 1, 2, 3, 7, 40, 100]), min_size=1, max_size=3).map(tuple)
+fanouts = st.lists(st.sampled_from([-1, 1, 2, 3, 7, 40, 100]), min_size=1, max_size=3).map(tuple) | st.just((0,))
 
 
 def samplers(fanout, graph):
@@ -195,7 +195,7 @@ def test_an_epoch_is_a_partition_of_the_seeds():
     assert SeedPlan(seeds, 2, 3, 4, shuffle=False).order(1).tolist() == seeds.tolist()
 
 
-@pytest.mark.parametrize("fanout", [(), (0,), (3, -2), (2.5,), (True,), (1 << 17,)])
+@pytest.mark.parametrize("fanout", [(), (3, 0), (3, -2), (2.5,), (True,), (1 << 17,)])
 def test_bad_fanout(fanout):
     with pytest.raises(InputError, match="fanout"):
         NeighborSampler(fanout)

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.usefixtures("on_device")
 SAMPLERS = [
     NeighborSampler((3, 2)),
     NeighborSampler((4,)),
+    NeighborSampler((0,)),
     NeighborSampler((3, 2, 2), expand="all", edge_ids=True),
     NeighborSampler((3, 2), replace=True, weighted=True),
     NeighborSampler((-1, 3)),

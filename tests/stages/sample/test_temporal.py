@@ -103,7 +103,7 @@ def requests(draw: st.DrawFn) -> tuple[Graph, BulkRequest, TemporalSampler]:
     graph = draw(st.one_of(graphs(), typed_graphs()))
     moment = st.integers(0, 4)
     times = np.array(draw(st.lists(moment, min_size=graph.num_edges, max_size=graph.num_edges)), np.int64)
-    if graph.types is not None and draw(st.booleans()):
+    if not graph.types.is_single and draw(st.booleans()):
         times[graph.edge_type == 0] = ALWAYS[times.dtype]
     weight = np.arange(1, graph.num_edges + 1, dtype=np.float32) if draw(st.booleans()) else None
     graph = replace(graph, edge_time=times, edge_weight=weight)
@@ -119,7 +119,7 @@ def requests(draw: st.DrawFn) -> tuple[Graph, BulkRequest, TemporalSampler]:
 def test_no_minibatch_holds_an_edge_later_than_its_seed(given):
     graph, request, sampler = given
     destination = np.repeat(np.arange(graph.num_nodes), graph.in_degree)
-    relation = np.zeros(graph.num_edges, int) if graph.types is None else graph.edge_type
+    relation = np.zeros(graph.num_edges, int) if graph.types.is_single else graph.edge_type
     for m, moments in zip(sampler.sample(graph, request, None).minibatches, request.moments):
         block, when = m.blocks[0], moments_of_nodes(m, moments)
         assert np.array_equal(m.seeds, request.seeds[m.index]) and np.array_equal(when[: len(moments)], moments)
@@ -149,7 +149,7 @@ def test_no_minibatch_holds_an_edge_later_than_its_seed(given):
                 there, kept = (np.bincount(relation[e], minlength=9)[relation[row]] for e in (until, row))
                 given_weight = block.weight[block.indptr[r] : block.indptr[r + 1]]
                 np.testing.assert_allclose(given_weight, own * there / np.maximum(kept, 1), rtol=1e-6)
-            assert (block.weight is None) == (graph.types is None and graph.edge_weight is None)
+            assert (block.weight is None) == (graph.types.is_single and graph.edge_weight is None)
             for mine, seen in ((row[relation[row] == k], until[relation[until] == k]) for k in range(4)):
                 if sampler.replace and fanout > 0:
                     assert len(mine) == (fanout if len(seen) else 0)

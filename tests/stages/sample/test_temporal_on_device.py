@@ -56,7 +56,7 @@ def cases(draw: st.DrawFn) -> tuple[Graph, BulkRequest, TemporalSampler]:
     dtype = np.int64 if whole else np.float64
     some = lambda n: np.array(draw(st.lists(st.sampled_from(values), min_size=n, max_size=n)), dtype)  # noqa: E731
     times = some(graph.num_edges)
-    if graph.types is not None and draw(st.booleans()):
+    if not graph.types.is_single and draw(st.booleans()):
         times[graph.edge_type == 0] = ALWAYS[times.dtype]
     weight = None
     if draw(st.booleans()):

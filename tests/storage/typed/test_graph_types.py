@@ -9,7 +9,7 @@ from millrace.storage.errors import InputError
 from millrace.storage.features import ArrayFeatures
 from millrace.storage.fingerprint import graph_fingerprint
 from millrace.storage.graph import from_edges
-from millrace.storage.typed.graph_types import GraphTypes
+from millrace.storage.typed.graph_types import SINGLE, GraphTypes
 from millrace.tests.contracts.typed import typed_dataset
 
 TYPES = GraphTypes(("a", "b"), (0, 2, 5), (("a", "r", "b"), ("b", "r", "a"), ("a", "s", "a")))
@@ -89,8 +89,8 @@ def test_a_graph_checks_its_edges_against_their_relations():
 
 def test_the_digest_of_a_graph_covers_its_types_and_only_those_of_a_typed_one():
     graph = typed_dataset().graph
-    plain = replace(graph, types=None, edge_type=None)
-    assert graph.types is not None
+    plain = replace(graph, types=SINGLE, edge_type=None)
+    assert not graph.types.is_single
     renamed = replace(graph.types, node_types=("p", "author", "venue"))
     assert len({graph_fingerprint(g) for g in (graph, plain, replace(graph, types=renamed))}) == 3
     same = from_edges(plain.indices, np.repeat(np.arange(36), plain.in_degree), 36)

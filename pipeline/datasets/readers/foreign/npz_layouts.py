@@ -138,7 +138,7 @@ LAYOUTS = (
         (*(f"attr_{key}" for key in CSR), "attr_matrix", "labels", "node_names", "class_names"),
         _benchmark,
     ),
-    Layout(("edges", "node_features", "node_labels"), tuple(f"{part}_masks" for part in SPLITS), _heterophilous),
+    Layout(("edges", "node_features", "node_labels", "train_masks"), ("val_masks", "test_masks"), _heterophilous),
     Layout(("format", "shape", "data"), ("indices", "indptr", "row", "col"), _scipy),
 )
 """The layouts, of which the first that fits is taken."""

@@ -1,6 +1,6 @@
 """Names of the arrays in an ``.npz`` file: other words for Millrace's own, and what is left unread."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from .....storage.dataset import SPLITS
@@ -63,6 +63,13 @@ def own_names(held: Sequence[str], path: Path) -> tuple[dict[str, str], list[str
         elif found.setdefault(name, key) != key:
             raise InputError(f"{path}: the keys {found[name]} and {key} both mean {name}; keep one of them")
     unread = [key for key in unread if not words.fold(key).startswith(_OF_EDGES)]
+    check_unread(unread, found, path)
+    return found, unread
+
+
+def check_unread(unread: Sequence[str], found: Collection[str], path: Path) -> None:
+    """Raise InputError for an array that is not read and looks like a split or weights, unless these are `found`, by
+    Millrace's names."""
     telling: set[str] = set()
     if not any(name.endswith(("_idx", "_mask")) for name in found):
         telling |= _OF_SPLITS
@@ -73,4 +80,3 @@ def own_names(held: Sequence[str], path: Path) -> tuple[dict[str, str], list[str
             f"{path}: the key {listed(strange)} is not read, and looks like a split or weights; save it as train_idx, "
             "val_idx and test_idx (ids), train_mask, ... (flags) or edge_weight, or leave it out"
         )
-    return found, unread

@@ -53,6 +53,7 @@ def read_table_file(path: Path) -> pa.Table:
     with _reading(path, expected):
         table = read(path)
         _ = table.column_names  # which are decoded now
+        table.validate(full=True)  # text that is no UTF-8
     if not table.num_columns:
         raise InputError(f"{path} has no columns; expected {expected}")
     return table

@@ -44,13 +44,17 @@ def _attend_rows(indptr, indices, rows, own, names, z, logit_src, logit_dst, rul
         v = row_at(rows, i)
         here, o = logit_dst[v], out[v]
         # The logits are scalars, so a pass over them for the maximum is cheaper than rescaling sums of D values.
-        start = logit_src[_U(indices[j]) if j < e else v]
+        start = logit_src[v if own else _U(indices[j])]
         for h in range(H):
             top[h] = leaky(start[h] + here[h], slope)
             if before is not None:
                 top[h] = max(top[h], before[v, h])
         for q in range(j, last):
-            there = logit_src[_U(indices[q]) if q < e else v]
+            u = _U(indices[q]) if q < e else v
+            # Its own edge, the last, takes the place of the loops that the row has.
+            if own and u == v and q < e:
+                continue
+            there = logit_src[u]
             for h in range(H):
                 top[h] = max(top[h], leaky(there[h] + here[h], slope))
         for h in range(H):
@@ -66,6 +70,8 @@ def _attend_rows(indptr, indices, rows, own, names, z, logit_src, logit_dst, rul
                     o[h, k] *= w
         for q in range(j, last):
             u = _U(indices[q]) if q < e else v
+            if own and u == v and q < e:
+                continue
             name = edge_number(names, q, e, E, v)
             there, row = logit_src[u], z[u]
             for h in range(H):
@@ -99,6 +105,8 @@ def _attend_backward_dst(
         here, g = logit_dst[v], grad[v]
         for q in range(j, e + 1 if own else e):
             u = _U(indices[q]) if q < e else v
+            if own and u == v and q < e:
+                continue
             name = edge_number(names, q, e, E, v)
             there, row = logit_src[u], z[u]
             for h in range(H):
@@ -149,6 +157,8 @@ def _attend_backward_src(
         prefetch_rows(t_dst, rows, t_indptr[u], last, end, flat, H * D, H * D)
         for q in range(t_indptr[u], last + 1 if u < own_rows else last):
             v = row_at(rows, t_dst[q]) if q < last else _U(u)
+            if u < own_rows and v == _U(u) and q < last:
+                continue
             name = edge_number(names, np.int64(t_edge[q]) if q < last else np.int64(E), E, E, v)
             here, g = logit_dst[v], grad[v]
             for h in range(H):
@@ -214,7 +224,8 @@ def add_outer(out: Tensor, weight: Tensor, a: Tensor) -> None:
 def attend(
     lists: InLists, z: Tensor, a_src: Tensor, logit_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention over each row's edges and the row itself; no value per edge is kept.
+    """Softmax attention over each row's edges and, once, the row itself; no value per edge is kept. Edges from a row
+    to itself do not count beside that.
 
     Args:
         lists: the edges.
@@ -259,8 +270,8 @@ def attend_into(
         rule: slope and dropout.
         out: [N, H, D], normalised over the edges seen so far; 0 before the first shard.
         log_sum: [N, H], the logarithm of the softmax's denominator so far; -inf before the first shard.
-        own: true if each row also attends to the source row of its number. List i must then belong to row i, so `rows`
-            is None.
+        own: true if each row attends to the source row of its number once, whatever edges it has from there. List i
+            must then belong to row i, so `rows` is None.
     """
     _attend(lists, rows, numbers, z, a_src, logit_dst, rule, log_sum, out, log_sum, own)
 

@@ -121,6 +121,8 @@ def _attend_rows(indptr, indices, ids, names, x, a_dst, logit_src, logit_dst, ru
                 o[h, k] = 0
         # The logits are scalars, so a pass over them for the maximum is cheaper than rescaling sums of F values.
         for q in range(j, e):
+            if _U(indices[q]) == _U(v):
+                continue
             there = logit_src[_U(indices[q])]
             for h in range(H):
                 top[h] = max(top[h], leaky(there[h] + here[h], slope))
@@ -131,6 +133,10 @@ def _attend_rows(indptr, indices, ids, names, x, a_dst, logit_src, logit_dst, ru
                     p[t] = leaky(logit_src[source[t], h] + here[h], slope) - top[h]
                 for t in range(count):
                     p[t] = math.exp(p[t])
+                # The row's own edge, the last, takes the place of the loops that it has.
+                for t in range(min(count, e - q)):
+                    if source[t] == _U(v):
+                        p[t] = 0
                 for t in range(count):
                     total[h] += p[t]
                 if threshold > _U(0):
@@ -184,6 +190,9 @@ def _backward_dst(
                         p[t] = leaky(logit_src[source[t], h] + here[h], slope) - log_sum[v, h]
                     for t in range(count):
                         p[t] = math.exp(p[t])
+                    for t in range(min(count, e - q)):
+                        if source[t] == _U(v):
+                            p[t] = 0
                     for t in range(count):
                         kept = threshold == _U(0) or keep(key, threshold, edge_number(names, q + t, e, E, v), h)
                         d[t] = _logit_gradient(
@@ -247,6 +256,9 @@ def _backward_src(
                     p[i] = leaky(there[h] + logit_dst[v, h], slope) - log_sum[v, h]
                 for i in range(count):
                     p[i] = math.exp(p[i])
+                for i in range(min(count, (e - q) * H)):
+                    if _U(t_dst[q + i // H]) == _U(u):
+                        p[i] = 0
                 _dots(a, by_head, row, d, count)
                 for i in range(count):
                     g, h = q + i // H, i % H
@@ -270,7 +282,7 @@ def _backward_src(
 def attend_shared(
     lists: InLists, x: Tensor, a_src: Tensor, a_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Softmax attention over each row's edges and the row itself, every head summing the rows of x.
+    """`cpu.attention.attend`, every head summing the rows of x.
 
     Args:
         lists: the edges.

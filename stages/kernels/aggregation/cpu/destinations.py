@@ -56,6 +56,8 @@ def _flatten(indptr, indices, place, weight, factor, dst, scale, loops, ends, ro
         own[i] = place[v] if len(place) else v
         for e in range(indptr[v], indptr[v + 1]):
             u = _U(indices[_U(e)])
+            if loops and u == _U(v):
+                continue
             rows[_U(q)] = place[u] if len(place) else u
             if len(coef):
                 c = scale[i] if len(scale) else coef.dtype.type(1)
@@ -69,6 +71,7 @@ def _flatten(indptr, indices, place, weight, factor, dst, scale, loops, ends, ro
             rows[_U(q)] = own[i]
             q += 1
     ends[len(dst)] = q
+    return q
 
 
 def flatten(
@@ -93,14 +96,14 @@ def flatten(
         factor: [V], factor of each source.
         scale: [n], factor of each destination.
         real: dtype of coefficients; None: they are not needed.
-        loops: end each list with the destination itself.
+        loops: end each list with the destination itself, in place of the edges that it has from itself.
     """
     n = len(dst)
     count = int((indptr[dst + 1] - indptr[dst]).sum()) + n * loops
     ends, own = np.empty(n + 1, np.int64), np.empty(n, np.uint32)
     rows, coef = np.empty(count, np.uint32), np.empty(0 if real is None else count, real or np.float32)
-    _flatten(indptr, indices, place, weight, factor, dst, scale, loops, ends, rows, coef, own)
-    return Flat(ends, rows, coef, own)
+    count = _flatten(indptr, indices, place, weight, factor, dst, scale, loops, ends, rows, coef, own)
+    return Flat(ends, rows[:count], coef, own)
 
 
 @njit(**_JIT)

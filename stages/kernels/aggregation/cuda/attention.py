@@ -33,7 +33,7 @@ def _attend_rows(
     begin, end, rows, indices, first, own_names, edge, key, z, ids, logit_src, logit_dst, log_sum, before, out, n, E,
     H: tl.constexpr, D: tl.constexpr, Z_ROW: tl.constexpr, Z_HEAD: tl.constexpr,
     LIMIT: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, TO_ROWS: tl.constexpr,
-    OWN: tl.constexpr,
+    OWN: tl.constexpr, SKIP: tl.constexpr,
     UNROLL: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """List i belongs to row ``rows[i]``, or i; source u has the row ``z[ids[u]]``, or ``z[u]``. Heads of the same rows
@@ -71,6 +71,9 @@ def _attend_rows(
                 at = tl.load(ids + u, here, 0).to(tl.int64)
             a = tl.load(z + at[:, None, None] * Z_ROW + place, here[:, None, None] & seen, 0)
             both = here[:, None] & heads[None, :]
+            if SKIP:
+                # The row's own edge takes the place of the loops that it has.
+                both = both & (u != v)[:, None]
             x = tl.load(logit_src + u[:, None] * H + h[None, :], both, 0) + mine
             w = tl.where(both, tl.exp(leaky(x, SLOPE) - log), 0.0)
             if THRESHOLD > 0:
@@ -133,7 +136,7 @@ def sum_attended(
                 before if whole else None, result,
                 n, there.num_edges, H=heads, D=width, Z_ROW=z.stride(0), Z_HEAD=z.stride(1), LIMIT=there.limit,
                 SLOPE=rule.slope,
-                THRESHOLD=rule.threshold, KEEP=rule.keep_scale, TO_ROWS=whole, OWN=own and whole, **shape,
+                THRESHOLD=rule.threshold, KEEP=rule.keep_scale, TO_ROWS=whole, OWN=own and whole, SKIP=own, **shape,
             )  # fmt: skip
 
     launch(there.begin, there.end, at, out, True)

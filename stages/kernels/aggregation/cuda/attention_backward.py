@@ -41,7 +41,8 @@ def _backward_src(
     n, E, own_rows,
     H: tl.constexpr, D: tl.constexpr, Z_ROW: tl.constexpr, Z_HEAD: tl.constexpr,
     LIMIT: tl.constexpr, SLOPE: tl.constexpr, THRESHOLD: tl.constexpr, KEEP: tl.constexpr, OWN: tl.constexpr,
-    SHARED: tl.constexpr, UNROLL: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
+    SKIP: tl.constexpr, SHARED: tl.constexpr, UNROLL: tl.constexpr,
+    BR: tl.constexpr, BH: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """List i belongs to source ``rows[i]``, or i; its gradients are stored at position i, those of the logits of its
     edges at their positions in the lists by destination."""
@@ -81,11 +82,14 @@ def _backward_src(
                 name = p
                 if THRESHOLD > 0:
                     name = edge_name(first, edge, p, v, here)
-                edges += ((p, name, both, g, x, log, tl.load(delta + at, both, 0)),)
+                counts = both
+                if SKIP:
+                    counts = both & (u != v)[:, None]
+                edges += ((p, name, both, counts, g, x, log, tl.load(delta + at, both, 0)),)
             for t in tl.static_range(UNROLL):
-                p, name, both, g, x, log, out = edges[t]
+                p, name, both, counts, g, x, log, out = edges[t]
                 # pyrefly: ignore[unbound-name]
-                w, of_edge = one_edge(g, a, x, log, out, name, both, h, key, SLOPE, THRESHOLD, KEEP)
+                w, of_edge = one_edge(g, a, x, log, out, name, counts, h, key, SLOPE, THRESHOLD, KEEP)
                 tl.store(d_edge + p[:, None] * H + h[None, :], of_edge, both)
                 d += of_edge
                 if SHARED:
@@ -221,7 +225,7 @@ def gradients_by_src(
                 dz, d_src, d_edge, d_own if whole else None,
                 n, there.num_edges, there.num_dst, H=heads, D=width, Z_ROW=z.stride(0), Z_HEAD=z.stride(1),
                 LIMIT=there.limit, SLOPE=rule.slope,
-                THRESHOLD=rule.threshold, KEEP=rule.keep_scale, OWN=own and whole, SHARED=shared, **shape,
+                THRESHOLD=rule.threshold, KEEP=rule.keep_scale, OWN=own and whole, SKIP=own, SHARED=shared, **shape,
             )  # fmt: skip
         return dz, d_src
 

@@ -65,11 +65,13 @@ def _backward_shared_dst(
                 at = tl.load(ids + u, here, 0).to(tl.int64)
             a = tl.load(x + at[:, None] * X_ROW + k[None, :], here[:, None] & columns[None, :], 0)[:, None, :]
             both = here[:, None] & heads[None, :]
+            # The row's own edge takes the place of the loops that it has.
+            counts = both & (u != v)[:, None]
             y = tl.load(logit_src + u[:, None] * H + h[None, :], both, 0) + mine
             name = u
             if THRESHOLD > 0:
                 name = edge_name(first, edge, q, v, here)
-            _, d = one_edge(g, a, y, log, delta, name, both, h, key, SLOPE, THRESHOLD, KEEP)
+            _, d = one_edge(g, a, y, log, delta, name, counts, h, key, SLOPE, THRESHOLD, KEEP)
             total += d
             rows_of_x += d[:, :, None] * a
         if rows is None:

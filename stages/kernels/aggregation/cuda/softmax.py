@@ -76,6 +76,7 @@ def _raise(top, total, logit, here):
 def _log_sums(
     begin, end, rows, indices, logit_src, logit_dst, log_sum, n, H,
     LIMIT: tl.constexpr, SLOPE: tl.constexpr, TO_ROWS: tl.constexpr, INTO: tl.constexpr, OWN: tl.constexpr,
+    SKIP: tl.constexpr,
     UNROLL: tl.constexpr, BR: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0) * BR + tl.arange(0, BR)
@@ -98,6 +99,8 @@ def _log_sums(
             q = start + j + t
             here = (q < stop)[:, None] & both
             u = tl.load(indices + q, q < stop, 0).to(tl.int64)
+            if SKIP:
+                here = here & (u != v)[:, None]
             x = tl.load(logit_src + u[:, None] * H + h[None, :], here, 0)
             if logit_dst is not None:
                 # pyrefly: ignore[unbound-name]
@@ -121,7 +124,7 @@ def log_denominators(
     own: bool,
 ) -> None:
     """Store the logarithm of the sum of the exponentials of each list's logits in `log_sum`; with `into`, including its
-    old value."""
+    old value, with `own` also that of the list's own row, in place of its edges from there."""
     heads = logit_src.shape[1]
     lanes = triton.next_power_of_2(max(heads, 1))
     rows_per = max(_LANES.value // lanes, 1)
@@ -132,7 +135,7 @@ def log_denominators(
             launched(
                 begin, end, rows, lists.indices, logit_src, logit_dst, result, len(begin), heads, LIMIT=lists.limit,
                 SLOPE=slope,
-                TO_ROWS=whole, INTO=into and whole, OWN=own and whole, UNROLL=UNROLL, BR=rows_per, BH=lanes,
+                TO_ROWS=whole, INTO=into and whole, OWN=own and whole, SKIP=own, UNROLL=UNROLL, BR=rows_per, BH=lanes,
                 num_warps=1,
             )  # fmt: skip
 

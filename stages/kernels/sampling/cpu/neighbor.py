@@ -152,7 +152,6 @@ _known: WeakKeyDictionary[Graph, Segments] = WeakKeyDictionary()
 def segments_of(graph: Graph) -> Segments:
     """Segments of a graph with types, measured once; `NO_SEGMENTS` if a type is several ranges of ids."""
     types = graph.types
-    assert types is not None
     if len(types.offsets) != len(types.node_types) + 1:
         return NO_SEGMENTS
     if graph not in _known:

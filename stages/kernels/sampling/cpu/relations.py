@@ -44,7 +44,6 @@ class Segments(NamedTuple):
         """Measure the segments of a graph with types, each of which is one range of ids. They take 4 bytes for each
         node and relation into its type."""
         types = graph.types
-        assert types is not None
         into, offsets = types.ends[:, 1], np.asarray(types.offsets)
         count = np.bincount(into, minlength=len(offsets) - 1)
         sizes = count * np.diff(offsets)

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import millrace as mr
 from millrace.pipeline.datasets.readers import csv_file
 from millrace.pipeline.datasets.readers.csv_file import read_blocks, read_csv
 from millrace.storage.errors import InputError
+from millrace.tests.contracts.ingest import same
 
 AS_TEXT = frozenset({"src"}).__contains__
 VALUES = ["", "1", "-7", "1.5", "1e300", "true", "FALSE", "0", "2020-01-02", "12:30:01", "2020-01-02 03:04:05"]
@@ -74,3 +76,32 @@ def test_refusals_are_those_of_the_whole_file(tmp_path, text):
         assert str(got.value).startswith(str(path))
     else:
         assert in_blocks(path, 128)[0].equals(want)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (["01", "1", "01", "2"], ("01", "1", "2")),
+        (["1", " 2", "1", ""], None),
+        (["1", "2.5", "0", ""], "regression"),
+        (["True", "false", "True", ""], None),
+        (["1", "x", "1", "2"], ("1", "2", "x")),
+    ],
+)
+@pytest.mark.parametrize("shards", [1, 4])
+def test_labels_are_numbers_unless_zeros_are_before_them(tmp_path, labels, classes, shards):
+    (tmp_path / "g").mkdir()
+    for k in range(shards):
+        rows = [f"{i},{y},{i / 2}\n" for i, y in enumerate(labels) if i * shards // 4 == k]
+        (tmp_path / "g" / f"nodes-{k}.csv").write_text("".join(["id,label,feature_0\n", *rows]))
+    (tmp_path / "g" / "edges.csv").write_text("src,dst\n0,1\n1,2\n2,3\n")
+    data = same(tmp_path / "g", tmp_path, mr.ReadOptions(direction="directed"), split="fraction:0.5,0.3")
+    if classes == "regression":
+        assert data.task == "regression"
+        assert np.array_equal(data.labels.ravel(), [1, 2.5, 0, np.nan], equal_nan=True)
+    elif classes is None:
+        assert data.class_names is None
+        assert data.labels.tolist() == ([1, 2, 1, -1] if "2" in labels[1] else [1, 0, 1, -1])
+    else:
+        assert data.class_names == classes
+        assert [classes[y] for y in data.labels] == labels

@@ -137,6 +137,17 @@ def test_edges_with_ends_that_are_no_nodes(tmp_path):
     assert data.labels[0] == data.labels[-1] == -1 and data.graph.num_edges == V + 3
 
 
+@pytest.mark.parametrize("how", ["mean", "median", "indicator"])
+def test_features_of_edges_are_filled_by_those_that_are_kept(tmp_path, how):
+    nodes = nodes_csv("id,age,kind", lambda v: (v, 100 + v // 2, f"k{v % 3}"))
+    edges = edges_csv(more="feature_0") + "3,4,\n99,2,1000\n99,3,\n"
+    given = mr.ReadOptions(**OPTIONS, dangling_edges="drop", nan_features=how, duplicates="keep")
+    data = same(write(tmp_path / "g", nodes=nodes, edges=edges), tmp_path, given, split="fraction:0.5,0.2")
+    x = data.graph.edge_features.gather(np.arange(data.graph.num_edges))
+    assert x.max() == 1
+    assert x.shape[1] == 1 + (how == "indicator")
+
+
 def test_a_file_of_edges_without_rows(tmp_path):
     nodes = nodes_csv("id,age,kind", lambda v: (v, 100 + v // 2, f"k{v % 3}"))
     folder = write(tmp_path / "g", nodes=nodes, edges="src,dst\n")

@@ -1,5 +1,6 @@
 """Edges of Parquet on GPUs, with RAPIDS stood in for: what the processor makes of the same files, bit for bit."""
 
+import json
 import sys
 from dataclasses import replace
 from itertools import product
@@ -129,6 +130,16 @@ def test_symmetric_edges_are_seen_to_be(tmp_path, on_gpus):
     whole = pa.concat_tables([pq.read_table(f) for f in sorted(folder.glob("edges*"))])
     pq.write_table(whole.rename_columns(["dst", "src"]).select(["src", "dst"]), folder / "edges-9.parquet")
     assert_same(open_dataset(folder), open_dataset(folder, options=ReadOptions(edges_on="gpu")))
+
+
+def test_an_index_that_pandas_has_stored_is_a_column(tmp_path, on_gpus):
+    used, folder = on_gpus(1), write(tmp_path / "g", weighted=False)
+    for file in folder.glob("edges*"):
+        of_pandas = json.dumps({"index_columns": ["src"], "columns": [], "column_indexes": []})
+        pq.write_table(pq.read_table(file).replace_schema_metadata({"pandas": of_pandas}), file)
+    options = ReadOptions(direction="directed")
+    assert_same(open_dataset(folder, options=options), open_dataset(folder, options=replace(options, edges_on="gpu")))
+    assert used[0] is not None
 
 
 NOT_CLEAN = {

@@ -16,6 +16,7 @@ import scipy.sparse as sp
 from millrace.pipeline.commands.describe import describe
 from millrace.pipeline.config.load import parse_override, resolve
 from millrace.pipeline.datasets import ReadOptions, from_networkx, from_scipy, open_dataset
+from millrace.pipeline.ingest.convert import convert
 from millrace.pipeline.setup.open_data import open_data
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError
@@ -106,6 +107,17 @@ def test_parquet_with_names(tmp_path):
     pq.write_table(pa.table(nodes), tmp_path / "nodes.parquet")
     assert_is_the_graph(open_dataset(tmp_path, options=DIRECTED))
     assert_is_the_graph(open_dataset(tmp_path / "edges.parquet", options=DIRECTED))
+
+
+def test_a_column_twice_in_parquet(tmp_path):
+    pq.write_table(pa.table({"src": [0, 1], "dst": [1, 0]}), tmp_path / "edges.parquet")
+    twice = pa.Table.from_arrays([pa.array([0, 1]), pa.array([0, 1]), pa.array([1, 0])], names=["id", "label", "id"])
+    pq.write_table(twice, tmp_path / "nodes.parquet")
+    with pytest.raises(InputError, match=r"nodes\.parquet has the column 'id' more than once") as want:
+        open_dataset(tmp_path, options=DIRECTED)
+    with pytest.raises(InputError) as got:
+        convert(tmp_path, tmp_path / "out", options=DIRECTED, verbose=False)
+    assert str(got.value) == str(want.value)
 
 
 def test_the_file_of_nodes_can_be_named(tmp_path):

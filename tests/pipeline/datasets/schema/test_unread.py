@@ -66,3 +66,27 @@ def test_what_says_the_same_as_the_ids_or_repeats_is_left(tmp_path):
     same(write(tmp_path / "repeats", repeats), tmp_path, mr.ReadOptions(**DIRECTED), split="fraction:0.5,0.2")
     others = NODES.replace("3,63", "9,63")
     same(write(tmp_path / "others", others), tmp_path, mr.ReadOptions(**DIRECTED), split="fraction:0.5,0.2")
+
+
+@pytest.mark.parametrize("what", ["floats", "dangling"])
+def test_most_of_the_ids(tmp_path, what):
+    nodes = NODES.replace("2,", "2.0,", 1).replace("0,41", "0.0,41") if what == "floats" else NODES
+    edges = EDGES + "0,77\n" if what == "dangling" else EDGES
+    told = f"'key' of nodes is not read, but has {'all' if what == 'floats' else 'most'} ids that edges use"
+    refused(write(tmp_path / "g", nodes, edges), told, dangling_edges="drop")
+
+
+def test_the_sets_of_a_split(tmp_path):
+    sets = iter(("kind", "Train", "valid", "test", "train"))
+    nodes = "".join(f"{line.replace('key', 'id')},{next(sets)}\n" for line in NODES.split())
+    folder = write(tmp_path / "g", nodes)
+    with pytest.raises(
+        InputError, match=r"'kind' of nodes is not read, but holds Train, test, .* read\.split=kind"
+    ) as want:
+        mr.open_dataset(folder, options=mr.ReadOptions(**DIRECTED))
+    with pytest.raises(InputError) as got:
+        mr.convert(folder, tmp_path / "out", options=mr.ReadOptions(**DIRECTED), verbose=False)
+    assert str(got.value).replace("read.", "") == str(want.value).replace("read.", "")
+    data = same(folder, tmp_path, mr.ReadOptions(**DIRECTED, split="kind"))
+    assert [data.split.train.tolist(), data.split.val.tolist(), data.split.test.tolist()] == [[2, 3], [0], [1]]
+    assert mr.open_dataset(folder, options=mr.ReadOptions(**DIRECTED), split="fraction:0.5,0.2").num_nodes == 4

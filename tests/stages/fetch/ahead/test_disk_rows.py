@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.stages.assignment import Steps
-from millrace.stages.fetch.ahead import disk_rows
+from millrace.stages.fetch.ahead import disk_rows, units
 from millrace.stages.fetch.ahead.disk_rows import DiskRows, RowsFromDisk, distinct
 from millrace.stages.fetch.ahead.units import Plan
 from millrace.storage.features import ArrayFeatures
@@ -142,7 +142,7 @@ def test_reading_ends_with_training(monkeypatch):
 @given(st.lists(st.integers(0, 99), max_size=50), st.sampled_from([0, 1, 10**6]))
 def test_distinct_ids_are_ascending(ids, sparse):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(disk_rows, "SPARSE", sparse)
+        patch.setattr(units, "SPARSE", sparse)
         asked = np.array(ids, np.int32)
         known, place = distinct(asked, 100)
     np.testing.assert_array_equal(known, sorted(set(ids)))

@@ -152,7 +152,7 @@ def test_gradients_are_those_of_finite_differences() -> None:
 def test_the_mask_drops_what_was_asked_independently() -> None:
     """Through the kernel: with equal logits and z = 1 a row's result counts its kept coefficients."""
     n, heads, p = 4000, 4, 0.3
-    lists = InLists.from_arrays(np.arange(n + 1), np.arange(n, dtype=np.int32), n)
+    lists = InLists.from_arrays(np.arange(n + 1), np.arange(n, dtype=np.int32)[::-1].copy(), n)
     kept = []
     for key in (1, 2):
         z = torch.ones(n, heads, 1, dtype=torch.float64)

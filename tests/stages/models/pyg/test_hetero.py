@@ -40,7 +40,7 @@ class OneLayer(nn.Module):
 def hetero(data: Dataset) -> list[nn.Module]:
     """Relations with features of edges attend, others take means; venues have no rows in the second layer."""
     types, layers = data.graph.types, []
-    assert types is not None
+    assert not types.is_single
     for width in (8, 3):
         convs = {}
         for relation, edge_dim in zip(types.relations, types.edge_widths):
@@ -57,7 +57,7 @@ def hetero(data: Dataset) -> list[nn.Module]:
 def traced(data: Dataset) -> list[nn.Module]:
     """Modules made by ``to_hetero``, and attention over all relations."""
     types = data.graph.types
-    assert types is not None
+    assert not types.is_single
     named = list(types.node_types), list(types.relations)
     return [pyg.to_hetero(OneLayer(pyg.SAGEConv((-1, -1), 8)), named), pyg.HGTConv(8, 4, named, 2)]
 
@@ -145,7 +145,7 @@ def test_weights_of_edges_count_as_in_pyg(tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_refused(data: Dataset) -> None:
     types = data.graph.types
-    assert types is not None
+    assert not types.is_single
     named, cites = (list(types.node_types), list(types.relations)), ("paper", "cites", "paper")
 
     class Whole(nn.Module):

@@ -87,3 +87,22 @@ def test_positions_of_a_networkx_graph():
         mr.from_networkx(g)
     assert mr.from_networkx(g, label="kind", features="z").class_names == ("a", "b")
     assert mr.from_networkx(g, options=mr.ReadOptions(task="regression"), split="fraction:0.5,0").task == "regression"
+
+
+def test_an_edge_in_each_row(tmp_path):
+    data = drop(tmp_path / "g.npz", "edge_index", edges=EDGES.T)
+    assert data.graph.num_edges == V
+    assert f"edge_index has shape [{V}, 2]: an edge is a row." in data.notes
+
+
+def test_arrays_beside_those_of_another_layout(tmp_path):
+    three = {"edges": EDGES.T, "node_features": np.ones((V, 2)), "node_labels": np.arange(V) % 4}
+    rest = {f"{part}_mask": np.isin(np.arange(V), ids) for part, ids in zip(("train", "valid", "test"), PARTS)}
+    np.savez(tmp_path / "g.npz", **three, **rest, edge_weights=np.full(V, 2.0))
+    data = mr.open_dataset(tmp_path / "g.npz", options=OPTIONS)
+    assert data.split.val.tolist() == PARTS[1].tolist()
+    assert data.graph.edge_weight.tolist() == [2.0] * V
+    masks = {f"{part}_masks": np.isin(np.arange(V), ids)[None] for part, ids in zip(("train", "val", "test"), PARTS)}
+    np.savez(tmp_path / "h.npz", **three, **masks, edge_weights=np.ones(V))
+    with pytest.raises(InputError, match="the key edge_weights is not read, and looks like a split or weights"):
+        mr.open_dataset(tmp_path / "h.npz", options=OPTIONS)

@@ -93,6 +93,12 @@ def test_damaged(tmp_path, suffix):
         mr.open_dataset(tmp_path / f"edges{suffix}", options=mr.ReadOptions(task="link"))
 
 
+def test_text_in_another_encoding(tmp_path):
+    (tmp_path / "edges.jsonl").write_bytes('{"src": "grün", "dst": "b"}\n'.encode("latin-1"))
+    with pytest.raises(mr.InputError, match=r"edges\.jsonl cannot be read .*UTF8"):
+        mr.open_dataset(tmp_path / "edges.jsonl", options=mr.ReadOptions(task="link"))
+
+
 @pytest.mark.parametrize("named", [".parquet", ""])
 @pytest.mark.parametrize("of", ["part-{:05d}-abc.c000.snappy.parquet", "part.{}.parquet", "part-{}.csv"])
 def test_folders_of_parts(tmp_path, named, of):

@@ -97,7 +97,7 @@ def test_attention(apart, real, case, shift):
     kernels.attend(lists(graph, dst, held, None, loops=True), x, apart, logits, 0.2, out)
     at = {v: i for i, v in enumerate(held.tolist())}
     for i, v in enumerate(dst.tolist()):
-        sources = [at[u] for u in graph.indices[graph.indptr[v] : graph.indptr[v + 1]].tolist()] + [at[v]]
+        sources = [at[u] for u in graph.indices[graph.indptr[v] : graph.indptr[v + 1]].tolist() if u != v] + [at[v]]
         for h in range(2):
             z = logits[sources, h].astype(float) + logits[at[v], 2 + h]
             z = np.where(z > 0, z, 0.2 * z)

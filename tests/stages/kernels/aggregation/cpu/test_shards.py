@@ -189,10 +189,12 @@ def test_maxima_and_their_ties_are_those_of_the_whole_graph(name: str, case: Cas
 
 
 def dense_attention(lists: InLists, z: Tensor, a: Tensor, logit: Tensor, rule: AttentionRule) -> tuple[Tensor, Tensor]:
-    """Row by row, by torch's own softmax; edges are numbered by their positions, the rows' own behind them."""
+    """Row by row, by torch's own softmax; edges are numbered by their positions, the rows' own,
+    which take the place of loops, behind them."""
     out, log_sum = [], []
     for v in range(lists.num_dst):
         edges = np.arange(lists.indptr[v], lists.indptr[v + 1])
+        edges = edges[lists.indices[edges] != v]
         src = torch.from_numpy(np.append(lists.indices[edges], v)).long()
         e = torch.nn.functional.leaky_relu((z[src] * a).sum(-1) + logit[v], rule.slope)
         words = node_words(rule.key, np.append(edges, lists.num_edges + v))

@@ -1,0 +1,292 @@
+"""Feature rows beside the bulks of a store of samples: those of each minibatch's distinct nodes, by ascending id.
+
+```
+<path>/features/             kind "packed-features": form and digest of the rows, number of nodes
+<path>/epoch-<e>/rows-<n>/   kind "packed-rows": rows of the minibatches of bulk n, as `RowForm` keeps them, in
+                             ``rows.npy``; their degrees in ``degree.npy``, where these belong to nodes
+```
+
+A minibatch's rows are read at once, and their checksum is compared each time.
+"""
+
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import RunError, StoreError
+from ..store.manifest import require_fingerprint
+from ..store.narrow import FeatureDtype, narrow, stored_dtype, stored_width, widen
+from ..store.npy import HEADER_BYTES, make_npy, npy_bytes, put_npy
+from .location import Location
+
+CATALOGUE, KIND, ROWS_KIND = "features", "packed-features", "packed-rows"
+ROWS, DEGREES = "rows.npy", "degree.npy"
+Kept = npt.NDArray[np.number]
+Form = Literal[FeatureDtype, "float64"]
+FORMS: tuple[Form, ...] = (*get_args(FeatureDtype), "float64")
+AGAIN = "give the `millrace sample --features` command again, which packs what is lacking"
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """How rows of numbers are kept."""
+
+    name: Form
+    width: int
+    """F, numbers of a row."""
+
+    @property
+    def dtype(self) -> np.dtype[np.number]:
+        """Of the array that keeps them."""
+        return np.dtype(np.float64) if self.name == "float64" else stored_dtype(self.name)
+
+    @property
+    def columns(self) -> int:
+        """Of that array."""
+        return self.width if self.name == "float64" else stored_width(self.name, self.width)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self.columns * self.dtype.itemsize
+
+    def kept(self, rows: npt.NDArray[np.floating]) -> Kept:
+        """Rows [n, F] as they are kept, [n, `columns`]."""
+        return np.asarray(rows, np.float64) if self.name == "float64" else narrow(rows, self.name)
+
+    def opened(self, kept: Kept, dtype: npt.DTypeLike) -> npt.NDArray[np.floating]:
+        """Rows [n, F] of a floating-point type from those that are kept."""
+        wide = kept if self.name in ("float32", "float64") else widen(kept, self.name)
+        return wide.astype(dtype, copy=False)
+
+
+@dataclass(frozen=True)
+class _Bulk:
+    """What the manifest of a bulk's rows says."""
+
+    offsets: tuple[int, ...]
+    """k+1, rows before each minibatch's."""
+    sums: tuple[int, ...]
+    """k, checksum of each minibatch's rows."""
+    degree_sums: tuple[int, ...]
+    """k, checksum of each minibatch's degrees."""
+
+
+class PackedRows:
+    """The rows of a store of samples. Reading is thread-safe."""
+
+    def __init__(self, location: Location, bulk_size: int, per_epoch: int | None, body: Mapping[str, Any]) -> None:
+        """
+        Args:
+            location: of the store.
+            bulk_size: minibatches of a bulk.
+            per_epoch: minibatches of an epoch, if known.
+            body: manifest of the catalogue.
+
+        Raises:
+            StoreError: it does not say what the rows are.
+        """
+        meta = body["meta"]
+        form, counts = meta.get("form"), [meta.get(key) for key in ("width", "num_nodes", "degree_columns")]
+        if form not in FORMS or not all(type(n) is int and 0 <= n < 1 << 62 for n in counts):
+            raise StoreError(f"{location.path(CATALOGUE)} says form {str(form)[:40]}, sizes {counts}; sample again")
+        self.form = RowForm(form, counts[0])
+        self.num_nodes: int = counts[1]
+        """V."""
+        self.degree_columns: int = counts[2]
+        """Columns of the degrees; 0: there are none."""
+        self.is_exact = bool(meta.get("exact"))
+        """True if the rows are those of the dataset, to the bit."""
+        self.fingerprint: dict[str, str] = body["fingerprint"]
+        self._location, self._bulk_size, self._per_epoch = location, bulk_size, per_epoch
+        self._known: dict[tuple[int, int], _Bulk] = {}
+        self._epochs: int | None = None
+
+    @classmethod
+    def opened_at(cls, location: Location, bulk_size: int, per_epoch: int | None) -> Self | None:
+        """The rows of the store at a location; None: it has none."""
+        if not location.has(CATALOGUE):
+            return None
+        return cls(location, bulk_size, per_epoch, location.manifest(CATALOGUE, KIND))
+
+    @classmethod
+    def begun(
+        cls, location: Location, bulk_size: int, per_epoch: int | None, fingerprint: Mapping[str, str], **meta: Any
+    ) -> Self:
+        """Begin to pack rows, or go on.
+
+        Args:
+            location: of the store.
+            bulk_size: minibatches of a bulk.
+            per_epoch: minibatches of an epoch, if known.
+            fingerprint: of the features, and the rows' form.
+            meta: the other facts of the catalogue.
+
+        Raises:
+            StoreError: there are rows of other features, or in another form.
+        """
+        location.commit(CATALOGUE, KIND, fingerprint, meta)
+        body = location.manifest(CATALOGUE, KIND)
+        require_fingerprint(location.path(CATALOGUE), body["fingerprint"], fingerprint)
+        return cls(location, bulk_size, per_epoch, body)
+
+    def cycled(self, epochs: int) -> "PackedRows":
+        """The same, where stored epoch e mod `epochs` stands for epoch e."""
+        body = self._location.manifest(CATALOGUE, KIND)
+        found = PackedRows(self._location, self._bulk_size, self._per_epoch, body)
+        found._epochs = epochs
+        return found
+
+    def committed(self, epoch: int) -> set[int]:
+        """Numbers of the epoch's bulks whose rows are there."""
+        names = self._location.names(f"epoch-{epoch}")
+        return {int(name.removeprefix("rows-")) for name in names if name.startswith("rows-") and name[5:].isdigit()}
+
+    def count(self, epoch: int, index: int) -> int:
+        """Distinct nodes of a minibatch. Raises StoreError if its rows are not there."""
+        bulk, at = self._bulk(epoch, index)
+        return bulk.offsets[at + 1] - bulk.offsets[at]
+
+    def announce(self, epoch: int, index: int) -> None:
+        """Tell the system that the rows of a minibatch are read next."""
+        bulk, at = self._bulk(epoch, index)
+        size = self.form.row_bytes
+        first, end = bulk.offsets[at] * size, bulk.offsets[at + 1] * size
+        self._location.announce(self._name(epoch, index), ROWS, HEADER_BYTES + first, end - first)
+
+    def rows(self, epoch: int, index: int, dtype: npt.DTypeLike) -> npt.NDArray[np.floating]:
+        """[n, F] rows of the distinct nodes of a minibatch, by ascending id.
+
+        Raises:
+            StoreError: they are not there, or damaged.
+            RunError: the file has become shorter, or the disk fails.
+        """
+        bulk, at = self._bulk(epoch, index)
+        kept = np.empty((bulk.offsets[at + 1] - bulk.offsets[at], self.form.columns), self.form.dtype)
+        self._read(epoch, index, ROWS, bulk.offsets[at] * self.form.row_bytes, kept)
+        self._compare("rows", epoch, index, _checksum(kept), bulk.sums[at])
+        return self.form.opened(kept, dtype)
+
+    def degrees(self, epoch: int, index: int) -> npt.NDArray[np.float64]:
+        """[n], or [n, 3] with self loops beside them: degrees of the distinct nodes of a minibatch. See `rows`."""
+        bulk, at = self._bulk(epoch, index)
+        columns = self.degree_columns
+        found = np.empty((bulk.offsets[at + 1] - bulk.offsets[at], columns))
+        self._read(epoch, index, DEGREES, bulk.offsets[at] * columns * 8, found)
+        self._compare("degrees", epoch, index, _checksum(found), bulk.degree_sums[at])
+        return found[:, 0] if columns == 1 else found
+
+    def drop_damaged(self, epoch: int, mend: Callable[[str], None]) -> None:
+        """Drop the epoch's rows that cannot be read, and tell why."""
+        for number in sorted(self.committed(epoch)):
+            try:
+                self.verify(epoch, number)
+            except (StoreError, RunError) as e:
+                self._known.pop((epoch, number), None)
+                self._location.remove(f"epoch-{epoch}/rows-{number}")
+                mend(f"damaged rows were dropped, and are packed again: {e}")
+
+    def verify(self, epoch: int, number: int) -> None:
+        """Read all rows and degrees of a bulk. Raises what `rows` raises."""
+        first = number * self._bulk_size
+        bulk, _ = self._bulk(epoch, first)
+        for at in range(len(bulk.sums)):
+            self.rows(epoch, first + at, self.form.dtype if self.form.name == "float64" else np.float32)
+            if self.degree_columns:
+                self.degrees(epoch, first + at)
+
+    def _compare(self, what: str, epoch: int, index: int, seen: int, expected: int) -> None:
+        if seen != expected:
+            where = self._location.path(self._name(epoch, index))
+            raise StoreError(f"{where}: the {what} of minibatch {index} do not match their checksum; {AGAIN}")
+
+    @contextmanager
+    def writing(self, epoch: int, number: int, counts: Sequence[int]) -> Iterator["RowWriter"]:
+        """Write a bulk's rows, which are there once the block ends without an error.
+
+        Args:
+            epoch: of the bulk.
+            number: of the bulk.
+            counts: distinct nodes of each of its minibatches.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        meta = dict[str, list[int]]()
+        with self._location.making(f"epoch-{epoch}/rows-{number}", ROWS_KIND, meta) as folder:
+            writer = RowWriter(folder, self.form, self.degree_columns, counts)
+            yield writer
+            meta |= {"offsets": writer.offsets, "sums": writer.sums, "degree_sums": writer.degree_sums}
+
+    def _read(self, epoch: int, index: int, file: str, first: int, into: npt.NDArray[np.number]) -> None:
+        view = into.reshape(-1).view(np.uint8)
+        if len(view):
+            self._location.read(self._name(epoch, index), file, HEADER_BYTES + first, view.data)
+
+    def _name(self, epoch: int, index: int) -> str:
+        epoch = epoch if self._epochs is None else epoch % self._epochs
+        return f"epoch-{epoch}/rows-{index // self._bulk_size}"
+
+    def _bulk(self, epoch: int, index: int) -> tuple[_Bulk, int]:
+        """The bulk of a minibatch, and its place there."""
+        epoch = epoch if self._epochs is None else epoch % self._epochs
+        key, at = (epoch, index // self._bulk_size), index % self._bulk_size
+        found = self._known.get(key)
+        name = self._name(epoch, index)
+        if found is None:
+            try:
+                meta = self._location.manifest(name, ROWS_KIND)["meta"]
+            except StoreError as e:
+                raise StoreError(f"{e}; {AGAIN}") from None
+            offsets, sums, of_degrees = ([*map(int, meta.get(key, ()))] for key in ("offsets", "sums", "degree_sums"))
+            if not len(offsets) - 1 == len(sums) == len(of_degrees) or offsets != sorted(offsets):
+                raise StoreError(f"{self._location.path(name)} does not say where its rows are; {AGAIN}")
+            found = self._known[key] = _Bulk(tuple(offsets), tuple(sums), tuple(of_degrees))
+        if at >= len(found.sums):
+            raise StoreError(f"{self._location.path(name)} has no rows of minibatch {index}; {AGAIN}")
+        return found, at
+
+
+def _checksum(array: npt.NDArray[np.number], before: int = 0) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, before)
+
+
+class RowWriter:
+    """Writes the rows of a bulk, of each minibatch in their order."""
+
+    def __init__(self, folder: Path, form: RowForm, degree_columns: int, counts: Sequence[int]) -> None:
+        """
+        Args:
+            folder: where to make the files, whose space is reserved.
+            form: of the rows.
+            degree_columns: 0: no degrees are written.
+            counts: distinct nodes of each minibatch.
+        """
+        self._folder, self._form = folder, form
+        self.offsets = [0, *np.cumsum(counts, dtype=np.int64).tolist()]
+        self.sums, self.degree_sums = [0] * len(counts), [0] * len(counts)
+        self._next = self.offsets[:-1]
+        self._shapes = {ROWS: (self.offsets[-1], form.columns), DEGREES: (self.offsets[-1], degree_columns)}
+        for name, dtype in ((ROWS, form.dtype), (DEGREES, np.dtype(np.float64)))[: 2 if degree_columns else 1]:
+            make_npy(folder, name.removesuffix(".npy"), self._shapes[name], dtype)
+            with open(folder / name, "r+b") as file:
+                os.posix_fallocate(file.fileno(), 0, npy_bytes(dtype, self._shapes[name]))
+
+    def add(self, at: int, kept: Kept, degrees: npt.NDArray[np.float64] | None) -> None:
+        """Write the next rows of minibatch `at` of the bulk, as they are kept, and their degrees."""
+        if not len(kept):
+            return
+        first = self._next[at]
+        put_npy(self._folder, "rows", self._shapes[ROWS], first, kept)
+        self.sums[at] = _checksum(kept, self.sums[at])
+        if degrees is not None:
+            self.degree_sums[at] = _checksum(degrees, self.degree_sums[at])
+            put_npy(self._folder, "degree", self._shapes[DEGREES], first, degrees.reshape(len(kept), -1))
+        self._next[at] = first + len(kept)
