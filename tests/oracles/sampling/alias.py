@@ -70,8 +70,8 @@ def successive(
     """s distinct positions in a row, in the order of the draws; all of positive weight, in the row's order, if they
     are no more."""
     positive = np.flatnonzero(weight)
-    if len(positive) <= s:
-        return positive.tolist()
+    if not s or len(positive) <= s:
+        return positive[:s].tolist()
     found: list[int] = []
     for i in range(tries(s)):
         if (at := pick(slots, word, i)) not in found:

@@ -12,6 +12,7 @@ from millrace.pipeline.config.load import resolve
 from millrace.stages.assignment import BulkRequest
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.kernels.sampling.exponential_race import log2_table
 from millrace.stages.kernels.sampling.sparse import Sparse, adjacency, stacked
 from millrace.stages.random import node_words
 from millrace.stages.sample import matrix as base
@@ -99,6 +100,14 @@ def test_both_backends_draw_the_same_entries() -> None:
 def near(counts: np.ndarray, p: np.ndarray, times: int) -> None:
     """Counts of draws with these probabilities, within five standard deviations."""
     assert (np.abs(counts - p * times) <= 5 * np.sqrt(times * p * (1 - p)) + 1e-9).all(), (counts / times, p)
+
+
+def test_no_draws_write_nothing():
+    found, best = np.full(64, -7), np.full(64, -7.0)
+    row = (0, 9, np.ones(9, np.int64), 0, np.arange(9, dtype=np.int32))
+    assert cpu.matrix._exponential_race(np.uint64(7), *row, log2_table(), best[32:32], found[32:32]) == 0
+    assert (found == -7).all()
+    assert (best == -7).all()
 
 
 def successive(mass: np.ndarray, s: int) -> np.ndarray:

@@ -121,6 +121,8 @@ def _exponential_race(weight, start, degree, word, found, n, fanout, log, best):
 @njit(**JIT)
 def _successive(slots, weight, start, degree, word, found, fanout, most, log, best):
     """found[:fanout]: distinct positions of the row, in the order of the draws."""
+    if fanout == 0:
+        return
     n = 0
     for i in range(most):
         t = _number(mixed(word + _U(i + 1) * _GOLDEN), _U(degree))

@@ -128,6 +128,8 @@ def _throw(word, start, stop, value, s, column, out, e):
 def _exponential_race(word, start, stop, value, s, column, log, best, found):
     """found[:n]: entries of the s smallest times, ascending; returns n."""
     n = 0
+    if s == 0:
+        return n
     for at in range(start, stop):
         if value[at] == 0:
             continue

@@ -14,6 +14,7 @@ from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling import alias
 from millrace.stages.kernels.sampling.cpu import alias as cpu_alias
 from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.kernels.sampling.exponential_race import log2_table
 from millrace.stages.random import node_words
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError
@@ -119,6 +120,17 @@ def test_kernels_agree_where_rows_race(fanout: int, replace: bool) -> None:
             for kernel in (reference, cpu, cuda)
         )
         assert all(o == wanted for o in others)
+
+
+def test_no_draws_write_nothing():
+    graph, log = skewed(), log2_table()
+    table, start = cpu_alias.alias_table(graph), int(graph.indptr[2])
+    # Arrays without elements, within others that show what is written beside them.
+    found, best = np.full(64, -7, np.int32), np.full(64, -7.0)
+    row = (table.slots, table.weight, start, int(graph.in_degree[2]), np.uint64(7))
+    cpu_alias._successive(*row, found[32:32], 0, alias.tries(0), log, best[32:32])
+    assert (found == -7).all()
+    assert (best == -7).all()
 
 
 def raced(slots: np.ndarray, key: int, nodes: np.ndarray, s: int) -> int:
