@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -62,6 +63,16 @@ def pytest_configure(config: pytest.Config) -> None:
         from millrace.tests.contracts import forked_worker
 
         forked_worker.install(compiles=config.getoption("compile_kernels"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Go on after the death of a process that runs tests."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from millrace.tests.contracts.each_test_once import EachTestOnce
+
+    return EachTestOnce(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

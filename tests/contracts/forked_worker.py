@@ -5,8 +5,10 @@ commands and ranks are forked.
 """
 
 import os
+import socket
 import sys
-from multiprocessing import process, resource_tracker
+import threading
+from multiprocessing import connection, process, resource_tracker
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +20,10 @@ from millrace.tests.contracts.forked_cluster import COMPILES, become_fork_server
 
 
 class ForkedWorker(execnet.gateway_io.Popen2IOMaster):
-    """A process that has been started, and pipes to it, for `execnet`."""
+    """A process that has been started, and a socket to it, for `execnet`.
+
+    The socket ends with the process, even if another process that was forked from it still has its end.
+    """
 
     def __init__(self, args: list[str], execmodel: Any) -> None:
         """
@@ -27,14 +32,17 @@ class ForkedWorker(execnet.gateway_io.Popen2IOMaster):
             execmodel: see `execnet`.
         """
         context = fork_server()
-        theirs_in, ours_out = context.Pipe(duplex=False)
-        ours_in, theirs_out = context.Pipe(duplex=False)
-        self.popen = context.Process(target=_become, args=(theirs_in, theirs_out, args[-1], dict(os.environ)))
-        self.popen.start()
-        files = os.fdopen(os.dup(ours_out.fileno()), "wb"), os.fdopen(os.dup(ours_in.fileno()), "rb")
-        for pipe in (theirs_in, theirs_out, ours_in, ours_out):
-            pipe.close()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            self.popen = context.Process(target=_become, args=(theirs, args[-1], dict(os.environ)))
+            self.popen.start()
+        files = (os.fdopen(os.dup(self._socket.fileno()), mode) for mode in ("wb", "rb"))
         Popen2IO.__init__(self, *files, execmodel=execmodel)
+        threading.Thread(target=self._end_with_process, daemon=True).start()
+
+    def _end_with_process(self) -> None:
+        connection.wait([self.popen.sentinel])
+        self._socket.shutdown(socket.SHUT_RDWR)
 
     def wait(self) -> int | None:
         """The exit status, once it has ended."""
@@ -42,17 +50,17 @@ class ForkedWorker(execnet.gateway_io.Popen2IOMaster):
         return self.popen.exitcode
 
 
-def _become(given: Any, told: Any, code: str, environment: dict[str, str]) -> None:
+def _become(files: socket.socket, code: str, environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     # What its tests leave is not for the process that gives out files to complain about.
     tracker: Any = resource_tracker._resource_tracker
     os.close(tracker._fd)
     tracker._fd = None
-    become_fork_server(without=(given.fileno(), told.fileno()))
-    for target, pipe in enumerate((given, told)):
-        os.dup2(pipe.fileno(), target)
-        pipe.close()
+    with files:
+        become_fork_server(without=[files.fileno()])
+        for target in (0, 1):
+            os.dup2(files.fileno(), target)
     sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115  not the server's
     # As `python -c` has them: what it spawns imports no script again.
     process._parent_process, process.current_process().name = None, "MainProcess"
