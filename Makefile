@@ -1,4 +1,4 @@
-# make venv | demo | check | bits | test | docs | newest | lock: all that a clean clone needs is Python 3.11 to 3.13, make and a package index.
+# make venv | demo | check | bits | test | docs | newest | versions-gpu | lock: all that a clean clone needs is Python 3.11 to 3.13, make and a package index.
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --no-compile --disable-pip-v
 # Tests start many processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo check bits test lint types tests notebooks docs newest lock
+.PHONY: venv demo check bits test lint types tests notebooks docs newest versions-gpu lock
 
 venv: $(STAMP)
 
@@ -75,6 +75,12 @@ newest:
 	@$(MAKE) --no-print-directory lock VENV=.venv-newest LOCKED=.venv-newest/versions.txt
 	@diff --unchanged-line-format= --old-line-format='tested %L' --new-line-format='newest %L' constraints.txt .venv-newest/versions.txt || true
 	@$(MAKE) --no-print-directory --keep-going lint types tests docs VENV=.venv-newest LOCK=
+
+# The versions that RAPIDS holds back (constraints-gpu.txt), in an environment of their own, without RAPIDS: the fast tests of processors.
+versions-gpu:
+	@$(MAKE) --no-print-directory venv VENV=.venv-gpu
+	.venv-gpu/bin/python -m pip install --quiet --no-deps $$(awk -F== 'NR == FNR { known[$$1] = $$2; next } $$1 in known && known[$$1] != $$2' constraints.txt constraints-gpu.txt)
+	.venv-gpu/bin/pytest -m "not slow" --dist=loadfile --numprocesses=3 --compile-kernels --ignore tests/whole_runs tests
 
 # Only from an environment that has passed `make test`.
 LOCKED ?= constraints.txt

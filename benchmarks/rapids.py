@@ -29,7 +29,7 @@ from millrace.pipeline.telemetry.events import silent
 from millrace.stages.assignment import BulkRequest
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.rapids import neighbor as sample_rapids
-from millrace.stages.rapids import count_gpus
+from millrace.stages.rapids import NEEDED, count_gpus
 from millrace.storage.graph import from_edges
 
 SMALL = {
@@ -161,7 +161,7 @@ THINGS: tuple[Callable[[Path, int], str], ...] = (edges_of_parquet, clusters, dr
 
 def main(nodes: int = 20_000) -> int:
     """Try each thing on graphs of `nodes` nodes; the exit code."""
-    print(f"{count_gpus('this check', 'the tests')} GPU(s)")
+    print(f"{count_gpus('this check', 'the tests', NEEDED)} GPU(s)")
     failed = 0
     for thing in THINGS:
         start = time.perf_counter()

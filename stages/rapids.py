@@ -60,7 +60,7 @@ def _own_gpu(needed: tuple[str, ...]) -> tuple[str, str] | None:
         return None
 
 
-def count_gpus(what: str, instead: str, needed: tuple[str, ...] = NEEDED) -> int:
+def count_gpus(what: str, instead: str, needed: tuple[str, ...]) -> int:
     """Number of GPUs that RAPIDS can use on the named cluster, or on this machine; at least one. To cut or read on
     several of a cluster's, this process needs a GPU of its own, too.
 
@@ -128,13 +128,15 @@ def _check_has(modules: tuple[str, ...], what: str, instead: str) -> None:
 @contextmanager
 def gpu_cluster(gpus: int) -> Iterator[Any]:
     """A Dask client of a cluster with one process for each of `gpus` GPUs: the named one, or one on this machine, whose
-    processes end with the block and free the memory of the GPUs.
+    processes end with the block and free the memory of the GPUs. Dask's dataframes and cuGraph use it too, whatever
+    other clients the caller has.
 
     Args:
         gpus: from `count_gpus`.
     """
     if gpus_named(()) == gpus:
-        yield _named.get()
+        with (client := _named.get()).as_current():
+            yield client
         return
     from dask_cuda import LocalCUDACluster
     from distributed import Client, Security

@@ -114,6 +114,13 @@ def check_reachable(c: ClusterOptions) -> None:
         ) from None
 
 
+def gpus_to_cut(job: Job, cut: object, parts: Path) -> int:
+    """GPUs that a cluster which is started here must have, since a partitioner works on them that has not cut into
+    `parts` yet. Raises InputError if there are none."""
+    needed = isinstance(cut, Clustered) and job.cluster.scheduler is None and not (parts / "book").exists()
+    return cut.check_available() if needed else 0
+
+
 def check_gpus_of_cut(job: Job, cut: Clustered) -> None:
     """Check that a partitioner finds GPUs on the cluster that the job names, or on this machine.
 
@@ -140,7 +147,7 @@ def on_named(job: Job) -> Iterator[None]:
 
 
 @contextmanager
-def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
+def opened(job: Job, emit: Emit, workers: int, gpus: int = 0) -> Iterator[Client]:
     """Context with a client of the configured cluster. A cluster that is started here is stopped at the end.
 
     Args:
@@ -148,6 +155,8 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
         emit: called with events.
         workers: number of workers of a cluster that is started here; with ``device = "cuda"`` it has one for each GPU
             of the ranks, and no others.
+        gpus: from `gpus_to_cut`: without GPUs of ranks, a cluster that is started here has a worker for each of these,
+            and no others.
 
     Raises:
         InputError: addresses beyond this machine without TLS, files that are not there, a scheduler that does not
@@ -164,14 +173,11 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
         security = Security.temporary()
     environment = dict(os.environ)
     start = time.perf_counter()
-    emit(
-        StageStarted(
-            "cluster", f"connecting to {c.scheduler}" if c.scheduler else "starting a Dask cluster on this machine"
-        )
-    )
+    where = f"connecting to {c.scheduler}" if c.scheduler else "starting a Dask cluster on this machine"
+    emit(StageStarted("cluster", where))
     try:
         with dask.config.set({**SETTINGS, HOSTS: c.dashboard_hosts}), _scratch() as scratch:
-            cluster = None if c.scheduler else _local(job, workers, security, scratch)
+            cluster = None if c.scheduler else _local(job, workers, security, scratch, gpus)
             client = None
             try:
                 client = _client(c, cluster or held, security)
@@ -184,7 +190,7 @@ def opened(job: Job, emit: Emit, workers: int) -> Iterator[Client]:
                     emit(Note(f"dashboard: {client.dashboard_link}"))
                 with (
                     emit.on_cluster(client) if isinstance(emit, OnCluster) else nullcontext(),
-                    named_cluster(client) if c.scheduler else nullcontext(),
+                    named_cluster(client),
                 ):
                     yield client
             finally:
@@ -248,7 +254,7 @@ def _scratch() -> Iterator[str]:
         yield folder
 
 
-def _local(job: Job, workers: int, security: Security | None, scratch: str) -> LocalCluster:
+def _local(job: Job, workers: int, security: Security | None, scratch: str, gpus: int) -> LocalCluster:
     c = job.cluster
     check_open_files(workers + job.ranks)
     options = {
@@ -262,9 +268,10 @@ def _local(job: Job, workers: int, security: Security | None, scratch: str) -> L
         "local_directory": scratch,
     }
     try:
-        if job.device == "cuda":
+        if job.device == "cuda" or gpus:
+            wanted = min(job.ranks, len(visible())) if job.device == "cuda" else gpus
             # No protocol unless it is configured: options that need UCX, such as `enable_nvlink`, conflict with others.
-            options |= {"n_workers": min(job.ranks, len(visible())), **c.cuda}
+            options |= {"n_workers": wanted, **c.cuda}
             if security is not None:
                 # TCP is the only protocol of dask-cuda with TLS.
                 options["protocol"] = "tls"
@@ -331,16 +338,9 @@ def _security(c: ClusterOptions) -> Security | None:
             raise InputError(
                 f"cluster.scheduler is {c.scheduler} but TLS files are given; give tls://host:port, or leave them out"
             )
-        return Security(
-            tls_ca_file=c.tls_ca,
-            tls_client_cert=c.tls_cert,
-            tls_client_key=c.tls_key,
-            tls_scheduler_cert=c.tls_cert,
-            tls_scheduler_key=c.tls_key,
-            tls_worker_cert=c.tls_cert,
-            tls_worker_key=c.tls_key,
-            require_encryption=True,
-        )
+        own = (("cert", c.tls_cert), ("key", c.tls_key))
+        each = {f"tls_{who}_{what}": path for who in ("client", "scheduler", "worker") for what, path in own}
+        return Security(tls_ca_file=c.tls_ca, require_encryption=True, **each)
     if c.scheduler is not None and c.scheduler.startswith("tls://"):
         raise InputError(
             f"cluster.scheduler is {c.scheduler}, but without TLS files; give cluster.tls_ca, tls_cert and tls_key"

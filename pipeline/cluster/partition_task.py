@@ -14,7 +14,6 @@ from ...stages.partition.base import Partitioner, can_travel
 from ...stages.partition.mend import damage_of
 from ...stages.partition.quality import PartCounts
 from ...stages.partition.stage import assign_nodes, write_part
-from ...stages.rapids import named_cluster
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import KIND as DATASET_KIND
 from ...storage.dataset_store import features_access, graph_access, open_stored
@@ -28,7 +27,7 @@ from ..config.load import Job
 from ..machine.time_limit import in_time
 from ..setup.shared_dataset import share
 from ..telemetry.events import Emit, Note, StageAdvanced
-from .dask_cluster import opened
+from .dask_cluster import gpus_to_cut, opened
 from .futures import completed, result_of
 from .scheduler_watch import SchedulerWatch
 
@@ -60,9 +59,7 @@ class Cutting:
         """
         arguments = self.dataset, partitioner, parts, self.out, seed, fingerprint
         if not can_travel(partitioner):
-            # Its GPUs, if each worker has one, are those of this cluster.
-            with named_cluster(self.client):
-                _assign(*arguments)
+            _assign(*arguments)
             return
         tuple(_done(self.watch, [self.client.submit(_assign, *arguments, key=f"assign-{uuid.uuid4().hex[:8]}")]))
 
@@ -87,18 +84,20 @@ class Cutting:
 
 
 @contextmanager
-def cutting_on_cluster(job: Job, dataset: Dataset, out: Path, parts: int, emit: Emit) -> Iterator[Cutting]:
+def cutting_on_cluster(
+    job: Job, dataset: Dataset, partitioner: Partitioner, out: Path, parts: int, emit: Emit
+) -> Iterator[Cutting]:
     """Context with the workers that cut a job's dataset into parts in `out`: as many as the job has producers, at most
-    one for each part.
+    one for each part; or one for each GPU, if the partitioner works there.
 
     Raises:
         RunError: there are no workers.
     """
     path = Path(share(job, dataset, out).store)
-    job = job.model_copy(update={"device": "cpu"})  # nothing here is done by GPUs
+    job = job.model_copy(update={"device": "cpu"})  # no ranks
     with (
         _removed(path, made=path.parent == out.resolve()),
-        opened(job, emit, min(job.cluster.producers, parts)) as client,
+        opened(job, emit, min(job.cluster.producers, parts), gpus_to_cut(job, partitioner, out)) as client,
         closing(SchedulerWatch(client, job.cluster, lambda text: emit(Note(text)))) as watch,
     ):
         yield Cutting(client, path, out, watch, emit)

@@ -160,6 +160,7 @@ def _write_parts(
     job: "Job", data: "Dataset", chosen: "Partitioner", parts: int, out: Path, emit: Emit
 ) -> tuple["PartitionQuality", float]:
     """A folder of parts, by tasks if the job has a cluster. A store stays on disk."""
+    from ...stages.partition.clustered import Clustered
     from ...stages.partition.stage import assign_nodes, partition_dataset, parts_of_store
     from ...storage.dataset_store import KIND, graph_access
     from ...storage.lazy_dataset import LazyDataset, open_lazily
@@ -172,9 +173,9 @@ def _write_parts(
             from ..cluster.partition_task import cutting_on_cluster
 
             # Its workers start when there is something to do.
-            tasks = cache(lambda: exits.enter_context(cutting_on_cluster(job, data, out, parts, emit)))
+            tasks = cache(lambda: exits.enter_context(cutting_on_cluster(job, data, chosen, out, parts, emit)))
             steps["write_parts"] = lambda lacking, of: tasks().write_parts(lacking, of) if lacking else iter(())
-            if isinstance(data, LazyDataset):
+            if isinstance(data, LazyDataset) or isinstance(chosen, Clustered):
                 steps["assign"] = lambda fingerprint: tasks().assign(chosen, parts, seed, fingerprint)
         elif isinstance(data, LazyDataset):
             path, place = data.path, data.features_access

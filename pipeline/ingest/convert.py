@@ -172,7 +172,7 @@ def _ingest(job: Job, path: Path | str, out: Path, formats: Formats, memory: int
     settings = Settings(job.read, job.split, job.seed_of("split"), **vars(formats))
     in_process = workers == 1 and job.cluster.scheduler is None
     plan = _plan(source, settings, memory, workers)
-    with scratch(out, plan) as (folder, resumed), executing(job, workers, in_process, emit) as (execute, slots):
+    with scratch(out, plan) as (folder, resumed), executing(job, workers, in_process, emit, 0) as (execute, slots):
         if resumed and any((folder / "done").glob("*")):
             emit(Note(f"going on with the conversion into {out} that was stopped"))
         budget = budget_of(memory, slots, in_process)
@@ -201,7 +201,7 @@ def _plan(source: GraphTables, settings: Settings, memory: int, workers: int) ->
 
 
 @contextmanager
-def executing(job: Job, workers: int, in_process: bool, emit: Emit) -> Iterator[tuple[Execute, int]]:
+def executing(job: Job, workers: int, in_process: bool, emit: Emit, gpus: int) -> Iterator[tuple[Execute, int]]:
     """Context with what runs tasks, and how many it runs at once.
 
     Args:
@@ -209,6 +209,7 @@ def executing(job: Job, workers: int, in_process: bool, emit: Emit) -> Iterator[
         workers: processes to start, unless the cluster runs already.
         in_process: run them here instead.
         emit: called with events.
+        gpus: see `opened`.
     """
     if in_process:
         yield inline, 1
@@ -219,7 +220,7 @@ def executing(job: Job, workers: int, in_process: bool, emit: Emit) -> Iterator[
     check_reachable(job.cluster)
     job = job.model_copy(update={"device": "cpu"})
     with (
-        opened(job, emit, workers) as client,
+        opened(job, emit, workers, gpus) as client,
         closing(SchedulerWatch(client, job.cluster, lambda text: emit(Note(text)))) as watch,
     ):
         slots = sum(int(record["nthreads"]) for record in worker_records(client).values())

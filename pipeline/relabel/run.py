@@ -99,8 +99,8 @@ def relabel(
             }
         ),
     }
-    workers = 1 if in_process else job.cluster.producers
-    with scratch(out, plan) as (folder, resumed), executing(job, workers, in_process, emit) as (execute, slots):
+    workers, gpus = (1, 0) if in_process else _on_cluster(job, cut.partitioner, out)
+    with scratch(out, plan) as (folder, resumed), executing(job, workers, in_process, emit, gpus) as (execute, slots):
         if resumed and any((folder / "done").glob("*")):
             emit(Note(f"going on with the renumbering into {out} that was stopped"))
         made = _Relabelling(data, cut, budget_of(memory, slots, in_process), Stages(folder, execute, emit))
@@ -109,6 +109,12 @@ def relabel(
     seconds = time.perf_counter() - start
     emit(StageEnded("relabel", seconds))
     return quality, seconds
+
+
+def _on_cluster(job: Job, partitioner: Partitioner, out: Path) -> tuple[int, int]:
+    from ..cluster.dask_cluster import gpus_to_cut
+
+    return job.cluster.producers, gpus_to_cut(job, partitioner, out)
 
 
 class _Relabelling:

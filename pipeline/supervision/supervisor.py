@@ -14,9 +14,10 @@ from typing import Any
 from distributed import Client
 
 from ...storage.errors import Interrupted, RunError
-from ..cluster.dask_cluster import check_reachable, opened
+from ..cluster.dask_cluster import check_reachable, gpus_to_cut, opened
 from ..cluster.rank_server import serving
 from ..config.load import Job
+from ..setup.run_folder import PARTS
 from ..telemetry.control import Control
 from ..telemetry.events import silent
 from .cluster_run import ClusterRun, topic_of
@@ -67,9 +68,10 @@ def run_on_cluster(work: RankWork, out: Path, control: Control) -> list[Any]:
     name = uuid.uuid4().hex[:8]
     shared = _shared[-1:] if job.cluster.scheduler is None else []
     starts_here = job.cluster.scheduler is None and job.device == "cpu" and not shared
+    workers, cut = job.ranks + work.sampling_workers, sampling.system.partition.partitioner
     with (
         serving(rank_variables(sampling)) if starts_here else nullcontext(),
-        nullcontext(shared[0]) if shared else opened(job, emit, job.ranks + work.sampling_workers) as client,
+        nullcontext(shared[0]) if shared else opened(job, emit, workers, gpus_to_cut(job, cut, out / PARTS)) as client,
         work.shown(client, out, topic_of(name), emit) as announced,
     ):
         run = ClusterRun(client, name, work, out, replace(control, emit=announced))

@@ -21,9 +21,12 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class LocalCUDACluster(LocalCluster):
-    """dask_cuda's cluster. `given` has the arguments of the last one."""
+    """dask_cuda's cluster. `given` has the arguments of the last one, `started` counts them."""
 
     given: ClassVar[dict[str, Any]] = {}
+    started: ClassVar[int] = 0
+    preload: ClassVar[list[str]] = []
+    """Code that each worker runs first."""
 
     def __init__(
         self,
@@ -53,6 +56,7 @@ class LocalCUDACluster(LocalCluster):
         **kwargs,
     ):
         type(self).given = {k: v for k, v in locals().items() if k not in ("self", "kwargs", "__class__")} | kwargs
+        type(self).started += 1
         os.environ["RAPIDS_NO_INITIALIZE"] = "True"
         self.cuda_visible_devices = (CUDA_VISIBLE_DEVICES or os.environ[VISIBLE]).split(",")
         if n_workers is None:
@@ -85,6 +89,7 @@ class LocalCUDACluster(LocalCluster):
             raise ValueError("Can not scale beyond visible devices", self.cuda_visible_devices)
         at = self.cuda_visible_devices.index(left[0])
         spec = copy.deepcopy(self.new_spec)
+        spec["options"]["preload"] = self.preload
         spec["options"]["env"] = {VISIBLE: ",".join(self.cuda_visible_devices[at:] + self.cuda_visible_devices[:at])}
         return {left[0]: spec}
 

@@ -19,9 +19,9 @@ from typing import Any, ClassVar
 
 import networkx as nx
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from dask.delayed import delayed
 from distributed import Client, LocalCluster, default_client
 
 from millrace.stages import rapids
@@ -116,8 +116,8 @@ class DeviceArray:
 
 
 def asarray(a, dtype=None, order=None, *, copy=None, blocking=False):
-    if isinstance(a, Series):
-        assert not a.null_count, "a column with nulls is no array"
+    if isinstance(a, pd.Series):
+        assert isinstance(a, Series) and not a.null_count, "a column with nulls is no array"
         a = a.values
     return DeviceArray(np.asarray(a.values if isinstance(a, DeviceArray) else a, dtype))
 
@@ -141,12 +141,16 @@ def bincount(x, weights=None, minlength=None):
     return DeviceArray(np.bincount(x.values, weights, minlength or 0))
 
 
-class Series:
+class Series(pd.Series):
     """cudf.Series: a column."""
 
-    def __init__(self, values: Any, null_count: int = 0) -> None:
-        self.values = values.values if isinstance(values, DeviceArray) else np.asarray(values)
-        self.dtype, self.null_count = self.values.dtype, null_count
+    @property
+    def _constructor(self):
+        return Series
+
+    @property
+    def null_count(self) -> int:
+        return int(self.isna().sum())
 
     def to_numpy(self, dtype=None, copy=True, na_value=no_default):
         return np.array(self.values, dtype)
@@ -158,25 +162,21 @@ class Limits:
     rows = 2**31 - 1
 
 
-class DataFrame:
-    """cudf.DataFrame: columns of one length."""
+class DataFrame(pd.DataFrame):
+    """cudf.DataFrame: pandas', so that Dask's own dataframes divide, shuffle and sort it."""
 
     def __init__(self, data=None, index=None, columns=None, dtype=None, copy=None, nan_as_null=no_default):
-        self.data = {name: column if isinstance(column, Series) else Series(column) for name, column in data.items()}
-        assert len({len(c.values) for c in self.data.values()}) == 1
-
-    def __getitem__(self, name: str) -> Series:
-        return self.data[name]
-
-    def __len__(self) -> int:
-        return len(next(iter(self.data.values())).values)
+        if isinstance(data, dict):
+            data = {name: c.values if isinstance(c, DeviceArray) else c for name, c in data.items()}
+        super().__init__(data, index, columns, dtype, copy)
 
     @property
-    def columns(self) -> list[str]:
-        return list(self.data)
+    def _constructor(self):
+        return DataFrame
 
-    def taken(self, rows: np.ndarray) -> "DataFrame":
-        return DataFrame({k: c.values[rows] for k, c in self.data.items()})
+    @property
+    def _constructor_sliced(self):
+        return Series
 
     def sort_values(
         self,
@@ -189,11 +189,10 @@ class DataFrame:
         ignore_index=False,
         key=None,
     ):
-        assert not inplace and ascending is True
-        names = by if isinstance(by, list) else [by]
+        assert not inplace
         # Not stable: the order of equal rows is arbitrary.
-        guess = np.random.default_rng(0).permutation(len(self))
-        return self.taken(guess[np.lexsort([self.data[n].values[guess] for n in reversed(names)])])
+        mixed = self.iloc[np.random.default_rng(0).permutation(len(self))]
+        return super(DataFrame, mixed).sort_values(by, ascending=ascending, ignore_index=ignore_index)
 
 
 def concat(
@@ -207,10 +206,10 @@ def concat(
     verify_integrity=False,
     sort=None,
 ):
-    assert objs and all(isinstance(f, DataFrame) and f.columns == objs[0].columns for f in objs)
+    assert objs and all(isinstance(f, DataFrame) and [*f.columns] == [*objs[0].columns] for f in objs)
     if sum(map(len, objs)) > Limits.rows:
         raise OverflowError("CUDF failure: Total number of concatenated rows exceeds the column size limit")
-    return DataFrame({k: np.concatenate([f[k].values for f in objs]) for k in objs[0].columns})
+    return pd.concat(objs, ignore_index=ignore_index)
 
 
 def read_parquet(
@@ -237,58 +236,19 @@ def read_parquet(
     table = pq.ParquetFile(filepath_or_buffer).read_row_groups(row_groups[0], columns=columns)
     if use_pandas_metadata and (of_pandas := table.schema.pandas_metadata):
         columns = [c for c in columns if c not in of_pandas["index_columns"]]
-    return DataFrame({c: Series(table[c].to_numpy(), table[c].null_count) for c in columns})
-
-
-class DaskFrame:
-    """dask_cudf.DataFrame: pieces on workers."""
-
-    def __init__(self, pieces: list[Any], meta: DataFrame) -> None:
-        self.pieces, self.meta = pieces, meta
-
-    def compute(self) -> DataFrame:
-        frames = [p.result() if hasattr(p, "result") else p for p in self.pieces]
-        assert all(
-            {k: s.dtype for k, s in f.data.items()} == {k: s.dtype for k, s in self.meta.data.items()} for f in frames
-        )
-        return DataFrame({k: np.concatenate([f[k].values for f in frames]) for k in self.meta.data})
-
-    def sort_values(
-        self,
-        by,
-        npartitions=None,
-        ascending=True,
-        na_position="last",
-        partition_size=128000000.0,
-        sort_function=None,
-        sort_function_kwargs=None,
-        upsample=1.0,
-        ignore_index=False,
-        shuffle_method=None,
-        **options,
-    ):
-        """Rows with one value of `by` are in one partition, in an order set only by `sort_function`."""
-        assert isinstance(by, str) and not options and shuffle_method == "tasks", "p2p goes through Arrow"
-        whole = self.compute()
-        values = whole[by].values
-        cuts = (
-            np.unique(np.quantile(values, np.linspace(0, 1, len(self.pieces) + 1)[1:-1], method="lower"))
-            if len(values)
-            else []
-        )
-        part = np.searchsorted(cuts, values, side="right")
-        mixed = np.random.default_rng(1).permutation(len(whole))
-        given = {"by": [by], "ascending": ascending, "na_position": na_position, "ignore_index": ignore_index}
-        pieces = [sort_function(whole.taken(mixed[part[mixed] == p]), **given) for p in range(len(self.pieces))]
-        return DaskFrame(pieces, self.meta)
-
-    def to_delayed(self, optimize_graph=True):
-        return [delayed(p, pure=False) for p in self.pieces]
+    return DataFrame({c: table[c].to_pandas() for c in columns})
 
 
 def from_delayed(dfs, meta=None, divisions=None, prefix=None, verify_meta=True):
-    assert len(dfs)
-    return DaskFrame(list(dfs), meta)
+    assert len(dfs) and isinstance(meta, DataFrame)
+    return dask_frames().from_delayed(dfs, meta, divisions, prefix, verify_meta)
+
+
+def dask_frames() -> Any:
+    """Dask's own dataframes, which dask_cudf's are; imported where they are used, since that takes seconds."""
+    import dask.dataframe
+
+    return dask.dataframe
 
 
 class Graph:
@@ -329,10 +289,12 @@ class Graph:
         renumber=True,
         store_transposed=False,
     ):
-        assert isinstance(input_ddf, DaskFrame)
+        assert isinstance(input_ddf, dask_frames().DataFrame)
         assert Comms.initialized, "the real one asks Comms for the workers"
         self.distributed = True
-        self._take(input_ddf.compute(), source, destination, edge_attr)
+        whole = input_ddf.compute()
+        assert (whole.dtypes == input_ddf.dtypes).all()
+        self._take(whole, source, destination, edge_attr)
 
     def _take(self, frame: DataFrame, source: str, destination: str, weight: str) -> None:
         assert self.edges is None, "Graph is already initialized"
@@ -379,10 +341,8 @@ def leiden(G, max_iter=100, resolution=1.0, random_state=None, theta=1.0):
     return found(G, resolution, 1e-7, random_state), 0.5
 
 
-def halves(frame: DataFrame) -> DaskFrame:
-    cut = len(frame["vertex"].values) // 2
-    pieces = [DataFrame({k: c.values[at] for k, c in frame.data.items()}) for at in (slice(cut), slice(cut, None))]
-    return DaskFrame(pieces, frame)
+def halves(frame: DataFrame) -> Any:
+    return dask_frames().from_pandas(frame, npartitions=2)
 
 
 def dask_louvain(input_graph, max_level=None, max_iter=None, resolution=1.0, threshold=1e-7):
@@ -411,14 +371,17 @@ class LocalCUDACluster(LocalCluster):
 
 @contextmanager
 def named_cluster(
-    monkeypatch: pytest.MonkeyPatch, gpus: int, threads: int = 1
+    monkeypatch: pytest.MonkeyPatch, gpus: int, threads: int = 1, *, processes: bool = False
 ) -> Iterator[tuple[LocalCluster, Client]]:
-    """A cluster that a user has started by dask-cuda, with threads for workers; none can be started beside it."""
-    install(monkeypatch, gpus)
-    monkeypatch.setattr(rapids, "_own_gpu", lambda needed: uuid.uuid4().hex)
-    options = {"processes": False, "protocol": "tcp", "host": "127.0.0.1", "dashboard_address": ":0"}
+    """A cluster that a user has started by dask-cuda; none can be started beside it. See `install`."""
+    install(monkeypatch, gpus, processes=processes)
+    options: dict[str, Any] = {"protocol": "tcp", "host": "127.0.0.1", "dashboard_address": ":0"}
+    if not processes:
+        monkeypatch.setattr(rapids, "_own_gpu", lambda needed: uuid.uuid4().hex)
+        options |= {"processes": False}
+    kind = dask_cuda.LocalCUDACluster if processes else LocalCluster
     with (
-        LocalCluster(n_workers=gpus, threads_per_worker=threads, **options) as own,
+        kind(n_workers=gpus, threads_per_worker=threads, **options) as own,
         Client(own) as client,
         monkeypatch.context() as patch,
     ):
@@ -693,8 +656,6 @@ FAKES: dict[str, Any] = {
     "cudf.concat": concat,
     "cudf.read_parquet": read_parquet,
     "dask_cudf.from_delayed": from_delayed,
-    "dask_cudf.DataFrame.sort_values": DaskFrame.sort_values,
-    "dask_cudf.DataFrame.to_delayed": DaskFrame.to_delayed,
     "cugraph.Graph": Graph,
     "cugraph.Graph.from_cudf_edgelist": Graph.from_cudf_edgelist,
     "cugraph.Graph.from_dask_cudf_edgelist": Graph.from_dask_cudf_edgelist,
@@ -724,9 +685,22 @@ FAKES: dict[str, Any] = {
 """Functions, classes (with the parameters of their constructors) and methods by their real names."""
 
 
-def install(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> None:
+IN_WORKERS = "from millrace.tests.contracts import rapids\nrapids.install_for_good()"
+"""Code that a worker runs when it begins."""
+
+
+def install_for_good() -> None:
+    """Stand in for RAPIDS in this process until it ends: a worker, which sees GPUs in its environment."""
+    install(pytest.MonkeyPatch(), len(os.environ[dask_cuda.VISIBLE].split(",")), processes=True)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, gpus: int = 1, *, processes: bool = False) -> None:
     """Make imports of RAPIDS and CuPy find the stand-ins, on a machine that seems to have `gpus` GPUs; 0 is a machine
-    without a driver."""
+    without a driver.
+
+    Clusters of dask-cuda have threads of this process for workers, which see what a test changes here, or `processes`,
+    to which all that tasks take and give is pickled.
+    """
 
     def count() -> int:
         if not gpus:
@@ -735,6 +709,8 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> None:
             )
         return gpus
 
+    if gpus > 1:
+        dask_frames()  # it would look into a CuPy that it finds
     modules: dict[str, types.ModuleType] = {}
 
     def module(name: str) -> types.ModuleType:
@@ -749,11 +725,17 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: int = 1) -> None:
 
     module("raft_dask")
     monkeypatch.setattr(Comms, "initialized", False)
-    for name, fake in {
+    found = {
         **FAKES,
         "cupy.cuda.runtime.getDeviceCount": count,
         "cupy.cuda.runtime.CUDARuntimeError": CUDARuntimeError,
-    }.items():
+    }
+    if processes:
+        found["dask_cuda.LocalCUDACluster"] = dask_cuda.LocalCUDACluster
+        monkeypatch.setattr(dask_cuda.LocalCUDACluster, "preload", [IN_WORKERS])
+        if dask_cuda.VISIBLE not in os.environ:
+            monkeypatch.setenv(dask_cuda.VISIBLE, ",".join(map(str, range(gpus))))
+    for name, fake in found.items():
         home, _, last = name.rpartition(".")
         if home.rpartition(".")[2][0].islower():
             setattr(module(home), last, fake)

@@ -13,6 +13,8 @@ from millrace.tests.contracts.rapids import FAKES
 from millrace.tests.contracts.rapids_signatures import WHERE, plain, read
 
 MODULES = {"cudf", "cugraph", "cupy", "dask_cuda", "dask_cudf", "pylibcugraph", "pylibraft"}
+OF_DASK = {"dask_cudf.DataFrame.sort_values", "dask_cudf.DataFrame.to_delayed"}
+"""Those that are Dask's own in tests, too."""
 READ = json.loads(Path(__file__).with_name("rapids_signatures.json").read_text())
 
 
@@ -26,13 +28,20 @@ def taken(fake) -> str:
 
 
 def test_every_stand_in_was_read_from_a_wheel():
-    assert set(FAKES) == set(READ["signatures"]) == set(WHERE)
+    assert set(FAKES) | OF_DASK == set(READ["signatures"]) == set(WHERE)
     assert READ["wheels"]["cugraph-cu13"] == READ["wheels"]["pylibcugraph-cu13"] == "26.10.0"
 
 
 @pytest.mark.parametrize("name", FAKES)
 def test_a_stand_in_takes_what_the_real_one_takes(name):
     assert taken(FAKES[name]) == READ["signatures"][name]
+
+
+@pytest.mark.parametrize("name", sorted(OF_DASK))
+def test_dasks_own_dataframes_take_what_those_of_dask_cudf_take(name):
+    import dask.dataframe
+
+    assert taken(getattr(dask.dataframe.DataFrame, name.rpartition(".")[2])) == READ["signatures"][name]
 
 
 def calls_in(path: Path):

@@ -7,6 +7,7 @@ GPU yet.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def _by_tasks(
     loops = client.gather([client.submit(_loops, r, pure=False) for r in read])
     if None in loops or (options.self_loops == "error" and sum(loops)):
         return None
-    frames = [client.submit(_frame, r, pure=False) for r in read]
+    frames = [client.submit(itemgetter(0), r, pure=False) for r in read]
     del read
     if gpus == 1:
         stretches = [client.submit(_all_in_order, frames, num_nodes, pure=False)]
@@ -151,10 +152,6 @@ def _read(
 
 def _loops(read: Any) -> int | None:
     return None if read is None else read[1]
-
-
-def _frame(read: Any) -> Any:
-    return read[0]
 
 
 def _in_order(frame: Any, **_: Any) -> Any:

@@ -296,7 +296,7 @@ def test_dask_cuda_chooses_the_protocol_that_options_need(monkeypatch, options, 
     monkeypatch.setattr(dask_cuda.LocalCluster, "__init__", lambda self, **_: None)
     monkeypatch.setattr(dask_cuda.LocalCUDACluster, "scale", lambda self, n: None)
     monkeypatch.setattr(dask_cuda.LocalCUDACluster, "sync", lambda self, f: None)
-    assert dask_cluster._local(merged(TWO, cuda=options), 2, None, "").travels_by == protocol
+    assert dask_cluster._local(merged(TWO, cuda=options), 2, None, "", 0).travels_by == protocol
 
 
 def test_what_dask_cuda_refuses_is_passed_on(monkeypatch):

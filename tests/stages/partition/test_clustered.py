@@ -206,11 +206,12 @@ def test_senseless_options_are_refused(option, told):
         Louvain(**option)
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
-def test_a_cluster_of_dask_cuda_that_is_named_does_the_work(tmp_path, monkeypatch, gpus):
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize(("gpus", "processes"), [(1, False), (1, True), (2, True)])
+def test_a_cluster_of_dask_cuda_that_is_named_does_the_work(tmp_path, monkeypatch, gpus, processes):
     """No other is started, and it goes on. One whose workers have no GPU of their own is not taken."""
     write_dataset(tmp_path / "store", open_dataset(CUT))
-    with rapids.named_cluster(monkeypatch, gpus) as (own, client):
+    with rapids.named_cluster(monkeypatch, gpus, processes=processes) as (own, client):
         words = ("partition", tmp_path / "store", "--parts", 2, "--method", "leiden", "--set", "executor=dask")
         sets = ("--set", f"cluster.scheduler={own.scheduler_address}")
         code, _, err = command(*words, *sets, "--out", tmp_path / "parts")

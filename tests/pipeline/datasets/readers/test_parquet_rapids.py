@@ -110,9 +110,12 @@ def test_edges_that_are_clean_need_no_more_than_their_counts(tmp_path, on_gpus, 
     assert not used[0].repeated and not used[0].loops
 
 
-def test_a_cluster_of_dask_cuda_that_is_named_does_the_work(tmp_path, on_gpus, monkeypatch):
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_cluster_of_dask_cuda_that_is_named_does_the_work(tmp_path, on_gpus, monkeypatch, processes):
+    """By its own client, though the caller has another one."""
     folder, used = write(tmp_path / "g", gaps=True), on_gpus(2)
-    with rapids.named_cluster(monkeypatch, 2) as (own, _):
+    with rapids.named_cluster(monkeypatch, 2, processes=processes) as (own, _):
         given = ("edges_on=gpu", "missing_ids=compact", "direction=directed")
         sets = [word for key in given for word in ("--set", f"read.{key}")]
         code, _, err = command(
@@ -202,7 +205,8 @@ def test_no_edges_and_weights_of_other_kinds(tmp_path, on_gpus):
 def test_edges_out_of_order_are_an_error(tmp_path, on_gpus, monkeypatch):
     on_gpus(2)
     folder = write(tmp_path / "g")
-    monkeypatch.setattr(rapids.DaskFrame, "to_delayed", lambda self, real=rapids.DaskFrame.to_delayed: real(self)[::-1])
+    frame = rapids.dask_frames().DataFrame
+    monkeypatch.setattr(frame, "to_delayed", lambda self, real=frame.to_delayed: real(self)[::-1])
     with pytest.raises(RunError, match="not in the order of their destinations"):
         open_dataset(folder, options=ReadOptions(direction="directed", edges_on="gpu"))
 

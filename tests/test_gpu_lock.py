@@ -1,0 +1,55 @@
+"""The second lock, ``constraints-gpu.txt``: what the extra `gpu` needs, in versions that go together."""
+
+import importlib.util
+import platform
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import millrace
+
+ROOT = Path(millrace.__file__).resolve().parent
+LOCK = ROOT / "constraints-gpu.txt"
+HELD_BACK = {"numba", "llvmlite", "dask", "distributed"}
+"""Of what both locks have, RAPIDS wants older versions of these."""
+
+
+def pins(file: Path) -> dict[str, str]:
+    return {canonicalize_name(n): v for n, v in re.findall(r"^([^#\s=]+)==(\S+)$", file.read_text(), re.MULTILINE)}
+
+
+def needed() -> list[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return project["dependencies"] + project["optional-dependencies"]["gpu"]
+
+
+def test_the_lock_has_all_that_is_asked_for_and_holds_back_no_more_than_it_must():
+    whole, gpu = pins(ROOT / "constraints.txt"), pins(LOCK)
+    for requirement in map(Requirement, needed()):
+        assert gpu[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+    assert {name for name, version in whole.items() if gpu.get(name) != version} == HELD_BACK
+
+
+def pip(*words: str) -> subprocess.CompletedProcess[str]:
+    """Metadata alone is read, from the index's wheels: nothing is installed, and no wheel is downloaded whole."""
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--only-binary=:all:", *words]
+    return subprocess.run([*command, "--quiet", "--no-input"], capture_output=True, text=True, timeout=550)
+
+
+@pytest.mark.slow
+def test_pip_resolves_the_extra_for_gpus_to_the_lock():
+    if (sys.platform, platform.machine()) != ("linux", "x86_64") or importlib.util.find_spec("pip") is None:
+        pytest.skip("wheels of RAPIDS are for Linux on x86_64; and this environment must have pip")
+    one = f"cudf-cu13=={pins(LOCK)['cudf-cu13']}"
+    if (asked := pip("--no-deps", one)).returncode and "(from versions: none)" in asked.stderr:
+        pytest.skip(f"no package index here has {one}")
+    done = pip("--constraint", str(LOCK), *needed())
+    assert done.returncode == 0, done.stderr
+    # It is pip that says so: with the other lock there is no solution.
+    assert pip("--constraint", str(ROOT / "constraints.txt"), "numba", one).returncode
