@@ -25,6 +25,18 @@ class InputError(MillraceError, ValueError):
     exit_code = 2
 
 
+class UnsettledError(InputError):
+    """A graph can be read, but a choice is left to its user: `millrace inspect` shows what there is, and asks."""
+
+
+class NoLabelsError(UnsettledError):
+    """Nothing says which labels of nodes are to be predicted."""
+
+
+class NoDirectionError(UnsettledError):
+    """Nothing says in which direction messages flow along edges."""
+
+
 class MissingExtraError(InputError, ImportError):
     """An optional package is needed for what was asked. The message names the extra that installs it."""
 

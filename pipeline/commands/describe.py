@@ -1,6 +1,7 @@
 """Description of a folder, a file or a dataset, as `millrace inspect` prints it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ...storage.array_checks import proving
 from ...storage.checkpoint import CheckpointStore
 from ...storage.dataset import SPLITS, WITHOUT_ACCURACY, Dataset
 from ...storage.dataset_store import features_access, graph_access, open_features, open_types
-from ...storage.errors import InputError
+from ...storage.errors import InputError, NoDirectionError, NoLabelsError
 from ...storage.features import FeatureStore, WidenedFeatures
 from ...storage.fingerprint import GRAPH_DIGESTS
 from ...storage.minibatch import MiniBatch
@@ -38,6 +39,7 @@ from ..setup.result import read_card, read_result
 from ..setup.run_folder import CHECKPOINTS, JOB
 from ..telemetry.events import silent
 
+OF_LABELS = ("classes", "targets", "split", "split came about")
 SHOWN_SEEDS = 3
 SHOWN_NAMES = 5
 SHOWN_COLUMNS = 20
@@ -75,12 +77,32 @@ def describe(path: str, minibatch: str | None, job: Job | None = None) -> dict[s
         if "in_degree" in store.meta:
             return _dataset_store(store)
     if format_ in (None, "dataset"):
-        return _dataset(open_data(job or Job(), path, silent)) | _roles(path, job or Job())
+        return _opened(path, job or Job())
     store = open_store(folder, format_)
     made = {f"made from {k}": v for k, v in store.fingerprint.items()}
     if format_ == PARTITIONING:
         return {**_partitions(store), **made}
     return {"holds": f"a store of kind {format_}", **store.meta, **made}
+
+
+def _opened(path: str, job: Job) -> dict[str, object]:
+    """A dataset, and its columns. What a run has to be told is left open: its lines say so, and there are no labels, or
+    edges as they are stored."""
+    left: dict[str, str] = {}
+    while True:
+        try:
+            record = _dataset(open_data(job, path, silent, labelled="labels" not in left))
+            break
+        except (NoLabelsError, NoDirectionError) as e:
+            what = "direction" if isinstance(e, NoDirectionError) else "labels"
+            if what in left:
+                raise
+            left[what] = f"not settled: {e}"
+            read = replace(job.read, direction="directed") if what == "direction" else replace(job.read, task="link")
+            job = job.model_copy(update={"read": read})
+    if "labels" in left:
+        record = {key: value for key, value in record.items() if key not in OF_LABELS}
+    return record | left | _roles(path, job)
 
 
 def _roles(path: str, job: Job) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from ...stages.sample import SAMPLERS
 from ...storage.errors import InputError, StoreError, closest
 from ...storage.store.regular import file_text
 from ...storage.urls import has_secrets
+from ..datasets.cleaning.options import COLUMNS
 from .aliases import NUMBERED, REMOVED, RENAMED, advice, expanded
 from .capabilities import QUEUE_GIVEN, needs_of
 from .job import Job
@@ -128,7 +129,8 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     except (ValueError, RecursionError):
         raise InputError(f"--set {quoted(text)} has a value that is too long or too deep") from None
     require_sound(read, f"--set {key}")
-    return path, read
+    # A column, or a stored split, may be called by a number.
+    return path, value if path[0] == "read" and path[-1] in COLUMNS and isinstance(read, int | float) else read
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -188,8 +188,8 @@ def _read_unrecognised(spec: str | Path | object, request: Request) -> Raw:
                 f"the suffix of {path} names no kind of file that is read: call a list of edges .txt, tables .csv or "
                 f".parquet; expected {forms()}"
             )
-        check_no_table_options(path, request)
-        return read_npz(path, request.name, labelled=request.options.task != "link")
+        check_no_table_options(path, request, ("split",))
+        return read_npz(path, request.name, labelled=request.options.task != "link", split=request.options.split)
     if path is not None:
         check_read(path)
         raise InputError(

@@ -104,7 +104,7 @@ class Ingest:
         except InputError as e:
             if isinstance(e.__cause__, UnequalListsError):
                 raise
-            raise InputError(f"{self.source.name}: {e}") from e
+            raise type(e)(f"{self.source.name}: {e}") from e
 
     # -- what is there
 

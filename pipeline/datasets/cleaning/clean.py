@@ -37,7 +37,7 @@ def clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Datas
     try:
         return replace(_clean(raw, options, split, seed), read_as=options.given)
     except InputError as e:
-        raise InputError(f"{raw.name}: {e}") from e
+        raise type(e)(f"{raw.name}: {e}") from e
 
 
 def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Dataset:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from ....storage.errors import InputError
+from ....storage.errors import InputError, NoDirectionError
 from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph, as_times, index_dtype
 from ....storage.plural import are, counted, were
@@ -368,7 +368,7 @@ def settled_direction(
             notes.append("The edges are symmetric as stored and were used as they are.")
         return "directed"
     if hint is None:
-        raise InputError(
+        raise NoDirectionError(
             "the edges are not symmetric and their direction is not known: set direction=directed (messages flow "
             "src -> dst), direction=reverse (dst -> src) or direction=undirected (both ways)"
         )

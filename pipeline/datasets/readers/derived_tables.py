@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute
 import pyarrow.parquet as pq
 
-from ....storage.errors import InputError
+from ....storage.errors import InputError, NoLabelsError
 from ....storage.plural import counted, were
 from ..cleaning.node_ids import as_one_kind
 from ..cleaning.options import ReadOptions
@@ -27,7 +27,7 @@ def with_nodes_of_edges(
 ) -> tuple[GraphTables, list[ReadTable]]:
     """The source with a table of nodes that are the ends of its edges, in the order of their ids."""
     if options.task != "link" and options.labels_of != "edges":
-        raise InputError(
+        raise NoLabelsError(
             f"{source.path}: there is no table of nodes, so there are no labels; give nodes.csv (columns id, label, "
             "features), or set task=link to predict edges, whose ends are the nodes"
         )

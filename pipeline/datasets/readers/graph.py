@@ -17,7 +17,7 @@ from ....storage.typed.graph_types import RelationType
 from ..cleaning.clean import check_no_target
 from ..cleaning.labels import GivenLabels
 from ..cleaning.node_ids import Columns as IdColumns
-from ..cleaning.node_ids import as_one_kind, is_text, numbered_by_name, renumbered, unknown, with_gaps
+from ..cleaning.node_ids import as_one_kind, check_id_column, is_text, numbered_by_name, renumbered, unknown, with_gaps
 from ..cleaning.options import ReadOptions
 from ..cleaning.raw import AnyArray, Ordered, Raw
 from ..cleaning.typed import OF_NODES, TypedRaw, check_followed, clean_typed, noted
@@ -281,7 +281,8 @@ class _Reading:
             with about(f"relation {','.join(key)}"):
                 weights[key], features[key], times[key] = self._values(k, kept)
         node_times, node_features = {}, {}
-        for t, own in self.nodes.items():
+        for t in sorted(self.nodes, key=lambda t: t != self.schema.target):  # that one is checked first
+            own = self.nodes[t]
             with about(f"node type '{t}'"):
                 node_features[t] = own.ordered(feature_rows(own.read.rows, own.columns.features))
                 node_times[t] = own.ordered(times_of(own.read.rows, own.columns.time, own.columns.table))
@@ -353,6 +354,8 @@ class _Reading:
         for t, own in self.nodes.items():
             typed = own.read.table.type is not None
             with about(f"node type '{t}'") if typed else nullcontext():
+                for what, values, from_csv in own.ends.values():
+                    check_id_column(what, values.type, values.null_count, from_csv)
                 if self.options.dangling_edges == "error":
                     for end, numbers in own.numbers.items():
                         what, values, _ = own.ends[end]
@@ -398,7 +401,7 @@ def dropped_note(count: int, table: str) -> str:
 def _number_nodes(own: _Nodes, options: ReadOptions, notes: list[str], source: object) -> None:
     """Number the nodes of a type and the ends of edges there."""
     from_csv = {what for what, _, csv in own.ends.values() if csv}
-    columns: IdColumns = {what: column for what, column, _ in own.ends.values()}
+    columns: IdColumns = {what: column.drop_null() for what, column, _ in own.ends.values()}
     key, table = own.columns.id, own.columns.table
     of_ids = f"nodes.{key or 'id'}"
     if key is not None:
@@ -421,7 +424,9 @@ def _number_nodes(own: _Nodes, options: ReadOptions, notes: list[str], source: o
             if gaps is not None:
                 own.names, ends = NodeNames.of_integers(gaps), renumbered(gaps, ends)
     own.numbers = {end: ends[what] for end, (what, _, _) in own.ends.items()}
-    own.ends = {end: (what, columns[what], csv) for end, (what, _, csv) in own.ends.items()}
+    own.ends = {
+        end: (what, given if given.null_count else columns[what], csv) for end, (what, given, csv) in own.ends.items()
+    }
 
 
 def _with_added(own: _Nodes, ids: pa.ChunkedArray | None, ends: IdColumns, notes: list[str]) -> pa.ChunkedArray | None:

@@ -29,10 +29,11 @@ from typing import Any, get_args
 import numpy as np
 
 from ....storage.dataset import SPLITS
-from ....storage.errors import InputError, nearest
+from ....storage.errors import InputError, NoLabelsError, nearest
 from ....storage.plural import listed
 from ..cleaning.options import Direction
 from ..cleaning.raw import AnyArray, Hint, Raw
+from ..cleaning.several_splits import Which, one_split
 from ..cleaning.splits import as_flags
 from .foreign.npz_layouts import CSR, OwnArrays, layout_of, matrix_of
 from .foreign.npz_words import check_unread, own_names
@@ -44,19 +45,20 @@ SHOWN_KEYS, SHOWN_CHARACTERS = 20, 40
 _UNDIRECTED = ("symmetrise before use", "symmetrize before use", "stored once", "add reverse")
 
 
-def read_npz(path: Path, name: str | None = None, *, labelled: bool = True) -> Raw:
+def read_npz(path: Path, name: str | None = None, *, labelled: bool, split: Which) -> Raw:
     """Read the file. See the module for its keys.
 
     Args:
         path: the file.
         name: of the dataset; None: the file's.
         labelled: whether the task needs labels; else a file without them has one class.
+        split: which one of several that are stored; see `one_split`.
 
     Raises:
         InputError: the file is not ``.npz``, holds pickled objects, or lacks a key.
     """
     found, held = read_arrays(path)
-    return raw_of(found, path, name or path.stem, labelled=labelled, held=held)
+    return raw_of(found, path, name or path.stem, labelled=labelled, held=held, split=split)
 
 
 def read_arrays(path: Path) -> tuple[OwnArrays, list[str]]:
@@ -81,9 +83,9 @@ def read_arrays(path: Path) -> tuple[OwnArrays, list[str]]:
     return found, held
 
 
-def raw_of(found: OwnArrays, path: Path, name: str, *, labelled: bool, held: Sequence[str] = ()) -> Raw:
+def raw_of(found: OwnArrays, path: Path, name: str, *, labelled: bool, split: Which, held: Sequence[str] = ()) -> Raw:
     """The graph of arrays that are called as in the module. `held` are the names in the file, if they are others;
-    `labelled` as in `read_npz`."""
+    `labelled` and `split` as in `read_npz`."""
     arrays, held = found.arrays, held or list(found.arrays)
     edges = _required(arrays, "edge_index", path, held)
     labels = _labels(arrays, path, held) if labelled or "y" in arrays else None
@@ -101,6 +103,8 @@ def raw_of(found: OwnArrays, path: Path, name: str, *, labelled: bool, held: Seq
     features = _features(arrays, path, held)
     if labels is None:
         labels = np.zeros(_num_nodes(edges, features, arrays), np.int64)
+    sets, told = one_split(_split(arrays, path), len(np.atleast_1d(labels)), split, path)
+    notes = (*notes, *told)
     return Raw(
         name=name,
         src=edges[0],
@@ -111,7 +115,7 @@ def raw_of(found: OwnArrays, path: Path, name: str, *, labelled: bool, held: Seq
         edge_features=arrays.get("edge_attr"),
         edge_time=arrays.get("edge_time"),
         node_time=arrays.get("node_time"),
-        split=_split(arrays, path),
+        split=sets,
         hint=found.hint or hint,
         notes=(*found.notes, *notes),
         node_names=None if found.node_names is None else distinct_names(found.node_names, len(labels)),
@@ -131,11 +135,11 @@ def _num_nodes(edges: AnyArray, features: Any, arrays: Mapping[str, Any]) -> int
 
 def _labels(arrays: Mapping[str, AnyArray], path: Path, held: Sequence[str]) -> AnyArray:
     if "num_nodes" in arrays and "y" not in arrays:  # of a matrix
-        raise InputError(f"{path} has no labels of nodes; set task=link to predict links, which needs none")
+        raise NoLabelsError(f"{path} has no labels of nodes; set task=link to predict links, which needs none")
     try:
         return _required(arrays, "y", path, held)
     except InputError as e:
-        raise InputError(
+        raise NoLabelsError(
             f"{e}; expected labels of nodes, unless links are predicted: set task=link for these"
         ) from None
 

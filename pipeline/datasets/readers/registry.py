@@ -23,9 +23,10 @@ from ..generated.sbm import generate_sbm
 from ..generated.tsbm import generate_tsbm
 from ..schema.files import SUFFIXES, entries_in
 from ..schema.source import GraphTables, SourceTable
-from .foreign.kinds import NETWORKX, SAINT, is_edge_list, kind_of_folder
+from .foreign.kinds import NETWORKX, SAINT, is_edge_list, is_planetoid, kind_of_folder
 from .foreign.matrices import read_mat, read_mtx, with_roles
 from .foreign.npz_layouts import OwnArrays
+from .foreign.pickled import read_planetoid, read_torch, torch_file
 from .npz import raw_of, read_arrays, read_npz
 from .python import from_networkx, from_pyg
 from .reader import Reader, Request, path_of
@@ -59,6 +60,11 @@ def _is_edge_list(source: Any) -> bool:
     return path is not None and path.is_file() and is_edge_list(path)
 
 
+def _is_torch(source: object) -> bool:
+    path = path_of(source)
+    return path is not None and _folder(path) is None and torch_file(path) is not None
+
+
 def _folder(source: Any) -> str | None:
     """Contents of a folder: a store, an OGB folder, tables, or tables of several types; None for anything else."""
     path = path_of(source)
@@ -82,13 +88,13 @@ def _is_object_of(source: Any, package: str) -> bool:
     }
 
 
-def check_no_table_options(path: Path, request: Request) -> None:
-    """Refuse options for reading tables if `path` is not one.
+def check_no_table_options(path: Path, request: Request, taken: tuple[str, ...] = ()) -> None:
+    """Refuse options for reading tables, but for those `taken`, if `path` is not one.
 
     Raises:
         InputError: names the options.
     """
-    given = [name for name in FREE if getattr(request.options, name) is not None]
+    given = [name for name in FREE if name not in taken and getattr(request.options, name) is not None]
     if given:
         raise InputError(
             f"{path} is not a file or folder of tables, and {' and '.join(given)} is for tables only; leave it out"
@@ -121,8 +127,8 @@ def _read_ogb_folder(source: Any, request: Request) -> Raw:
 
 def _read_npz(source: Any, request: Request) -> Raw:
     path = expanded(source)
-    check_no_table_options(path, request)
-    return read_npz(path, request.name, labelled=request.options.task != "link")
+    check_no_table_options(path, request, ("split",))
+    return read_npz(path, request.name, labelled=request.options.task != "link", split=request.options.split)
 
 
 def _read_edge_list(source: Any, request: Request) -> GraphTables:
@@ -180,10 +186,28 @@ def _of_arrays(read: Callable[[Path], OwnArrays]) -> Callable[[Any, Request], Ra
 
     def read_raw(source: Any, request: Request) -> Raw:
         path = expanded(source)
-        check_no_table_options(path, request)
-        return raw_of(read(path), path, request.name or path.stem, labelled=request.options.task != "link")
+        check_no_table_options(path, request, ("split",))
+        labelled, split = request.options.task != "link", request.options.split
+        return raw_of(read(path), path, request.name or path.stem, labelled=labelled, split=split)
 
     return read_raw
+
+
+def _read_torch(source: str | Path, request: Request) -> Dataset:
+    path = expanded(source)
+    check_no_table_options(path, request, ("split", "target"))
+    file = torch_file(path)
+    assert file is not None, "the reader recognises no others"
+    data, notes = read_torch(file, request.options.split)
+    found = _read_pyg(
+        data,
+        replace(
+            request,
+            name=request.name or path.resolve().name.partition(".")[0],
+            options=replace(request.options, split=None),
+        ),
+    )
+    return replace(found, notes=(*notes, *found.notes), read_as=request.options.given)
 
 
 def _read_store(source: Any, request: Request) -> Dataset:
@@ -257,6 +281,15 @@ READERS: Registry[Reader] = Registry(
         Reader(
             "mat", lambda source: _is_file(source, ".mat"), _of_arrays(read_mat), "a .mtx or .mat file", is_clean=False
         ),
+        Reader(
+            "planetoid",
+            lambda source: (
+                _folder(source) == "planetoid" or (_is_file(source, ".graph") and is_planetoid(expanded(source)))
+            ),
+            _of_arrays(read_planetoid),
+            is_clean=False,
+        ),
+        Reader("torch", _is_torch, _read_torch, "a .pt file of PyG", is_clean=False),
         Reader("graphsaint", lambda source: _folder(source) == "graphsaint", _of_arrays(_saint), is_clean=False),
         Reader("npz", lambda source: _is_file(source, ".npz"), _read_npz, "an .npz file", is_clean=False),
         Reader(

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ....storage.errors import NOT_READABLE, InputError, first_line
+from ....storage.errors import NOT_READABLE, InputError, NoLabelsError, first_line
 from ....storage.store.full_disk import is_full
 from ....storage.store.paths import expanded
 from ..cleaning.one_hot import with_one_hot
@@ -171,7 +171,7 @@ def nodes_beside(edges: Path, options: ReadOptions) -> Path | None:
             "move one away"
         )
     if not found and needs_nodes(options):
-        raise InputError(
+        raise NoLabelsError(
             f"{edges} is read as a list of edges, and the labels of its nodes are missing: put nodes.csv (columns id, "
             "label, features) beside it, or set nodes_file=FILE; task=link predicts edges, and their ends are the nodes"
         )

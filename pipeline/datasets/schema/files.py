@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ....storage.errors import InputError
+from ....storage.errors import InputError, NoLabelsError
 from ....storage.typed.graph_types import RelationType
 from . import words
 from .columns import listed, quoted
@@ -234,13 +234,14 @@ def tables_of(entries: Mapping[str, tuple[Any, ...]], folder: object, needs_node
         InputError: see `find`; or a table is missing.
     """
     found = find(entries, folder)
-    for kind, own in (("edges", found.edges), ("nodes", found.nodes)):
-        if not own and (kind == "edges" or needs_nodes):
-            others = " or edges*.npy" if kind == "edges" else ""
-            raise InputError(
-                f"{folder} holds no {kind}*.parquet or {kind}*.csv{others}; expected edges* (columns src, dst) and "
-                "nodes* (columns id, label, features)"
-            )
+    expected = "expected edges* (columns src, dst) and nodes* (columns id, label, features)"
+    if not found.edges:
+        raise InputError(f"{folder} holds no edges*.parquet or edges*.csv or edges*.npy; {expected}")
+    if not found.nodes and needs_nodes:
+        raise NoLabelsError(
+            f"{folder} holds no nodes*.parquet or nodes*.csv; {expected}, or task=link, which predicts edges and takes "
+            "their ends as nodes"
+        )
     nodes = [_table("nodes", t, names, entries) for t, names in found.nodes.items()]
     return [*nodes, *(_table("edges", t, names, entries) for t, names in found.edges.items())]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ....storage.errors import InputError, nearest
+from ....storage.errors import InputError, NoLabelsError, nearest
 from .columns import NONE, ONE_OF_A_TABLE, Assignment, Columns, Problems, no_column
 from .source import GraphTables, Kind, Role, SourceTable
 
@@ -120,7 +120,7 @@ def schema_of(source: GraphTables, heads: Sequence["pa.Schema"], options: "ReadO
 
     for i, table in enumerate(source.tables):
         assign(i, labelled or (typed and options.target is not None and table.kind == "nodes"), why_not)
-    target, notes = None, list[str]()
+    target, notes, unlabelled = None, list[str](), False
     nodes = [i for i, t in enumerate(source.tables) if t.kind == "nodes"]
     problems = Problems()
     for c in options.names("one_hot") or ():
@@ -137,6 +137,7 @@ def schema_of(source: GraphTables, heads: Sequence["pa.Schema"], options: "ReadO
             target = target_of({str(source.tables[i].type): found[i][0].labels for i in nodes}, options)
         except InputError as e:
             problems.add(str(e))
+            unlabelled = isinstance(e, NoLabelsError)
         for i in nodes:
             if (t := str(source.tables[i].type)) != target:
                 assign(i, False, f"'{target}' is predicted")
@@ -145,8 +146,10 @@ def schema_of(source: GraphTables, heads: Sequence["pa.Schema"], options: "ReadO
                     notes.append(f"Columns of nodes-{t} were not read: {', '.join(unread)} ('{target}' is predicted).")
     elif labelled and nodes and not found[nodes[0]][0].labels and options.named_labels is None:
         _add_missing_label(source, found[nodes[0]][0], heads, problems)
+        unlabelled = True
     if problems.texts:
-        raise InputError(problems.message(source.path))
+        error = NoLabelsError if unlabelled and len(problems.texts) == 1 else InputError
+        raise error(problems.message(source.path))
     told = [read_note(t, found[i][0]) for i, t in enumerate(source.tables)]
     told += [f"{name} was left out: {why}." for name, why in source.left_out]
     for i, table in enumerate(source.tables):
@@ -220,7 +223,8 @@ def target_of(labels: Mapping[str, Sequence[str]], options: "ReadOptions") -> st
     """The node type that is predicted, by the columns of labels of each type.
 
     Raises:
-        InputError: none has labels, or several do and the options choose none of them.
+        NoLabelsError: none has labels, or several do and the options choose none of them.
+        InputError: the options choose one that is not there, or has none.
     """
     labelled = [t for t, columns in labels.items() if columns]
     if (wanted := options.target) is not None:
@@ -235,7 +239,7 @@ def target_of(labels: Mapping[str, Sequence[str]], options: "ReadOptions") -> st
         return wanted
     if not labelled:
         columns = ", ".join(options.named_labels or ("label",))
-        raise InputError(f"no nodes-TYPE has the column {columns}; give the labels of the node type to predict")
+        raise NoLabelsError(f"no nodes-TYPE has the column {columns}; give the labels of the node type to predict")
     if len(labelled) > 1:
-        raise InputError(f"the node types {', '.join(labelled)} have labels; set target={labelled[0]}, or another")
+        raise NoLabelsError(f"the node types {', '.join(labelled)} have labels; set target={labelled[0]}, or another")
     return labelled[0]

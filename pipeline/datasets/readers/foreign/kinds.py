@@ -47,6 +47,11 @@ def networkx_reader(path: Path) -> str | None:
     return next((reader for suffix, reader in NETWORKX.items() if name.endswith(suffix)), None)
 
 
+def is_planetoid(path: Path) -> bool:
+    """True for the file of a graph among Planetoid's pickles, ``ind.cora.graph``."""
+    return path.name.startswith("ind.") and path.name.endswith(".graph") and path.is_file()
+
+
 def kind_of_folder(folder: Path, names: Collection[str]) -> str | None:
     """Name of the reader for a folder with files of these names; None if it is of no other library."""
     ends = {end for end in (CONTENT, CITES) if any(name.endswith(end) for name in names)}
@@ -55,6 +60,7 @@ def kind_of_folder(folder: Path, names: Collection[str]) -> str | None:
         "openke": {OPENKE, "entity2id.txt", "relation2id.txt"} <= set(names),
         "dgl": META in names,
         "citations": len(ends) == 2,
+        "planetoid": any(is_planetoid(folder / name) for name in names),
     }
     if (found := next((kind for kind, fits in by_name.items() if fits), None)) is not None:
         return found

@@ -106,13 +106,10 @@ def _texts(arrays: Mapping[str, AnyArray], key: str) -> tuple[str, ...] | None:
 
 def _heterophilous(arrays: Mapping[str, AnyArray], path: Path) -> OwnArrays:
     ours: dict[str, Any] = {"edge_index": arrays["edges"].T, "y": arrays["node_labels"], "x": arrays["node_features"]}
-    masks = {part: np.atleast_2d(arrays[f"{part}_masks"]) for part in SPLITS if f"{part}_masks" in arrays}
-    ours |= {f"{part}_mask": mask[0] if len(mask) else mask for part, mask in masks.items()}
-    stored = max(map(len, masks.values()), default=0)
-    notes = (f"The file has {stored} splits, of which the first is read.",) if stored > 1 else ()
+    ours |= {f"{part}_mask": np.atleast_2d(arrays[f"{part}_masks"]) for part in SPLITS if f"{part}_masks" in arrays}
     if "directed" in path.stem.split("_"):
-        return OwnArrays(ours, Hint("directed", "the file's name says directed"), notes)
-    return OwnArrays(ours, Hint("undirected", "files of heterophilous-graphs have each edge once"), notes)
+        return OwnArrays(ours, Hint("directed", "the file's name says directed"))
+    return OwnArrays(ours, Hint("undirected", "files of heterophilous-graphs have each edge once"))
 
 
 def _scipy(arrays: Mapping[str, AnyArray], path: Path) -> OwnArrays:

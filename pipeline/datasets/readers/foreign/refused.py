@@ -5,13 +5,8 @@ from pathlib import Path
 from .....storage.errors import NOT_READABLE, InputError
 
 _PICKLE = "is a pickle, which may run code when it is loaded, and is not opened here: load it yourself if you trust it,"
-_TORCH = (
-    "is a file of torch.save, which may run code when it is loaded: where you trust it, use "
-    "mr.run(mr.from_pyg(torch.load('{name}', weights_only=False))), or mr.write_dataset to make a store of it"
-)
 _TABLES = "read it with pandas and write edges.parquet and nodes.parquet"
 KINDS = {
-    (".pt", ".pth"): _TORCH,
     (".pkl", ".pickle", ".gpickle", ".p"): f"{_PICKLE} and give the graph to mr.from_networkx, from_pyg or from_scipy",
     (
         ".bin",
@@ -46,12 +41,11 @@ MAGIC = {
 def check_read(path: Path) -> None:
     """Raise InputError, with the way to read it, for a file or folder that is known and not read."""
     if path.is_dir():
-        _check_folder(path)
         return
     name = path.name.lower()
     sentence = next((text for suffixes, text in KINDS.items() if name.endswith(suffixes)), None)
     if sentence is None and name.startswith("ind."):
-        sentence = MAGIC[b"\x80"]
+        sentence = "is one of Planetoid's files: give ind.NAME.graph, which stands for all of that graph, or the folder"
     if sentence is None:
         try:
             with path.open("rb") as file:
@@ -68,18 +62,3 @@ def looks_like_npz(path: Path) -> bool:
     with path.open("rb") as file:
         begin = file.read(6)
     return not begin or begin.startswith((b"PK", b"\x93NUMPY"))
-
-
-def _check_folder(folder: Path) -> None:
-    names = {path.name for path in folder.iterdir()}
-    torch = next(iter(sorted((folder / "processed").glob("*.pt")) or sorted(folder.glob("*.pt"))), None)
-    if torch is not None:
-        raise InputError(
-            f"{folder} is a folder of PyG, whose {torch.name} may run code when it is loaded: if you trust it, open it "
-            "by the dataset's class and store it once, mr.write_dataset('store', mr.from_pyg(CLASS(FOLDER)[0]))"
-        )
-    if any(name.startswith("ind.") for name in names):
-        raise InputError(
-            f"{folder} holds Planetoid's ind.* files, pickles that may run code when they are loaded: get the "
-            "graph from PyG, mr.from_pyg(Planetoid('data', 'Cora')[0]), or give a folder with .content and .cites"
-        )

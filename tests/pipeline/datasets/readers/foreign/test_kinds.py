@@ -33,7 +33,8 @@ from millrace.pipeline.datasets.readers.registry import READERS, reader_of
         ("edges.csv.zst", "tables"),
         ("edges.jsonl", "tables"),
         ("edges.npy", "tables"),
-        ("data.pt", None),
+        ("data.pt", "torch"),
+        ("ind.cora.graph", "planetoid"),
         ("graph.bin", None),
     ],
 )

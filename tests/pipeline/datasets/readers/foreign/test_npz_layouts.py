@@ -52,7 +52,7 @@ def test_heterophilous(tmp_path, stem, direction):
     want = a.toarray() > 0
     assert ((weights_of(dataset) > 0) == (want if direction == "directed" else want | want.T)).all()
     np.testing.assert_array_equal(dataset.split.train, np.flatnonzero(sets == 0))
-    assert any("2 splits, of which the first is read" in note for note in dataset.notes)
+    assert any("Of 2 splits that are stored, number 0 is read" in note for note in dataset.notes)
 
 
 REFUSED = {
