@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 import millrace as mr
-from millrace.stages.evaluate.link_metrics import known_of, link_metrics
+from millrace.stages.evaluate.link_metrics import PairsOfSet, known_of, link_metrics
 from millrace.stages.links.decoders import make_decoder
 from millrace.storage.features import ArrayFeatures
 
@@ -88,10 +88,15 @@ def by_pyg(data: mr.Dataset, seed: int, split: Split) -> dict[str, float]:
         if step % 5 == 4:
             with torch.no_grad():
                 z = second(first(x, edges).relu(), edges)
-            value = link_metrics(decoder, z, data.labels, data.split.val, "val", ("auc",), known).values["auc"]
+            value = link_metrics(decoder, z, PairsOfSet(data.labels, data.split.val, "val"), ("auc",), known).values[
+                "auc"
+            ]
             if value > best:
                 numbers = data.split.test if split == "test" else data.split.val
-                best, found = value, link_metrics(decoder, z, data.labels, numbers, split, METRICS, known).values
+                best, found = (
+                    value,
+                    link_metrics(decoder, z, PairsOfSet(data.labels, numbers, split), METRICS, known).values,
+                )
     return found
 
 

@@ -11,6 +11,7 @@ from ...stages.evaluate.layerwise import evaluating
 from ...stages.evaluate.link_metrics import known_of
 from ...stages.evaluate.measures import ALWAYS, METRICS, Measures
 from ...stages.evaluate.scored import nodes_to_evaluate, rows_of, scored, temporal_scored
+from ...stages.evaluate.temporal import Draws
 from ...storage.dataset import SPLITS, WITHOUT_ACCURACY, Dataset, counted_outputs
 from ...storage.errors import InputError
 from ..custom.own_code import OwnCode
@@ -74,9 +75,8 @@ def evaluate_run(
     measures = _measures(trained, data)
     if (sampler := found.temporal) is not None:
         found.check_times()
-        order = (measures, trained.model, data, sampler, trained.config.seed_of("minibatches"))
-        chunk = found.chunk()
-        values_of = {split: temporal_scored(*order, split, known, chunk=chunk) for split in SPLITS}
+        draws = Draws(sampler, trained.config.seed_of("minibatches"), chunk=found.chunk())
+        values_of = {s: temporal_scored(measures, trained.model, data, draws, s, known) for s in SPLITS}
     else:
         outputs = found.outputs(found.model, nodes_to_evaluate(data), emit, "evaluate")
         rows = rows_of(outputs, data)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ...stages.evaluate.layerwise import outputs
-from ...stages.evaluate.temporal import Chunk, temporal_outputs
+from ...stages.evaluate.limits import Limits
+from ...stages.evaluate.temporal import Chunk, Draws, temporal_outputs
 from ...stages.models.base import as_model, reads_loops
 from ...stages.sample import SAMPLERS
 from ...stages.sample.base import reads_times
@@ -107,17 +108,16 @@ class Opened:
                     f"{self.name} predicts pairs of nodes at their times, and nodes alone have none; use {use}"
                 )
             moments = self.check_times()[nodes] if moments is None else moments
-            seed = self.job.seed_of("minibatches")
-            asked = sampler, nodes, moments, seed, advance, self.chunk(len(nodes))
-            rows = temporal_outputs(model, data.graph, data.features, *asked)
+            draws = Draws(sampler, self.job.seed_of("minibatches"), advance, self.chunk(len(nodes)))
+            rows = temporal_outputs(model, data.graph, data.features, draws, nodes, moments)
         elif self.workers is not None:
             return outputs_by_tasks(
                 model, data, nodes, self.job, self.scratch, self.workers, emit=emit, on_progress=advance
             )
         else:
             degree = torch.from_numpy(degree_of(data.graph, reads_loops(model)))
-            limits: Any = {"scratch": self.scratch, "on_progress": advance}
-            rows = outputs(model, data.graph, data.features, degree, nodes, **limits)
+            limits = Limits(scratch=self.scratch, on_progress=advance)
+            rows = outputs(model, data.graph, data.features, degree, nodes, limits)
         if self.of_pairs and rows.device.type != device_of(model).type:
             text = f"the rows of {counted(len(nodes), 'node')} do not fit on the GPU beside the layers"
             emit(Note(f"{text}; they are on the host, and so is what reads pairs of them"))

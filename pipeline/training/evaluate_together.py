@@ -17,14 +17,15 @@ from torch import Tensor, nn
 
 from ...stages.comm.base import Group
 from ...stages.evaluate.cuda import DeviceBudget
-from ...stages.evaluate.edges import scored_edges
+from ...stages.evaluate.edges import edge_outputs
 from ...stages.evaluate.layerwise import evaluating
-from ...stages.evaluate.link_metrics import OneRelation, link_metrics
+from ...stages.evaluate.link_metrics import OneRelation, PairsOfSet, link_metrics
 from ...stages.evaluate.links import KnownPairs, unknown_pairs
 from ...stages.evaluate.measures import Measures, Scored
 from ...stages.fetch.visit import Visits
 from ...stages.links.decoders import decoder_of
 from ...stages.memory.arena import Arena, give_back, reusing
+from ...stages.models.base import layered
 from ...stages.placement.row_blocks import BlockRows
 from ...stages.placement.sharded import Share
 from ...storage.links.pairs import (
@@ -41,110 +42,77 @@ from ...storage.links.pairs import (
 from ...storage.splitmix import node_words
 from ...storage.typed.graph_types import GraphTypes
 
+ACCURACY = Measures()
 
-def evaluate_together(
-    module: nn.Module,
-    share: Share,
-    visits: Visits,
-    split: str,
-    num_layers: int,
-    group: Group,
-    measures: Measures | None = None,
-    by_class: bool = False,
-) -> Scored | None:
-    """Metrics over all ranks' rows of a split; None for a split without nodes. All ranks call this at the same time.
+
+def evaluate_together(module: nn.Module, visits: Visits, split: str, measures: Measures = ACCURACY) -> Scored | None:
+    """Metrics over all ranks' rows of a split, those of the test split by class too; None for a split without nodes.
+    All ranks call this at the same time.
 
     Args:
-        module: has `layer(i, neighbourhood, h)`; runs in evaluation mode, without gradients, and gets its mode back. A
-            copy on the host runs in place of one whose parameters lie on a device, if `visits` computes on the host.
-        share: of this rank.
-        visits: of the same, on the host or on the module's device.
+        module: has `num_layers` and `layer(i, neighbourhood, h)`; runs in evaluation mode, without gradients, and gets
+            its mode back. A copy on the host runs in place of one whose parameters lie on a device, if `visits`
+            computes on the host.
+        visits: of this rank's share, on the host or on the module's device. What ranks exchange is counted under
+            ``evaluation``.
         split: train, val or test.
-        num_layers: L.
-        group: the ranks. What they exchange is counted under ``evaluation``.
         measures: what is measured; by default accuracy.
-        by_class: count by class too.
     """
-    measures, module = measures or Measures(), _where_visited(module, visits)
+    module, share, group = _where_visited(module, visits), visits.share, visits.group
     rows = share.splits[split]
     with group.counting("evaluation"), evaluating(module):
-        h = _rows_of(module, share, visits, num_layers)
+        h = _rows_of(module, visits)
         count = torch.tensor([len(rows)], dtype=torch.float64)
         group.all_reduce(count, "control")
-        return measures.over_ranks(h[rows], share.labels[rows], group, by_class) if count[0] else None
+        return measures.over_ranks(h[rows], share.labels[rows], group, split == "test") if count[0] else None
 
 
 def evaluate_links_together(
-    module: nn.Module,
-    share: Share,
-    visits: Visits,
-    pairs: Pairs,
-    known: "KnownOfSet",
-    split: str,
-    num_layers: int,
-    group: Group,
-    names: Sequence[str],
+    module: nn.Module, visits: Visits, pairs: Pairs, known: "KnownOfSet", split: str, names: Sequence[str]
 ) -> Scored:
     """Metrics of the pairs of a set, which is not empty: each rank computes its own rows, and the first one, which gets
     all of them, scores. All ranks call this at the same time.
 
     Args:
         module: see `evaluate_together`; has a decoder.
-        share: of this rank.
-        visits: of the same.
+        visits: likewise, by ranks in the order of their blocks.
         pairs: by the numbers of the nodes in the order of the ranks.
         known: of the set.
         split: train, val or test.
-        num_layers: L.
-        group: the ranks, in the order of their blocks. What they exchange is counted under ``evaluation``.
         names: metrics.
     """
-    visitor, module = _where_visited(module, visits), _on_host(module)
+    visitor, module, group = _where_visited(module, visits), _on_host(module), visits.group
     with group.counting("evaluation"), evaluating(module), evaluating(visitor):
-        rows, found = _all_rows(visitor, share, visits, num_layers, group), None
+        rows, found = _all_rows(visitor, visits), None
         if group.rank == 0:
             table = pairs.table
             if known.order is not None:
                 rows, table = rows[torch.from_numpy(known.order)], pairs.renumbered(np.argsort(known.order)).table
-            of_set = (table, pairs.sets[split], split, names, known.relation, known.types)
-            found = link_metrics(decoder_of(module), rows, *of_set)
+            of_set = PairsOfSet(table, pairs.sets[split], split, known.types)
+            found = link_metrics(decoder_of(module), rows, of_set, names, known.relation)
         return broadcast_score(found, names, group)
 
 
-def evaluate_edges_together(
-    module: nn.Module,
-    share: Share,
-    visits: Visits,
-    pairs: Pairs,
-    split: str,
-    num_layers: int,
-    group: Group,
-    measures: Measures,
-    by_class: bool = False,
-) -> Scored:
+def evaluate_edges_together(module: nn.Module, visits: Visits, pairs: Pairs, split: str, measures: Measures) -> Scored:
     """Metrics of the labelled edges of a set, which is not empty: each rank computes its own rows, and the first one,
     which gets all of them, scores. All ranks call this at the same time.
 
     Args:
         module: see `evaluate_together`; has a head.
-        share: of this rank.
-        visits: of the same.
+        visits: likewise, by ranks in the order of their blocks.
         pairs: by the numbers of the nodes in the order of the ranks.
         split: train, val or test.
-        num_layers: L.
-        group: the ranks, in the order of their blocks. What they exchange is counted under ``evaluation``.
         measures: what is measured.
-        by_class: see `Measures.measured`.
     """
-    visitor, module = _where_visited(module, visits), _on_host(module)
+    visitor, module, group = _where_visited(module, visits), _on_host(module), visits.group
     with group.counting("evaluation"), evaluating(module), evaluating(visitor):
-        rows, found = _all_rows(visitor, share, visits, num_layers, group), None
+        rows, found = _all_rows(visitor, visits), None
         if group.rank == 0:
             numbers = pairs.sets[split]
             assert pairs.labels is not None
             own = pairs.labels.take(numbers)
-            of_pairs = (pairs.table[numbers], own.values, own.features)
-            found = scored_edges(measures, decoder_of(module), rows, *of_pairs, by_class)
+            outputs = edge_outputs(decoder_of(module), rows, pairs.table[numbers], own.features)
+            found = measures.measured(outputs, torch.from_numpy(own.values), split == "test")
         return broadcast_score(found, measures.all_names, group)
 
 
@@ -270,20 +238,19 @@ def _at_first(rows: Tensor, group: Group, kind: str) -> list[Tensor]:
     return group.all_to_all([rows] + [nothing] * (group.size - 1), kind)
 
 
-def _all_rows(module: nn.Module, share: Share, visits: Visits, num_layers: int, group: Group) -> Tensor:
+def _all_rows(module: nn.Module, visits: Visits) -> Tensor:
     """[V, C] on the first rank, outputs of all nodes in the order of the ranks; others get none. Collective."""
-    h, own = _rows_of(module, share, visits, num_layers), torch.from_numpy(np.argsort(share.graph.order))
-    return torch.cat(_at_first(h[own], group, "activations"))
+    h, own = _rows_of(module, visits), torch.from_numpy(np.argsort(visits.share.graph.order))
+    return torch.cat(_at_first(h[own], visits.group, "activations"))
 
 
-def _rows_of(module: nn.Module, share: Share, visits: Visits, num_layers: int) -> Tensor:
+def _rows_of(module: nn.Module, visits: Visits) -> Tensor:
     """[N, C] on the host, outputs of this rank's nodes."""
-    neighbourhoods, h = visits.everything(share.graph, module, num_layers)
+    neighbourhoods, h = visits.everything(visits.share.graph, module, layered(module).num_layers)
     for i, neighbourhood in enumerate(neighbourhoods):
         # Layers differ in width: what one has used would lie idle beside what the next one takes.
         with reusing(Arena()):
-            # pyrefly: ignore[not-callable]
-            h = module.layer(i, neighbourhood, h)
+            h = layered(module).layer(i, neighbourhood, h)
         give_back()
     return h.cpu()
 

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from ...stages.comm.base import Group
-from ...stages.evaluate.layerwise import Progress, evaluating
+from ...stages.evaluate.layerwise import evaluating
+from ...stages.evaluate.limits import Limits, Progress
 from ...stages.evaluate.link_metrics import known_of
 from ...stages.evaluate.measures import Scored
 from ...stages.evaluate.scored import scored, split_rows, temporal_scored
-from ...stages.evaluate.temporal import Chunk
+from ...stages.evaluate.temporal import Chunk, Draws
 from ...stages.fetch.visit import PREFETCH_BYTES, Visits
 from ...stages.learned.beside import WithLearned
 from ...stages.memory.bytes_left import fits_in_memory
@@ -63,8 +64,7 @@ def scores(
     model: nn.Module,
     job: RankJob,
     out: Path,
-    emit: Emit,
-    stop: Callable[[], bool],
+    progress: Callable[[], Progress],
 ) -> Score:
     """Choose how ranks evaluate: together, each its own rows, if they hold parts; else the first rank of each machine
     with the threads of all its ranks, or the first rank alone.
@@ -75,8 +75,7 @@ def scores(
         model: the model that will be evaluated.
         job: facts of this rank.
         out: the run's folder, for temporary files.
-        emit: called with this rank's events.
-        stop: asked about each second; true ends the evaluation of a rank that is alone by `EvaluationStopped`.
+        progress: hears of an evaluation; see `EvaluationProgress`.
     """
     data = prepared.data
     if isinstance(data, Part):
@@ -100,16 +99,33 @@ def scores(
             model,
             data.features,
         )
-    if job.group.size > 1:
-        stop = _never  # ranks agree on it at their steps
-    # A user's module may work on blocks only, and ranks exchange rows on the host.
-    on_host = all(p.device.type == "cpu" for p in model.parameters())
-    in_parts = on_host and isinstance(model, Stack) and model.has_parts and not prepared.reads_times
-    return _by_leaders(prepared, system.fetch, model, job, in_parts, out, emit=emit, stop=stop)
+    return _by_leaders(prepared, system.fetch, model, job, out, progress)
 
 
-def _never() -> bool:
-    return False
+class EvaluationProgress:
+    """Hears of one evaluation: emits events, and ends it by `EvaluationStopped`. See `limits.Progress`."""
+
+    def __init__(self, emit: Emit, stop: Callable[[], bool]) -> None:
+        """
+        Args:
+            emit: called with this rank's events.
+            stop: asked about each second whether to end the evaluation.
+        """
+        self._emit, self._stop = emit, stop
+        self._said = self._asked = time.monotonic()
+
+    def __call__(self, done: int, rows: int) -> None:
+        now = time.monotonic()
+        if now - self._said >= EVALUATION_EVENT_S:
+            self._said = now
+            self._emit(StageAdvanced("evaluate", done, rows))
+        if done == rows or now - self._asked < STOP_S:
+            return
+        self._asked = now
+        if self._stop():
+            raise EvaluationStopped(
+                "interrupted while evaluating: run the same command with --resume to go on from the last checkpoint"
+            )
 
 
 def _chunks_on_device(prepared: Prepared, policy: FetchPolicy, job: RankJob) -> Chunk:
@@ -155,14 +171,15 @@ def _by_leaders(
     policy: FetchPolicy,
     model: nn.Module,
     job: RankJob,
-    in_parts: bool,
     out: Path,
-    emit: Emit,
-    stop: Callable[[], bool],
+    progress: Callable[[], Progress],
 ) -> Score:
     """Leaders evaluate the whole data in bounded memory; the others wait for the result. Rows that `policy` keeps on
     the device are read there."""
     dataset, group = prepared.dataset, job.group
+    # A user's module may work on blocks only, and ranks exchange rows on the host.
+    on_host = all(p.device.type == "cpu" for p in model.parameters())
+    in_parts = on_host and isinstance(model, Stack) and model.has_parts and not prepared.reads_times
     leaders = cache(lambda: _leaders(prepared, model, group, in_parts))
     learned = isinstance(prepared.data.features, WithLearned)
     features = prepared.data.features if learned else dataset.features
@@ -173,44 +190,27 @@ def _by_leaders(
     known = known_of(dataset.graph, dataset.labels)
 
     def evaluated(module: nn.Module, split: str, among: Group | None, advance: Progress) -> Scored | None:
-        by_class = split == "test"
         if prepared.reads_times:
-            sampler, order = prepared.system.sample.sampler, (job.measures, module, counted)
+            sampler = prepared.system.sample.sampler
             chunk = _chunks_on_device(prepared, policy, job) if job.resident and job.produce else None
-            return temporal_scored(
-                *order, sampler, job.seed, split, known, by_class=by_class, on_progress=advance, chunk=chunk
-            )
+            # pyrefly: ignore[bad-argument-type]
+            draws = Draws(sampler, job.seed, advance, chunk)
+            return temporal_scored(job.measures, module, counted, draws, split, known)
         rows = policy.device_rows(prepared.placement.features, job) if isinstance(policy, KeepsRows) else None
-        limits = {"scratch": out, "on_progress": advance, "base": rows, "group": among}
-        found = split_rows(module, counted, prepared.placement.degree, (split,), **limits)
+        limits = Limits(scratch=out, on_progress=advance, base=rows, group=among)
+        found = split_rows(module, counted, prepared.placement.degree, (split,), limits)
         if group.rank > 0:
             return None
         with evaluating(module):
-            return scored(job.measures, module, counted, found, split, known, by_class=by_class)
+            return scored(job.measures, module, counted, found, split, known)
 
     def score(module: nn.Module, split: str) -> Scored | None:
-        said = asked = time.monotonic()
-
-        def advance(done: int, rows: int) -> None:
-            nonlocal said, asked
-            now = time.monotonic()
-            if now - said >= EVALUATION_EVENT_S:
-                said = now
-                emit(StageAdvanced("evaluate", done, rows))
-            if done == rows or now - asked < STOP_S:
-                return
-            asked = now
-            if stop():
-                raise EvaluationStopped(
-                    "interrupted while evaluating: run the same command with --resume to go on from the last checkpoint"
-                )
-
         if not len(getattr(dataset.split, split)):
             return None
         found = None
         if group.rank in (who := leaders()).ranks:
             with threads_of(who.waiting), nullcontext() if who.group is None else who.group.counting("evaluation"):
-                found = evaluated(module, split, who.group, advance)
+                found = evaluated(module, split, who.group, progress())
         return broadcast_score(found, job.measures.all_names, group)
 
     return score
@@ -228,14 +228,14 @@ def _together(
     first one scores all. `features` are those of its part, of which learnt ones change."""
 
     @cache
-    def visits() -> tuple[Share, Visits]:
+    def visits() -> Visits:
         held, device = shared(), job.device
         if device is not None:
             there = all(p.device.type == device.type for p in model.parameters())
             with job.group.counting("evaluation"):
                 if job.group.any(not (there and fits_device(held, model, device))):
                     device = None
-        return held, Visits(held, (), PREFETCH_BYTES, job.group, device)
+        return Visits(held, (), PREFETCH_BYTES, job.group, device)
 
     @cache
     def block() -> BlockRows:
@@ -259,17 +259,12 @@ def _together(
             return None
         if isinstance(features, WithLearned):
             assert features.rows is not None
-            held = visits()[0]
-            held.renew(features.learned_columns, features.rows.gather(np.arange(features.num_rows)))
+            visits().share.renew(features.learned_columns, features.rows.gather(np.arange(features.num_rows)))
         if prepared.outline.task == "link":
-            order = split, job.num_layers, job.group, job.measures.all_names
-            return evaluate_links_together(module, *visits(), pairs(), known(split), *order)
+            return evaluate_links_together(module, visits(), pairs(), known(split), split, job.measures.all_names)
         if prepared.outline.of_pairs:
-            order = split, job.num_layers, job.group, job.measures
-            return evaluate_edges_together(module, *visits(), pairs(), *order, by_class=split == "test")
-        return evaluate_together(
-            module, *visits(), split, job.num_layers, job.group, job.measures, by_class=split == "test"
-        )
+            return evaluate_edges_together(module, visits(), pairs(), split, job.measures)
+        return evaluate_together(module, visits(), split, job.measures)
 
     return score
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 from ..telemetry.timers import Clock
 from .checkpointing import on_host
 from .context import RankControl, TrainContext
-from .evaluation import Score, scores
+from .evaluation import EvaluationProgress, Score, scores
 from .learned_rows import with_all_rows, with_learned
 from .loop import train_rank
 from .progress import Progress
@@ -164,7 +165,9 @@ def train_and_evaluate(
     prepared, system, rank_job = with_learned(prepared, system, rank_job)
     if device is not None:
         system, rank_job = on_device(system, rank_job, prepared.job)
-    score = with_all_rows(scores(prepared, system, model, rank_job, out, emit, stop=stop), prepared, rank_job, out)
+    # Several ranks agree on a stop at their steps.
+    progress_of = partial(EvaluationProgress, emit, stop if group.size == 1 else lambda: False)
+    score = with_all_rows(scores(prepared, system, model, rank_job, out, progress_of), prepared, rank_job, out)
     with callbacks_of(prepared, group, model, out, emit) as callbacks:
         control = RankControl(emit, stop, save, callbacks)
         progress = _train(prepared, system, rank_job, score, model, out, control=control, clock=clock)

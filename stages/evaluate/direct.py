@@ -7,10 +7,9 @@ alone, so any number of threads gives the same bits.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from torch import Tensor
 
 from ...storage.features import FeatureStore, in_place
 from ...storage.graph import Graph
-from ..comm.base import Group
 from ..kernels.runtime.threads import at_most, side_by_side
 from ..memory.arena import Arena, reusing
 from ..memory.bytes_left import bytes_left, fits_in_memory
@@ -28,6 +26,7 @@ from ..models.base import Stack
 from ..models.parts import ConvParts, LayerCounts
 from ..neighbourhood.destinations import Destinations, LayerRows
 from .chunks import edges_of
+from .limits import Limits
 from .rows import HostSink
 
 IdArray = npt.NDArray[np.int64]
@@ -45,21 +44,6 @@ PIECE_BYTES = 64 << 20
 """Features that are read at a time where they cannot be read in place."""
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Memory and scratch space of one evaluation."""
-
-    max_bytes: int
-    """Bytes of blocks under way, in all threads."""
-    scratch: Path | None
-    """Folder for rows that are larger than `max_bytes` and do not fit in memory; None: they stay in memory."""
-    half: bool = False
-    """Keep the rows between layers in bfloat16; they are summed in float32."""
-    group: Group | None = None
-    """Ranks that call with the same arguments, each in memory of its own: every one computes a part of each layer's
-    blocks and tells the others, in memory alone."""
-
-
 def layer_counts(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]]) -> list[LayerCounts]:
     """Sizes of the layers, from L+1 masks [V]: sources of the first, and rows of each."""
     rows = [int(np.count_nonzero(mask)) for mask in needed]
@@ -72,27 +56,23 @@ def layer_counts(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]]) -> list[
 
 def infer_in_parts(
     model: Stack,
-    parts: Sequence[ConvParts],
     graph: Graph,
     features: FeatureStore,
     degree: Tensor,
     needed: Sequence[npt.NDArray[np.bool_]],
     limits: Limits,
-    on_progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:
     """Rows of the last layer, ascending, [n, C]. The model is in evaluation mode, its parameters on the host.
 
     Args:
-        model: has these parts.
-        parts: L, one for each layer.
+        model: has parts.
         graph: V nodes.
         features: [V, F].
         degree: [V], in the dtype of the model.
         needed: L+1 masks [V], sources of the first layer and rows of each.
-        limits: memory and scratch space.
-        on_progress: called with (rows done, rows in all).
+        limits: memory, scratch space, progress.
     """
-    run = PartsRun(model, graph, degree, limits)
+    run, parts = PartsRun(model, graph, degree, limits), model.in_parts(layer_counts(graph, needed), degree)
     total, done = sum(int(np.count_nonzero(mask)) for mask in needed[1:]), 0
     rows = run.entered(parts[0], features, needed[0])
     for i, part in enumerate(parts):
@@ -101,8 +81,7 @@ def infer_in_parts(
         layer = LayerBlocks(run, i, part, following, nodes, rows)
         for count in layer.waves():
             done += count
-            if on_progress is not None:
-                on_progress(done, total)
+            limits.on_progress(done, total)
         # The rows that the layer has read are dropped here.
         rows = layer.finish()
     assert isinstance(rows, LayerRows)

@@ -1,4 +1,4 @@
-"""Outputs for labelled edges, from the rows of their ends, and the metrics of a split's edges."""
+"""Outputs for labelled edges, from the rows of their ends."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ...storage.dataset import IdArray
 from ...storage.links.pairs import PairArray
-from .measures import Measures, Scored
 
 CHUNK_BYTES = 64 << 20
 """Bytes of rows that are held at once."""
@@ -54,17 +53,3 @@ def edge_outputs(
             own = () if features is None else (torch.from_numpy(features[first : first + step]).to(rows),)
             found.append(head(rows[ends[:, 0]], rows[ends[:, 1]], *own))
     return torch.cat(found)
-
-
-def scored_edges(
-    measures: Measures,
-    head: Any,
-    rows: Tensor,
-    positions: PairArray,
-    labels: npt.NDArray[Any],
-    features: npt.NDArray[np.floating] | None,
-    by_class: bool = False,
-) -> Scored:
-    """Metrics of labelled edges. Arguments as in `edge_outputs` and `Measures.measured`."""
-    outputs = edge_outputs(head, rows, positions, features)
-    return measures.measured(outputs, torch.from_numpy(labels).to(outputs.device), by_class)

@@ -28,8 +28,9 @@ from ..models.parts import ConvParts, LayerCounts
 from ..neighbourhood.destinations import LayerRows
 from ..self_loops import COLUMNS, loops_of_rows, with_loops
 from .chunks import MAX_BYTES, Chunks, HostRows, IdArray, needed_rows
-from .direct import ROW_EDGES, LayerBlocks, Limits, PartsRun, layer_counts
+from .direct import ROW_EDGES, LayerBlocks, PartsRun, layer_counts
 from .layerwise import apply_layer, naming_features
+from .limits import Limits
 from .rows import HostSink
 
 PIECE_BYTES = 32 << 20
@@ -205,7 +206,7 @@ class FileLayers:
     @cached_property
     def _run(self) -> PartsRun:
         assert isinstance(self.model, Stack)
-        return PartsRun(self.model, self.graph, self.degree, Limits(self.layout.max_bytes, None))
+        return PartsRun(self.model, self.graph, self.degree, Limits(self.layout.max_bytes))
 
     @property
     def _enters(self) -> bool:

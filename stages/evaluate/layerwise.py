@@ -6,6 +6,8 @@ inference: Hamilton, Ying, Leskovec, NeurIPS 2017, algorithm 1, run over all nod
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,7 +20,6 @@ from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
 from ...storage.features import ArrayFeatures, FeatureStore
 from ...storage.graph import Graph
-from ..comm.base import Group
 from ..memory.arena import Arena, reusing
 from ..models.base import Stack, as_model, check_initialised, keeps_edges, layered, reads_edges, reads_loops
 from ..models.pyg.model import PyGModel, evaluating
@@ -28,10 +29,10 @@ from ..nodes import node_ids
 from ..self_loops import COLUMNS, degree_of
 from .chunks import MAX_BYTES, Chunks, DeviceRows, HostRows, IdArray, Source, needed_rows
 from .cuda import DeviceBudget, Layers, layers_for, rows_fit
-from .direct import Limits, infer_in_parts, layer_counts
+from .direct import infer_in_parts
+from .limits import DEFAULTS, Limits, Progress, silent
 from .rows import DeviceSink, HostSink
 
-Progress = Callable[[int, int], None]
 Rows = Literal["full", "bfloat16"]
 """Numbers of the rows between two layers."""
 
@@ -101,8 +102,7 @@ def infer(
         raise InputError(
             f"rows is {rows!r}; expected one of {', '.join(get_args(Rows))}{nearest(str(rows), get_args(Rows))}"
         )
-    limits: dict[str, Any] = {"max_bytes": max_bytes, "scratch": scratch, "on_progress": on_progress, "base": base}
-    limits |= {"budget": budget, "rows": rows}
+    limits = Limits(max_bytes, scratch, on_progress or silent, base, budget, half=rows == "bfloat16")
     if isinstance(graph, Dataset):
         dataset, graph = graph, graph.graph
         if features is not None:
@@ -116,7 +116,7 @@ def infer(
             dataset.features,
             _degree(model, graph, degree),
             node_ids(nodes, graph.num_nodes, dataset),
-            **limits,
+            limits,
         )
     if not isinstance(graph, Graph):
         raise InputError(f"graph is a {type(graph).__name__}; expected a Dataset, or a Graph with features")
@@ -124,7 +124,7 @@ def infer(
         raise InputError("features are missing; expected [V, F] with a Graph, or a Dataset in its place")
     store = _store(features)
     _check_width(model, store, graph)
-    return outputs(model, graph, store, _degree(model, graph, degree), node_ids(nodes, graph.num_nodes), **limits)
+    return outputs(model, graph, store, _degree(model, graph, degree), node_ids(nodes, graph.num_nodes), limits)
 
 
 def _check_width(model: nn.Module, features: FeatureStore, graph: Graph) -> None:
@@ -157,32 +157,27 @@ def outputs(
     features: FeatureStore,
     degree: Tensor,
     nodes: IdArray,
-    *,
-    max_bytes: int = MAX_BYTES,
-    scratch: Path | None = None,
-    on_progress: Progress | None = None,
-    base: Tensor | None = None,
-    budget: DeviceBudget | None = None,
-    rows: Rows = "full",
-    group: Group | None = None,
+    limits: Limits = DEFAULTS,
 ) -> Tensor:
-    """`infer` with checked arguments: a graph, a feature store, a tensor, int64 ids. Ranks of a `group` share the work
-    on a stack that `has_parts`, on the host; other models are for one rank."""
+    """`infer` with checked arguments: a graph, a feature store, a tensor, int64 ids."""
     as_model(model)
-    _check(graph, features, degree, max_bytes)
+    _check(graph, features, degree, limits.max_bytes)
     wanted, order = np.unique(nodes, return_inverse=True)
     num_layers = layered(model).num_layers
     parameters = [p for p in model.parameters() if p.is_floating_point()]
     dtype = parameters[0].dtype if parameters else torch.from_numpy(np.empty(0, features.dtype)).dtype
     widest = max((p.shape[0] for p in parameters if p.ndim > 1), default=0)
     device = parameters[0].device if parameters else torch.device("cpu")
+    budget, base = limits.budget, limits.base
     if budget is None and device.type == "cuda":
         budget = DeviceBudget.from_free_memory(device)
     if device.type == "cpu" and dtype not in (torch.float32, torch.float64):
         raise InputError(f"the model is {dtype} on the CPU; expected float32 or float64: call model.float()")
     if budget is None and base is None and device.type == "cpu" and isinstance(model, Stack) and model.has_parts:
-        limits = Limits(max_bytes, scratch, rows == "bfloat16" and dtype == torch.float32, group)
-        logits = _in_parts(model, graph, features, degree.to(dtype), wanted, limits, on_progress=on_progress)
+        limits = replace(limits, half=limits.half and dtype == torch.float32)
+        needed = needed_rows(graph, wanted, num_layers + 1)
+        with evaluating(model), naming_features(model, features.num_features):
+            logits = infer_in_parts(model, graph, features, degree.to(dtype), needed, limits)
         return logits if np.array_equal(wanted, nodes) else logits[torch.from_numpy(order)]
     layers = None
     edges = graph.edge_features if reads_edges(model) else None
@@ -194,7 +189,8 @@ def outputs(
         )
     with evaluating(model):
         if layers is not None:
-            logits = _in_blocks(model, layers, layers.rows(features if base is None else base, dtype), on_progress)
+            h = layers.rows(features if base is None else base, dtype)
+            logits = _in_blocks(model, layers, h, limits.on_progress)
         else:
             on_host = budget is None
             source = HostRows(features, None, device, dtype, on_host) if base is None else DeviceRows(base, None, dtype)
@@ -202,43 +198,25 @@ def outputs(
             row_bytes = max(features.num_features, widest) * dtype.itemsize
             resident = budget is not None and rows_fit(needed, row_bytes, budget)
             if budget is not None and resident:
-                max_bytes = max(max_bytes, budget.num_bytes // 4)
+                limits = replace(limits, max_bytes=max(limits.max_bytes, budget.num_bytes // 4))
             kernels = None if budget is None else budget.kernels
             chunks = Chunks(
-                graph, degree.to(dtype), max_bytes, device, kernels, edges=edges, keeps_edges=keeps_edges(model)
+                graph, degree.to(dtype), limits.max_bytes, device, kernels, edges=edges, keeps_edges=keeps_edges(model)
             )
-            logits = _in_chunks(
-                model, chunks, needed, source, widest, resident, scratch=scratch, on_progress=on_progress
-            )
+            sink_of = DeviceSink if resident else partial(HostSink, scratch=limits.scratch, max_bytes=chunks.max_bytes)
+            logits = _in_chunks(model, chunks, needed, source, sink_of, limits.on_progress)
     if budget is None or logits.nbytes <= budget.num_bytes:
         logits = logits.to(device)
     return logits if np.array_equal(wanted, nodes) else logits[torch.from_numpy(order).to(logits.device)]
 
 
-def _in_parts(
-    model: Stack,
-    graph: Graph,
-    features: FeatureStore,
-    degree: Tensor,
-    wanted: IdArray,
-    limits: Limits,
-    on_progress: Progress | None,
-) -> Tensor:
-    """[n, C] for the n nodes of `wanted`."""
-    needed = needed_rows(graph, wanted, model.num_layers + 1)
-    with evaluating(model), naming_features(model, features.num_features):
-        parts = model.in_parts(layer_counts(graph, needed), degree)
-        return infer_in_parts(model, parts, graph, features, degree, needed, limits=limits, on_progress=on_progress)
-
-
-def _in_blocks(model: nn.Module, layers: Layers, h: Tensor, on_progress: Progress | None) -> Tensor:
+def _in_blocks(model: nn.Module, layers: Layers, h: Tensor, on_progress: Progress) -> Tensor:
     """[n, C] for the n nodes of `layers`, from the rows [S, F] that the first layer reads."""
     done, total = 0, sum(neighbourhood.num_dst for neighbourhood in layers.neighbourhoods)
     for i, neighbourhood in enumerate(layers.neighbourhoods):
         h = apply_layer(model, i, neighbourhood, h)
         done += neighbourhood.num_dst
-        if on_progress is not None:
-            on_progress(done, total)
+        on_progress(done, total)
     return h
 
 
@@ -247,26 +225,24 @@ def _in_chunks(
     chunks: Chunks,
     needed: Sequence[npt.NDArray[np.bool_]],
     source: Source,
-    widest: int,
-    resident: bool,
-    scratch: Path | None,
-    on_progress: Progress | None,
+    sink_of: Callable[[int], DeviceSink | HostSink],
+    on_progress: Progress,
 ) -> Tensor:
-    """Rows of the last layer, ascending. Rows of all layers stay on the model's device if they are `resident`, else on
+    """Rows of the last layer, ascending. `sink_of` a count of rows returns what collects them, on the model's device or
     the host."""
+    widest = max((p.shape[0] for p in model.parameters() if p.is_floating_point() and p.ndim > 1), default=0)
     total, done = sum(int(np.count_nonzero(mask)) for mask in needed), 0
     for i, mask in enumerate(needed):
         # Layers differ in width: what one has used would lie idle beside what the next one takes.
         rows, last, arena = np.flatnonzero(mask), i == len(needed) - 1, Arena()
-        sink = DeviceSink(len(rows)) if resident else HostSink(len(rows), scratch, chunks.max_bytes)
+        sink = sink_of(len(rows))
         for dst in chunks.cut(rows, source, widest):
             neighbourhood = chunks.neighbourhood(dst)
             with reusing(arena):
                 sink.append(apply_layer(model, i, neighbourhood, source.gather(neighbourhood.block.src)))
             arena.step()
             done += len(dst)
-            if on_progress is not None:
-                on_progress(done, total)
+            on_progress(done, total)
         result = sink.finish()
         if last:
             return result if isinstance(result, Tensor) else torch.from_numpy(result)
@@ -311,20 +287,10 @@ def naming_features(model: nn.Module, width: int) -> Iterator[None]:
 
 
 def evaluate(
-    model: nn.Module,
-    dataset: Dataset,
-    degree: Tensor,
-    splits: Sequence[str] = SPLITS,
-    *,
-    max_bytes: int = MAX_BYTES,
-    scratch: Path | None = None,
-    on_progress: Progress | None = None,
-    base: Tensor | None = None,
-    budget: DeviceBudget | None = None,
-    group: Group | None = None,
+    model: nn.Module, dataset: Dataset, degree: Tensor, splits: Sequence[str] = SPLITS, limits: Limits = DEFAULTS
 ) -> dict[str, float | None]:
     """`accuracy` of every split of `splits`, in one pass over the layers; None for a split without nodes. Arguments as
-    in `infer`; `group` as in `outputs`.
+    in `infer`.
 
     Raises:
         InputError: an unknown split, another task than multi-class and multi-label, or see `infer`.
@@ -333,8 +299,7 @@ def evaluate(
         raise InputError(
             f"evaluate counts classes, but the task of {dataset.name} is {dataset.task}; use Measures.measured"
         )
-    limits = {"max_bytes": max_bytes, "scratch": scratch, "on_progress": on_progress, "base": base, "budget": budget}
-    rows = split_outputs(model, dataset, degree, splits, **limits, group=group)
+    rows = split_outputs(model, dataset, degree, splits, limits)
     found = {name: _counted(logits, y) for name, (logits, y) in rows.items()}
     # On a device, read all at once.
     scores = dict(zip(found, torch.stack(list(found.values())).tolist())) if found else {}
@@ -342,7 +307,7 @@ def evaluate(
 
 
 def split_outputs(
-    model: nn.Module, dataset: Dataset, degree: Tensor, splits: Sequence[str] = SPLITS, **limits: Any
+    model: nn.Module, dataset: Dataset, degree: Tensor, splits: Sequence[str], limits: Limits
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Outputs and labels of the nodes of each split that has any, in one pass over the layers. Arguments as in
     `evaluate`."""
@@ -350,7 +315,7 @@ def split_outputs(
         if name not in SPLITS:
             raise InputError(f"split is '{name}'; expected one of {', '.join(SPLITS)}{nearest(name, SPLITS)}")
     nodes = np.concatenate([np.empty(0, np.int64), *(getattr(dataset.split, name) for name in splits)])
-    return by_split(outputs(model, dataset.graph, dataset.features, degree, nodes, **limits), dataset, splits)
+    return by_split(outputs(model, dataset.graph, dataset.features, degree, nodes, limits), dataset, splits)
 
 
 def by_split(logits: Tensor, dataset: Dataset, splits: Sequence[str] = SPLITS) -> dict[str, tuple[Tensor, Tensor]]:

@@ -94,16 +94,21 @@ def known_of(graph: Graph, labels: npt.NDArray[Any]) -> Knows:
     return known
 
 
+@dataclass(frozen=True, eq=False)
+class PairsOfSet:
+    """The positive pairs of a set, which are ranked."""
+
+    labels: npt.NDArray[Any]
+    """See `storage.links.pairs`."""
+    numbers: npt.NDArray[np.int64]
+    """int64 [n], of the positive pairs."""
+    name: str
+    """train, val or test."""
+    types: GraphTypes = SINGLE
+
+
 def link_metrics(
-    decoder: Any,
-    rows: Tensor,
-    labels: npt.NDArray[Any],
-    numbers: npt.NDArray[np.int64],
-    name: str,
-    names: Sequence[str],
-    known: Knows,
-    types: GraphTypes = SINGLE,
-    ranks_sources: bool = False,
+    decoder: Any, rows: Tensor, of: PairsOfSet, names: Sequence[str], known: Knows, ranks_sources: bool = False
 ) -> Scored:
     """Metrics of the positive pairs of a set. AUC and average precision are against the given negatives of the set, or
     as many uniform pairs that are not linked; MRR and Hits@k are of ranks, see the module. Pairs of several relations
@@ -112,18 +117,15 @@ def link_metrics(
     Args:
         decoder: see `links.decoders.Decoder`.
         rows: [V, D], of all nodes.
-        labels: see `storage.links.pairs`.
-        numbers: int64 [n], of the positive pairs.
-        name: train, val or test.
+        of: the set.
         names: of `LINK_METRICS`.
         known: gives pairs that rankings leave out.
-        types: of the graph, or None.
         ranks_sources: rank the source of each pair too, among all sources; there are no given negatives then.
     """
     found = {}
-    for one in OneRelation.each(labels, numbers, types):
-        own, pairs = of_relation(decoder, one.place), labels[one.rows, :2]
-        found[one.name] = _ranked(own, rows, one, pairs, name, known(one))
+    for one in OneRelation.each(of.labels, of.numbers, of.types):
+        own, pairs = of_relation(decoder, one.place), of.labels[one.rows, :2]
+        found[one.name] = _ranked(own, rows, one, pairs, of.name, known(one))
         if ranks_sources:
             with torch.no_grad():
                 turned = filtered_ranks(Turned(own), rows, pairs[:, ::-1].copy(), known(one).turned)

@@ -1,63 +1,50 @@
 """Metrics of the splits of a dataset from the outputs of a model, whatever the task."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from ...storage.dataset import SPLITS, Dataset, IdArray
 from ...storage.links.pairs import PairArray
 from ..links.decoders import decoder_beside
 from ..links.plan import Ends
-from .edges import RowsOfEnds, scored_edges
+from .edges import RowsOfEnds, edge_outputs
 from .layerwise import by_split, outputs
-from .link_metrics import Knows, link_metrics
+from .limits import Limits
+from .link_metrics import Knows, PairsOfSet, link_metrics
 from .measures import Measures, Scored
-from .temporal import Chunk, temporal_link_metrics, temporal_outputs
+from .temporal import Draws, temporal_link_metrics, temporal_outputs
 
 Rows = dict[str, tuple[Tensor, Tensor]] | Tensor | RowsOfEnds
 
 
-def split_rows(
-    model: nn.Module, dataset: Dataset, degree: Tensor, splits: Sequence[str] = SPLITS, **limits: Any
-) -> Rows:
+def split_rows(model: nn.Module, dataset: Dataset, degree: Tensor, splits: Sequence[str], limits: Limits) -> Rows:
     """Everything that `scored` reads, in one pass over the layers. Arguments as in `layerwise.evaluate`."""
     nodes = nodes_to_evaluate(dataset, splits)
-    return rows_of(outputs(model, dataset.graph, dataset.features, degree, nodes, **limits), dataset, splits)
+    return rows_of(outputs(model, dataset.graph, dataset.features, degree, nodes, limits), dataset, splits)
 
 
 def temporal_scored(
-    measures: Measures,
-    model: nn.Module,
-    dataset: Dataset,
-    sampler: Any,
-    seed: int,
-    split: str,
-    known: Knows,
-    by_class: bool = False,
-    on_progress: Callable[[int, int], None] | None = None,
-    chunk: Chunk | None = None,
+    measures: Measures, model: nn.Module, dataset: Dataset, draws: Draws, split: str, known: Knows
 ) -> Scored | None:
     """`scored` where samples go by time: nodes and pairs at their times. See `temporal`."""
-    numbers, data = getattr(dataset.split, split), (dataset.graph, dataset.features, sampler)
+    numbers, data = getattr(dataset.split, split), (dataset.graph, dataset.features, draws)
     if not len(numbers):
         return None
     if dataset.task == "link":
-        times, names = dataset.pair_time, measures.all_names
-        assert times is not None
-        of_pairs = (dataset.labels, times, numbers, split, names, known, seed, on_progress, chunk)
-        return temporal_link_metrics(model, *data, *of_pairs)
+        return temporal_link_metrics(model, dataset, draws, split, measures.all_names, known)
     if dataset.pairs is not None:
         assert dataset.pair_time is not None
         ends = Ends.from_pairs(dataset.pairs[numbers], dataset.pair_time[numbers], dataset.num_nodes)
         assert ends.moments is not None
-        rows = temporal_outputs(model, *data, ends.nodes, ends.moments, seed, on_progress, chunk)
-        return _of_edges(measures, model, dataset, rows, ends.positions, numbers, by_class=by_class)
+        rows = temporal_outputs(model, *data, ends.nodes, ends.moments)
+        return _of_edges(measures, model, dataset, rows, ends.positions, split)
     times = dataset.graph.node_time
     assert times is not None
-    rows = temporal_outputs(model, *data, numbers, times[numbers], seed, on_progress, chunk)
-    return scored(measures, model, dataset, rows_of(rows, dataset, (split,)), split, known, by_class=by_class)
+    rows = temporal_outputs(model, *data, numbers, times[numbers])
+    return scored(measures, model, dataset, rows_of(rows, dataset, (split,)), split, known)
 
 
 def nodes_to_evaluate(dataset: Dataset, splits: Sequence[str] = SPLITS) -> IdArray:
@@ -82,15 +69,9 @@ def rows_of(outputs: Tensor, dataset: Dataset, splits: Sequence[str] = SPLITS) -
 
 
 def scored(
-    measures: Measures,
-    model: nn.Module,
-    dataset: Dataset,
-    rows: Rows,
-    split: str,
-    known: Knows,
-    by_class: bool = False,
+    measures: Measures, model: nn.Module, dataset: Dataset, rows: Rows, split: str, known: Knows
 ) -> Scored | None:
-    """Metrics of a split; None if it is empty.
+    """Metrics of a split, those of the test split by class too; None if it is empty.
 
     Args:
         measures: what is measured.
@@ -99,33 +80,25 @@ def scored(
         rows: see `split_rows`.
         split: train, val or test.
         known: gives pairs that rankings leave out.
-        by_class: see `Measures.measured`.
     """
     if isinstance(rows, dict):
-        return measures.measured(*rows[split], by_class) if split in rows else None
+        return measures.measured(*rows[split], split == "test") if split in rows else None
     numbers = getattr(dataset.split, split)
     if not len(numbers):
         return None
     if isinstance(rows, RowsOfEnds):
         assert dataset.pairs is not None
         positions = rows.positions(dataset.pairs[numbers])
-        return _of_edges(measures, model, dataset, rows.rows, positions, numbers, by_class=by_class)
-    decoder, names = decoder_beside(model, rows), measures.all_names
-    of_pairs = (dataset.labels, numbers, split, names, known, dataset.graph.types)
-    return link_metrics(decoder, rows, *of_pairs, ranks_sources=measures.ranks_sources)
+        return _of_edges(measures, model, dataset, rows.rows, positions, split)
+    pairs = PairsOfSet(dataset.labels, numbers, split, dataset.graph.types)
+    return link_metrics(decoder_beside(model, rows), rows, pairs, measures.all_names, known, measures.ranks_sources)
 
 
 def _of_edges(
-    measures: Measures,
-    model: nn.Module,
-    dataset: Dataset,
-    rows: Tensor,
-    positions: PairArray,
-    numbers: IdArray,
-    by_class: bool,
+    measures: Measures, model: nn.Module, dataset: Dataset, rows: Tensor, positions: PairArray, split: str
 ) -> Scored:
-    """Metrics of the labelled edges of these `numbers`, whose ends are at `positions` among the rows."""
+    """Metrics of the labelled edges of a split, whose ends are at `positions` among the rows."""
+    numbers = getattr(dataset.split, split)
     features = None if dataset.pair_features is None else dataset.pair_features[numbers]
-    return scored_edges(
-        measures, decoder_beside(model, rows), rows, positions, dataset.labels[numbers], features, by_class=by_class
-    )
+    outputs = edge_outputs(decoder_beside(model, rows), rows, positions, features)
+    return measures.measured(outputs, torch.from_numpy(dataset.labels[numbers]).to(outputs.device), split == "test")

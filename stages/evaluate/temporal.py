@@ -1,6 +1,7 @@
 """Evaluation at the moments of nodes: each over samples of what lies before it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.features import FeatureStore
 from ...storage.graph import Graph
@@ -22,6 +24,7 @@ from ..neighbourhood.block import BlockNeighbourhood, types_of_edges
 from ..random import Purpose, branches, draw_word, stream
 from ..sample.temporal import IdArray, TemporalSampler, Times, degrees_until, timed_graph
 from .cuda import DeviceBudget
+from .limits import Progress, silent
 from .link_metrics import Knows, OneRelation, Ranked, of_relations
 from .links import KnownPairs
 from .measures import Scored
@@ -37,16 +40,19 @@ NEGATIVES = 100
 TRIES = 20
 
 
+@dataclass(frozen=True)
+class Draws:
+    """Samples by time that an evaluation computes outputs over."""
+
+    sampler: TemporalSampler
+    seed: int
+    on_progress: Progress = silent
+    chunk: Chunk | None = None
+    """Computes outputs; by default from draws of the host."""
+
+
 def temporal_outputs(
-    model: nn.Module,
-    graph: Graph,
-    features: FeatureStore,
-    sampler: TemporalSampler,
-    nodes: IdArray,
-    moments: Times,
-    seed: int,
-    on_progress: Callable[[int, int], None] | None = None,
-    chunk: Chunk | None = None,
+    model: nn.Module, graph: Graph, features: FeatureStore, draws: Draws, nodes: IdArray, moments: Times
 ) -> Tensor:
     """[n, C], the model's outputs for `nodes` at their moments, over the sampler's draws: exact if it takes all
     in-edges (fanout -1), else the same in every call with the same nodes. On the model's device, or on the host if half
@@ -56,13 +62,11 @@ def temporal_outputs(
         model: of at most as many layers as the sampler has hops; rows are on its device.
         graph: with times of edges.
         features: rows of all nodes.
-        sampler: draws the neighbourhoods.
+        draws: the neighbourhoods.
         nodes: int64 [n], ids, that may repeat.
         moments: [n], times.
-        seed: of the draws.
-        on_progress: called with (nodes done, nodes in all).
-        chunk: computes outputs; by default from draws of the host.
     """
+    sampler = draws.sampler
     as_model(model)
     short = TemporalSampler(
         sampler.fanout[: layered(model).num_layers],
@@ -75,17 +79,16 @@ def temporal_outputs(
     _, rank = np.unique(when, return_inverse=True)
     _, first, back = np.unique(rank * max(1, graph.num_nodes) + nodes, return_index=True, return_inverse=True)
     nodes, when = nodes[first], when[first]
-    key, found, stays = stream(seed, Purpose.EVALUATE), [], True
+    key, found, stays = stream(draws.seed, Purpose.EVALUATE), [], True
     with evaluating(model):
         for number, at in enumerate(range(0, len(nodes), CHUNK)):
             some = slice(at, at + CHUNK)
             request = BulkRequest(key, 0, number, number, (nodes[some],), moments=(when[some],))
-            out = (chunk or _on_host)(model, graph, features, short, request)
+            out = (draws.chunk or _on_host)(model, graph, features, short, request)
             rows = _of_seeds(model, out, len(nodes[some]))
             stays = stays if found else _fit(rows, len(nodes) + len(back))
             found.append(rows if stays else rows.cpu())
-            if on_progress is not None:
-                on_progress(min(at + CHUNK, len(nodes)), len(nodes))
+            draws.on_progress(min(at + CHUNK, len(nodes)), len(nodes))
     rows = torch.cat(found) if found else torch.empty(0, 0)
     return rows[torch.from_numpy(back).to(rows.device)]
 
@@ -132,19 +135,7 @@ def _of_seeds(model: nn.Module, out: Any, count: int) -> Tensor:
 
 
 def temporal_link_metrics(
-    model: nn.Module,
-    graph: Graph,
-    features: FeatureStore,
-    sampler: TemporalSampler,
-    labels: npt.NDArray[Any],
-    time: Times,
-    numbers: IdArray,
-    name: str,
-    names: Sequence[str],
-    known: Knows,
-    seed: int,
-    on_progress: Callable[[int, int], None] | None = None,
-    chunk: Chunk | None = None,
+    model: nn.Module, dataset: Dataset, draws: Draws, name: str, names: Sequence[str], known: Knows
 ) -> Scored:
     """Metrics of the positive pairs of a set, each from what lies before it. A pair (u, v) is ranked among
     `NEGATIVES` pairs (u, w) at its time, the same in every run, for nodes w that are destinations of pairs and never
@@ -153,37 +144,27 @@ def temporal_link_metrics(
 
     Args:
         model: has a decoder.
-        graph: see `temporal_outputs`.
-        features: likewise.
-        sampler: likewise.
-        labels: see `storage.links.pairs`.
-        time: [N], of the pairs.
-        numbers: int64 [n], of the positive pairs.
+        dataset: of links with times.
+        draws: see `temporal_outputs`; progress is of pairs.
         name: train, val or test.
         names: of `links.LINK_METRICS`.
         known: gives pairs that are no negatives.
-        seed: of the draws.
-        on_progress: called with (pairs done, pairs in all).
-        chunk: see `temporal_outputs`.
     """
-    decoder, found, begun = decoder_of(model), {}, 0
-
-    def advance(done: int) -> None:
-        if on_progress is not None:
-            on_progress(done, len(numbers))
-
+    decoder, found, begun, quiet = decoder_of(model), {}, 0, replace(draws, on_progress=silent)
+    graph, labels, time, numbers = dataset.graph, dataset.labels, dataset.pair_time, getattr(dataset.split, name)
+    assert time is not None
     for one in OneRelation.each(labels, numbers, graph.types):
         every, valid = _with_negatives(labels[one.rows, :2], np.unique(one.table[:, 1]), known(one), name)
         score, scores = of_relation(decoder, one.place), []
         for at in range(0, len(every), PAIRS):
             ends = Ends.from_pairs(every[at : at + PAIRS], time[one.rows[at : at + PAIRS]], graph.num_nodes)
             assert ends.moments is not None
-            rows = temporal_outputs(model, graph, features, sampler, ends.nodes, ends.moments, seed=seed, chunk=chunk)
+            rows = temporal_outputs(model, graph, dataset.features, quiet, ends.nodes, ends.moments)
             with evaluating(model):
                 positions = torch.from_numpy(ends.positions).to(rows.device)
                 flat = score(*(rows[positions[..., i]].flatten(0, 1) for i in (0, 1)))
                 scores.append(flat.view(positions.shape[:2]).float())
-            advance(begun + min(at + PAIRS, len(every)))
+            draws.on_progress(begun + min(at + PAIRS, len(every)), len(numbers))
         found[one.name] = _ranked(torch.cat(scores), valid)
         begun += len(every)
     return of_relations(found, names)

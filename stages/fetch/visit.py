@@ -236,7 +236,7 @@ class Visits:
             group: the ranks.
             device: where layers are computed; None: on the host.
         """
-        self._share, self._modes, self._ahead_bytes, self._group = share, modes, prefetch_bytes, group
+        self.share, self._modes, self._ahead_bytes, self.group = share, modes, prefetch_bytes, group
         self._device = device
         of = (share.x, share.labels, share.edge_rows) if device is None else share.to_device(device)
         self._x, self._labels, self._edge_rows = of
@@ -251,7 +251,7 @@ class Visits:
         return self._x.device
 
     def fetch(self, work: FullBatch) -> Fetched:
-        ring = Ring(self._group, self._ahead_bytes, self._device)
+        ring = Ring(self.group, self._ahead_bytes, self._device)
         # The last pass's statistics are complete when the next pass begins.
         self._waited_s, self._ring = self.exchange_s, ring
         neighbourhoods = tuple(
@@ -259,7 +259,7 @@ class Visits:
             for i, (view, mode) in enumerate(zip(work.layers, self._modes))
         )
         y, links = self._labels[: work.num_seeds], None
-        if self._pairs is not None and (pairs := self._share.pairs) is not None:
+        if self._pairs is not None and (pairs := self.share.pairs) is not None:
             y, links = self._pairs
             links = replace(links, decoder=self.head, all_rows=lambda rows: pairs.all_rows(rows, ring))
         # The same for all ranks: dropout is a function of the epoch and of the row's name, not of its owner.
@@ -277,19 +277,19 @@ class Visits:
 
     def everything(self, batch: FullBatch, module: nn.Module, layers: int) -> tuple[tuple[Neighbourhood, ...], Tensor]:
         """Neighbourhoods for all rows, pruned or not, and the features: for evaluating the module."""
-        ring = Ring(self._group, self._ahead_bytes, self._device)
+        ring = Ring(self.group, self._ahead_bytes, self._device)
         mode = "halo" if reads_blocks(module) else "rematerialize"
         return tuple(self._neighbourhood(batch, batch.whole, i, mode, ring) for i in range(layers)), self._x
 
     def _neighbourhood(self, batch: FullBatch, view: View, layer: int, mode: Mode, ring: Ring) -> Neighbourhood:
-        if mode != "halo" and self._group.size > 1:
+        if mode != "halo" and self.group.size > 1:
             keep, edges = mode == "keep", self._edge_rows
             return SequentialNeighbourhood(
                 batch, view, layer, ring, self._dtype, keep=keep, edge_rows=edges, device=self._device
             )
         # With one rank the modes are the same.
         if id(view) not in self._halos:
-            types = self._share.types
+            types = self.share.types
             self._halos[id(view)] = Halo(batch, view, self._dtype, self._edge_rows, self._device, types)
         return HaloNeighbourhood(self._halos[id(view)], ring)
 

@@ -20,7 +20,7 @@ from millrace.pipeline.training.lost_ranks import _seeds_of
 from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.assignment import isolated_plan
 from millrace.stages.comm.gloo import ring_bytes, sum_waits
-from millrace.stages.evaluate.link_metrics import known_of, link_metrics
+from millrace.stages.evaluate.link_metrics import PairsOfSet, known_of, link_metrics
 from millrace.stages.feed.link_feed import LocalLinks
 from millrace.stages.feed.local_feed import QUIET
 from millrace.stages.links.plan import LinkPlan
@@ -185,7 +185,7 @@ def test_isolated_ranks_train_their_pairs_send_gradients_and_go_on(links, tmp_pa
         known, metrics = known_of(links.graph, links.labels), ("mrr", "hits@10", "auc", "average_precision")
         best = prepare(job, links).model.build()
         best.load_state_dict(torch.load(tmp_path / way / "model.pt", weights_only=True))
-        order = links.labels, links.split.test, "test", metrics, known
+        order = PairsOfSet(links.labels, links.split.test, "test"), metrics, known
         expected = link_metrics(best.decoder, mr.infer(best, links), *order).values
         numbers = sum(p.numel() for p in model.parameters()) + 2
         for r in range(job.ranks):

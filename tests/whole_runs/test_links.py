@@ -12,7 +12,7 @@ import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup.sampling import seed_plan
-from millrace.stages.evaluate.link_metrics import known_of, link_metrics
+from millrace.stages.evaluate.link_metrics import PairsOfSet, known_of, link_metrics
 from millrace.stages.evaluate.links import LINK_METRICS
 from millrace.stages.models.base import as_model
 from millrace.stages.neighbourhood.block import BlockNeighbourhood
@@ -127,7 +127,9 @@ def test_a_run_is_that_of_plain_torch(links, tmp_path, negatives, decoder, loss)
     )
     with torch.no_grad():
         rows = model.layer(0, whole, features)
-    found = link_metrics(model.decoder, rows, data.labels, data.split.test, "test", LINK_METRICS, known).values
+    found = link_metrics(
+        model.decoder, rows, PairsOfSet(data.labels, data.split.test, "test"), LINK_METRICS, known
+    ).values
     assert result.test_metrics == pytest.approx({k: found[k] for k in result.test_metrics}, abs=1e-6)
     assert set(result.test_metrics) == {"mrr", "auc", "average_precision", "hits@10"} and result.test_accuracy is None
 

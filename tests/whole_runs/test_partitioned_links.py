@@ -14,7 +14,7 @@ from millrace.pipeline.setup.prepare import prepare, prepare_part
 from millrace.pipeline.telemetry.events import silent
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.trainer import train_and_evaluate
-from millrace.stages.evaluate.link_metrics import known_of, link_metrics
+from millrace.stages.evaluate.link_metrics import PairsOfSet, known_of, link_metrics
 from millrace.stages.partition.stage import partition_dataset
 from millrace.storage.errors import Interrupted, RunError
 from millrace.tests.contracts.bulk_ranks import last_parameters
@@ -107,7 +107,7 @@ def test_blocks_train_what_whole_graphs_train(links, owners, wholes, tmp_path, r
         whole, parameters = wholes["owners" if name == "owners" else "ranges"]
         # Evaluation negatives follow from the nodes' own numbers.
         known, metrics = known_of(links.graph, links.labels), ("mrr", "hits@10", "auc", "average_precision")
-        order = links.labels, links.split.test, "test", metrics, known
+        order = PairsOfSet(links.labels, links.split.test, "test"), metrics, known
         model = mr.load(whole).model
         expected = link_metrics(model.decoder, mr.infer(model, links), *order).values
         for report in (r[number] for r in reports):

@@ -12,7 +12,7 @@ import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup.sampling import seed_plan
-from millrace.stages.evaluate.link_metrics import known_of, link_metrics
+from millrace.stages.evaluate.link_metrics import PairsOfSet, known_of, link_metrics
 from millrace.stages.evaluate.links import LINK_METRICS
 from millrace.stages.models.base import as_model
 from millrace.storage.dataset_store import write_dataset
@@ -126,7 +126,9 @@ def test_a_run_is_that_of_dense_torch(links, tmp_path, negatives, decoder, loss)
     with torch.no_grad():
         rows = model.dense(x, edges)
     known = known_of(links.graph, links.labels)
-    found = link_metrics(model.decoder, rows, links.labels, links.split.test, "test", LINK_METRICS, known).values
+    found = link_metrics(
+        model.decoder, rows, PairsOfSet(links.labels, links.split.test, "test"), LINK_METRICS, known
+    ).values
     assert result.test_metrics == pytest.approx({k: found[k] for k in result.test_metrics}, abs=1e-6)
     # By hand: among all items that the user is not known to like.
     linked = set(map(tuple, links.labels[:, :2].tolist()))

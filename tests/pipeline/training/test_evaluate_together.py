@@ -30,8 +30,8 @@ def test_a_model_on_a_device_is_evaluated_as_on_the_host(name: str, on_device: t
     there = copy.deepcopy(model).to(on_device)
 
     def rank(group: ThreadGroup) -> list[float]:
-        visits = Visits(share := case.share(group, 2, False), (), 0, group)
-        found = [evaluate_together(m, share, visits, "train", 2, group) for m in (copy.deepcopy(model), there)]
+        visits = Visits(case.share(group, 2, False), (), 0, group)
+        found = [evaluate_together(m, visits, "train") for m in (copy.deepcopy(model), there)]
         return [f.accuracy for f in found if f is not None]
 
     for host, device in run_threads(rank, 2):
@@ -47,10 +47,10 @@ def there_and_here(group: Gloo) -> tuple[float, list[Any], list[int]]:
     model = MODELS["gat"](hidden=4, layers=2).build(F, C).double().train()
     share = case.share(made, 2, False)
     here, there = Visits(share, (), 0, made), Visits(share, (), 100, made, DEVICE)
-    on_host = together._rows_of(model.eval(), share, here, 2)
+    on_host = together._rows_of(model.eval(), here)
     model = model.train().to(DEVICE)
     with torch.no_grad():
-        difference = (together._rows_of(model.eval(), share, there, 2) - on_host).abs().max()
+        difference = (together._rows_of(model.eval(), there) - on_host).abs().max()
     prepared: Any = SimpleNamespace(outline=SimpleNamespace(splits={"val": True}, task="node", of_pairs=False))
     job: Any = SimpleNamespace(group=made, device=DEVICE, num_layers=2, measures=Measures())
 
@@ -58,7 +58,7 @@ def there_and_here(group: Gloo) -> tuple[float, list[Any], list[int]]:
         return evaluation._together(prepared, lambda: share, lambda: None, job, model.train())(model, "val")
 
     tried: list[Callable[[], Any]] = [
-        lambda: evaluate_together(model.train(), share, here, "val", 2, made),
+        lambda: evaluate_together(model.train(), here, "val"),
         score,
         score,
     ]

@@ -11,6 +11,7 @@ from torch import nn
 
 from millrace.pipeline.training import evaluation
 from millrace.stages.evaluate.layerwise import evaluate
+from millrace.stages.evaluate.limits import silent
 from millrace.stages.evaluate.measures import Measures
 from millrace.stages.models import MODELS
 from millrace.storage.dataset import Dataset, Split
@@ -49,18 +50,16 @@ def scored(ranks: int, monkeypatch: pytest.MonkeyPatch, machines: list[int], **m
     def rank(group: ThreadGroup) -> float | None:
         job: Any = SimpleNamespace(group=group, ledger=Ledger(), measures=Measures(names=("macro_f1",)))
         monkeypatch.setattr(evaluation, "ranks_by_host", lambda g, number: by_host(g, machines[g.rank]))
-        score = evaluation._by_leaders(
-            prepared, object(), net, job, True, Path("unused"), lambda e: None, lambda: False
-        )
+        score = evaluation._by_leaders(prepared, object(), net, job, Path("unused"), lambda: silent)
         found = score(net, "val")
         assert found is not None and (found.counts is None) and found.values.keys() == {"macro_f1"}
         return found.accuracy
 
     by_host, real = evaluation.ranks_by_host, evaluation.split_rows
 
-    def watched(*args: Any, **options: Any) -> Any:
-        computed.append(1 if options["group"] is None else options["group"].size)
-        return real(*args, **options)
+    def watched(*args: Any) -> Any:
+        computed.append(1 if args[-1].group is None else args[-1].group.size)
+        return real(*args)
 
     monkeypatch.setattr(evaluation, "split_rows", watched)
     for name, value in memory.items():

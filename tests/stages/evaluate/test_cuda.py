@@ -13,6 +13,7 @@ from millrace.stages.evaluate import cuda
 from millrace.stages.evaluate import layerwise as module
 from millrace.stages.evaluate.cuda import DeviceBudget, fits
 from millrace.stages.evaluate.layerwise import accuracy, evaluate, infer, tally
+from millrace.stages.evaluate.limits import Limits
 from millrace.stages.evaluate.measures import METRICS, Measures
 from millrace.stages.kernels import aggregation_backend
 from millrace.storage.dataset import Dataset, Split
@@ -179,8 +180,10 @@ def test_scores_of_all_splits(multilabel: bool) -> None:
     ).check()
     want = evaluate(model, dataset, degree_of(graph))
     base = torch.from_numpy(x).to(DEVICE)
-    assert evaluate(model.to(DEVICE), dataset, degree_of(graph), base=base, budget=limit(1 << 30)) == want
-    assert want["test"] is None and evaluate(model, dataset, degree_of(graph), (), budget=limit(1 << 30)) == {}
+    assert (
+        evaluate(model.to(DEVICE), dataset, degree_of(graph), limits=Limits(base=base, budget=limit(1 << 30))) == want
+    )
+    assert want["test"] is None and evaluate(model, dataset, degree_of(graph), (), Limits(budget=limit(1 << 30))) == {}
 
 
 def test_counts_lie_where_the_logits_do() -> None:

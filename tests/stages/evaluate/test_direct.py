@@ -14,6 +14,7 @@ from millrace.stages.evaluate import direct
 from millrace.stages.evaluate import layerwise as module
 from millrace.stages.evaluate import rows as rows_module
 from millrace.stages.evaluate.layerwise import infer
+from millrace.stages.evaluate.limits import Limits
 from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.models import MODELS
 from millrace.stages.models.base import Stack
@@ -357,7 +358,7 @@ def test_ranks_share_the_blocks_and_get_the_bits_of_one(name, ranks):
     model.eval()
 
     def rank(group: ThreadGroup) -> Tensor:
-        return module.outputs(model, graph, x, degree, nodes, group=group)
+        return module.outputs(model, graph, x, degree, nodes, Limits(group=group))
 
     assert all(torch.equal(got, want) for got in run_threads(rank, ranks))
 
@@ -367,7 +368,7 @@ def test_more_ranks_than_blocks():
     model.eval()
     for nodes in (np.arange(40), np.empty(0, np.int64)):
         found = run_threads(
-            lambda group, nodes=nodes: module.outputs(model, graph, x, degree_of(graph), nodes, group=group), 4
+            lambda group, nodes=nodes: module.outputs(model, graph, x, degree_of(graph), nodes, Limits(group=group)), 4
         )
         assert all(torch.equal(got, infer(model, graph, x, degree_of(graph), nodes)) for got in found)
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.stages.evaluate import links
-from millrace.stages.evaluate.link_metrics import link_metrics
+from millrace.stages.evaluate.link_metrics import PairsOfSet, link_metrics
 from millrace.stages.evaluate.links import KnownPairs, filtered_ranks, ranks_among, score_pairs
 from millrace.stages.links.decoders import make_decoder
 from millrace.storage.links.pairs import is_symmetric
@@ -113,15 +113,17 @@ def test_all_metrics_of_given_negatives():
     labels = np.array([(0, 1, 0), (2, 3, 0), (0, 2, 2), (1, 3, 2), (4, 5, 3)], np.int64)
     rows = torch.tensor([[1.0, 0], [0.9, 0], [0, 1], [0, 0.2], [0.5, 0.5], [1, 1]])
     known = KnownPairs(6, np.empty(0, np.int64))
-    found = link_metrics(DOT, rows, labels, np.array([0, 1]), "val", ALL, lambda _: known).values
+    found = link_metrics(DOT, rows, PairsOfSet(labels, np.array([0, 1]), "val"), ALL, lambda _: known).values
     # Scores: positives 0.9 and 0.2, negatives of val 0 and 0.
     assert found == dict.fromkeys(ALL, 1.0)
     rows[1] = -1
     # Now -1 and 0.2 against 0 and -0.2 + 0 of (1, 3) -> the first is last.
-    found = link_metrics(DOT, rows, labels, np.array([0, 1]), "val", ALL, lambda _: known).values
+    found = link_metrics(DOT, rows, PairsOfSet(labels, np.array([0, 1]), "val"), ALL, lambda _: known).values
     assert found["mrr"] == pytest.approx((1 / 3 + 1) / 2) and found["auc"] == 0.5
     assert (found["hits@1"], found["hits@3"]) == (0.5, 1.0)
-    diverged = link_metrics(DOT, rows * float("nan"), labels, np.array([0]), "val", ALL, lambda _: known).values
+    diverged = link_metrics(
+        DOT, rows * float("nan"), PairsOfSet(labels, np.array([0]), "val"), ALL, lambda _: known
+    ).values
     assert all(np.isnan(value) for value in diverged.values())
 
 
@@ -140,7 +142,9 @@ def test_drawn_negatives_are_uniform_unlinked_pairs_and_always_the_same():
     complete = KnownPairs(4, np.arange(16))
     assert len(complete.unknown(5, "test")) == 0
     labels = np.array([(0, 1, 0)])
-    found = link_metrics(DOT, torch.ones(4, 2), labels, np.array([0]), "test", ALL, lambda _: complete).values
+    found = link_metrics(
+        DOT, torch.ones(4, 2), PairsOfSet(labels, np.array([0]), "test"), ALL, lambda _: complete
+    ).values
     assert found["mrr"] == 1 and np.isnan(found["auc"])
 
 
@@ -188,7 +192,7 @@ def test_sources_are_ranked_one_by_one(typed, data):
     ranks = filtered_ranks(links.Turned(skew), rows, pairs[:, ::-1].copy(), known.turned)
     assert ranks.tolist() == expected
     both = link_metrics(
-        skew, rows, labels, np.arange(len(pairs)), "test", ["mrr"], lambda one: known, ranks_sources=True
+        skew, rows, PairsOfSet(labels, np.arange(len(pairs)), "test"), ["mrr"], lambda one: known, ranks_sources=True
     )
     tails = filtered_ranks(skew, rows, pairs, known)
     assert both.values["mrr"] == pytest.approx(float((1 / torch.cat([tails, ranks])).mean()))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.stages.evaluate.temporal import temporal_outputs
+from millrace.stages.evaluate.temporal import Draws, temporal_outputs
 from millrace.storage.errors import InputError
 from millrace.storage.features import ArrayFeatures
 
@@ -29,7 +29,7 @@ def test_with_all_in_edges_they_are_those_of_the_graph_until_then(graph, model, 
     module = model(hidden=8, layers=2, **more).build(5, 4).double()
     features = ArrayFeatures(np.random.default_rng(0).standard_normal((25, 5)))
     nodes, moments = np.array([3, 7, 3, 11, 7, 3]), np.array([4, 2, 0, 4, -1, 4])
-    found = temporal_outputs(module, graph, features, mr.TemporalSampler((-1, -1)), nodes, moments, 0)
+    found = temporal_outputs(module, graph, features, Draws(mr.TemporalSampler((-1, -1)), 0), nodes, moments)
     destination = np.repeat(np.arange(25), graph.in_degree)
     for v, t, row in zip(nodes, moments, found):
         keep = np.flatnonzero(graph.edge_time <= t)
@@ -45,12 +45,12 @@ def test_draws_are_the_same_in_every_call_and_no_nodes_give_no_rows(graph):
     features = ArrayFeatures(np.ones((25, 5), np.float32))
     told, nodes = [], np.arange(25)
     rows = [
-        temporal_outputs(module, graph, features, sampler, nodes, nodes % 6, 1, lambda *a: told.append(a))
+        temporal_outputs(module, graph, features, Draws(sampler, 1, lambda *a: told.append(a)), nodes, nodes % 6)
         for _ in range(2)
     ]
     assert torch.equal(*rows) and told == [(25, 25)] * 2 and rows[0].shape == (25, 4)
     none = np.empty(0, np.int64)
-    assert len(temporal_outputs(module, graph, features, sampler, none, none, 1)) == 0
+    assert len(temporal_outputs(module, graph, features, Draws(sampler, 1), none, none)) == 0
 
 
 def test_a_module_that_gives_no_rows_is_refused(graph):
@@ -62,4 +62,4 @@ def test_a_module_that_gives_no_rows_is_refused(graph):
 
     features = ArrayFeatures(np.ones((25, 5), np.float32))
     with pytest.raises(InputError, match=r"Own returned \[.*\]; expected a row for each of 2"):
-        temporal_outputs(Own(), graph, features, mr.TemporalSampler((2,)), np.array([1, 2]), np.array([1, 1]), 0)
+        temporal_outputs(Own(), graph, features, Draws(mr.TemporalSampler((2,)), 0), np.array([1, 2]), np.array([1, 1]))

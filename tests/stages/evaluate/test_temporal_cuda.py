@@ -9,7 +9,7 @@ import torch
 
 import millrace as mr
 from millrace.stages.evaluate import temporal
-from millrace.stages.evaluate.temporal import temporal_outputs
+from millrace.stages.evaluate.temporal import Draws, temporal_outputs
 from millrace.stages.models.relational import TypedInput
 from millrace.stages.sample.temporal import TemporalSampler
 from millrace.storage.features import ArrayFeatures, CountedFeatures
@@ -47,11 +47,11 @@ def test_they_are_those_of_the_host(model, device_rows, monkeypatch) -> None:
     rows = None if device_rows is None else torch.from_numpy(features.gather(np.arange(V))).to("cuda", device_rows)
     nodes, moments = np.r_[np.arange(V), 3, 7, 3], np.r_[np.arange(V) % 6, 5, 0, 5]
     for sampler in (TemporalSampler((3, 2, 4)), TemporalSampler((-1, 2), "last", replace=True)):
-        want = temporal_outputs(module, graph, features, sampler, nodes, moments, 4)
+        want = temporal_outputs(module, graph, features, Draws(sampler, 4), nodes, moments)
         told: list[tuple[int, int]] = []
         of_edges = replace(graph, edge_features=graph.edge_features)
-        asked = there, of_edges, counted, sampler, nodes, moments, 4
-        seen = temporal_outputs(*asked, lambda *a, told=told: told.append(a), DeviceChunks(graph, rows))
+        draws = Draws(sampler, 4, lambda *a, told=told: told.append(a), DeviceChunks(graph, rows))
+        seen = temporal_outputs(there, of_edges, counted, draws, nodes, moments)
         assert seen.is_cuda and len(told) > 1
         torch.testing.assert_close(seen.cpu(), want, rtol=1e-10, atol=1e-12)
     assert (ledger.get("evaluation", "features") > 0) == (device_rows is None)
@@ -67,7 +67,9 @@ def test_types_and_features_of_edges(model) -> None:
     module = kind(hidden=4, layers=2, **more).build_typed(TypedInput(graph.types, (5, 3, 0)), 3).double()
     nodes = np.arange(20)
     want, seen = (
-        temporal_outputs(m, graph, data.features, TemporalSampler((2, -1), "last"), nodes, nodes % 7, 1, chunk=chunk)
+        temporal_outputs(
+            m, graph, data.features, Draws(TemporalSampler((2, -1), "last"), 1, chunk=chunk), nodes, nodes % 7
+        )
         for m, chunk in ((module, None), (copy.deepcopy(module).to("cuda"), DeviceChunks(graph, None)))
     )
     torch.testing.assert_close(seen.cpu(), want, rtol=1e-10, atol=1e-12)

@@ -383,12 +383,7 @@ def evaluated(group: Group, size: int) -> tuple[list[dict[str, float | None]], d
         model.convs[0].eval()
         share = case.share(group, model.num_layers, seed % 2 == 0)
         visits = Visits(share, ("keep",) * model.num_layers, 0, group)
-        found.append(
-            {
-                split: accuracy_of(evaluate_together(model, share, visits, split, model.num_layers, group))
-                for split in SPLITS
-            }
-        )
+        found.append({split: accuracy_of(evaluate_together(model, visits, split)) for split in SPLITS})
         modes.append(model.training and not model.convs[0].training)
     return found, {} if ledger is None else ledger.as_record(), modes
 

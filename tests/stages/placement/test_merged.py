@@ -95,7 +95,7 @@ def test_ranks_evaluate_their_chunks(seed: int, ranks: int, m: int) -> None:
         part = of_rank(case, group.rank, m)
         held = share(part, arrange(part.shards, part.owned, part.split.train, 2, False, group, reads_loops=False))
         held.graph.check()
-        scored = evaluate_together(model, held, Visits(held, (), 0, job(group, 2).group), "train", 2, group)
+        scored = evaluate_together(model, Visits(held, (), 0, job(group, 2).group), "train")
         return None if scored is None else scored.accuracy
 
     want = evaluate(model, whole, torch.from_numpy(case.graph.degree), ("train",))["train"]

@@ -6,7 +6,7 @@ import torch
 
 import millrace as mr
 from millrace.pipeline.datasets.generated.kg import Kg
-from millrace.stages.evaluate.link_metrics import known_of, link_metrics
+from millrace.stages.evaluate.link_metrics import PairsOfSet, known_of, link_metrics
 from millrace.stages.links.decoders import make_decoder
 from millrace.storage.errors import InputError
 from millrace.storage.fingerprint import dataset_fingerprint
@@ -63,7 +63,9 @@ def test_who_follows_the_rule_has_the_best_metrics(data):
     rows += 1e-3 * torch.randn(rows.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rows[-12:] = torch.eye(12)
     known, names = known_of(links.graph, links.labels), ("mrr", "hits@1", "hits@3")
-    found = link_metrics(make_decoder("dot", 12), rows, links.labels, links.split.test, "test", names, known).values
+    found = link_metrics(
+        make_decoder("dot", 12), rows, PairsOfSet(links.labels, links.split.test, "test"), names, known
+    ).values
     best = Kg(people=3000, cities=12, noise=0.2)
     for name, value in zip(names, (best.best_mrr, best.best_hits(1), best.best_hits(3))):
         assert found[name] == pytest.approx(value, abs=0.02)

@@ -121,7 +121,7 @@ def test_ranks_together_evaluate_as_one_process_does(name: str, cut: bool) -> No
             share = case.share(group, 2, prune=True)
             visits = Visits(share, (), 0, group)
             own = copy.deepcopy(model)
-            return {split: accuracy_of(evaluate_together(own, share, visits, split, 2, group)) for split in SPLITS}
+            return {split: accuracy_of(evaluate_together(own, visits, split)) for split in SPLITS}
 
         # Ranks set torch's gradients aside, each for its own thread.
         assert run_threads(rank, size) == [want] * size
