@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from millrace.pipeline.interop.conv_weights import conv_weights, set_conv_weights
     from millrace.pipeline.interop.export import to_dgl_blocks, to_pyg
     from millrace.pipeline.interop.pyg_hgt_loader import HGTLoader
+    from millrace.pipeline.interop.pyg_lightning import LightningLinkData, LightningNodeData
     from millrace.pipeline.interop.pyg_link_loader import LinkNeighborLoader
     from millrace.pipeline.interop.pyg_loader import NeighborLoader
+    from millrace.pipeline.interop.pyg_sampler import PyGSampler
     from millrace.pipeline.minibatches import Batch, Minibatches, minibatches
     from millrace.pipeline.planning.inputs import Cluster, Numbers
     from millrace.pipeline.planning.network import Link
@@ -100,7 +102,10 @@ _HOMES = {
     "to_pyg": "pipeline.interop.export",
     "NeighborLoader": "pipeline.interop.pyg_loader",
     "HGTLoader": "pipeline.interop.pyg_hgt_loader",
+    "LightningLinkData": "pipeline.interop.pyg_lightning",
+    "LightningNodeData": "pipeline.interop.pyg_lightning",
     "LinkNeighborLoader": "pipeline.interop.pyg_link_loader",
+    "PyGSampler": "pipeline.interop.pyg_sampler",
     "plan": "pipeline.planning.planner",
     "Cluster": "pipeline.planning.inputs",
     "Numbers": "pipeline.planning.inputs",
@@ -206,6 +211,8 @@ __all__ = [
     "Job",
     "LaborSampler",
     "LadiesSampler",
+    "LightningLinkData",
+    "LightningNodeData",
     "Link",
     "LinkNeighborLoader",
     "LinkScores",
@@ -218,6 +225,7 @@ __all__ = [
     "PprSampler",
     "Predictions",
     "PyGModel",
+    "PyGSampler",
     "ReadOptions",
     "Recommendations",
     "Report",

@@ -6,8 +6,9 @@ For each case a plan is made, and then each of its systems is run by the command
 same machine: this one. "bytes" are those of the whole run over the network and from stores, the largest error of any
 kind that makes up 1 % of its channel; "MiB" is the resident size of the largest rank; "seconds" are the median of
 ``seconds.per_epoch``, under retexo the mean of its layers' medians. Errors are predicted over measured, minus one.
-"most steps an hour" is the system that took them, which should be the recommended one. Time is only worth comparing on
-an idle machine: "load" is the mean number of processes that wanted a core during the run, of which there are `cores`.
+"shortest passes" is the system that took least time for them (`choice`), which should be the recommended one. Time is
+only worth comparing on an idle machine: "load" is the mean number of processes that wanted a core during the run, of
+which there are `cores`.
 """
 
 import argparse
@@ -27,6 +28,7 @@ import numpy as np
 from millrace.pipeline.config.systems import SYSTEMS
 from millrace.pipeline.datasets import open_dataset
 from millrace.pipeline.planning import inputs
+from millrace.pipeline.planning.choice import FEW
 from millrace.pipeline.planning.inputs import variants
 from millrace.pipeline.planning.planner import plan
 from millrace.pipeline.telemetry.console import Terminal
@@ -254,10 +256,10 @@ def main() -> int:
         for row in of_case:
             show(row)
         usual = [r for r in of_case if not SYSTEMS.find(r["predicted"]["system"]).for_slow_links]
-        best = max(
-            usual or of_case, key=lambda r: r["predicted"]["steps_per_epoch"] / r["measured"]["seconds_per_epoch"]
-        )["label"]
-        chosen = f"{case.name}, {case.ranks} ranks: recommended {made['recommended']}, most steps an hour {best}"
+        steps = {r["label"]: r["predicted"]["steps_per_epoch"] * made["epochs"] for r in usual or of_case}
+        trained = [r for r in usual or of_case if steps[r["label"]] >= min(FEW, max(steps.values()))]
+        shortest = min(trained, key=lambda r: r["measured"]["seconds_per_epoch"] * r["predicted"]["epochs"])["label"]
+        chosen = f"{case.name}, {case.ranks} ranks: recommended {made['recommended']}, shortest passes {shortest}"
         print(f"{chosen}; planned in {made['seconds']:.0f} s at load {load:.1f}")
         rows += of_case
         plans.append(
@@ -265,7 +267,7 @@ def main() -> int:
                 "case": case.name,
                 "ranks": case.ranks,
                 "recommended": made["recommended"],
-                "most_steps": best,
+                "shortest": shortest,
                 "load": load,
                 "plan": made,
             }

@@ -16,8 +16,8 @@ from ..storage.store.paths import expanded
 from .config.load import Job, check_no_secrets, read_run_table
 from .config.model_table import with_model
 from .config.systems import System
+from .custom.model_argument import as_record_or_module
 from .custom.own_code import OwnCode
-from .interop.model_argument import as_record_or_module
 from .machine.compilers import check_compiler
 from .not_read import not_read
 from .opening import open_with_cluster

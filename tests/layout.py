@@ -30,6 +30,7 @@ FOLDER_TESTS: dict[str, tuple[str, ...]] = {
     "pipeline/commands/shared": ("whole_runs/test_cli.py",),
     "pipeline/dashboard": ("whole_runs/test_dashboard.py", "whole_runs/test_dashboard_history.py"),
     "pipeline/datasets/readers": ("pipeline/datasets/test_open.py",),
+    "pipeline/custom": ("whole_runs/test_own_code.py",),
     "pipeline/inference": ("pipeline/inference/test_predict.py", "pipeline/test_run_on_device.py"),
     "pipeline/interop": ("pipeline/interop/test_pyg_loader.py", "whole_runs/test_pyg_ranks.py"),
     "pipeline/machine": ("whole_runs/test_run.py",),

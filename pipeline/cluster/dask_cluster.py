@@ -25,8 +25,8 @@ from ...storage.errors import InputError, MissingExtraError, RunError, first_lin
 from ..config.held_cluster import held_at
 from ..config.load import Job
 from ..config.schema import ClusterOptions
+from ..custom.main_guard import check_main_guard
 from ..dashboard.publisher import HOSTS
-from ..interop.main_guard import check_main_guard
 from ..machine.deadline import temporary_folder
 from ..machine.gpus import INSTALL, uses_ucx, visible
 from ..machine.limits import cannot_start_cluster, cause_in_system, check_open_files

@@ -164,7 +164,7 @@ def _fill(
     from ...stages.comm.gloo import Gloo
     from ...storage.ledger import Ledger
     from ..assembly.data_part import DataPart
-    from ..interop.user_code import unpickled
+    from ..custom.user_code import unpickled
     from ..telemetry.control import Control
     from .rendezvous import connect
     from .sample_by_owners import sample_by_owners
@@ -252,7 +252,7 @@ def _prepared(spec: RankSpec, job: Any) -> Any:
     """The job with the data that this rank opens, which must be what the driver sees."""
     from ...storage.errors import RunError
     from ..assembly.data_part import DataPart
-    from ..interop.user_code import unpickled
+    from ..custom.user_code import unpickled
     from ..setup.model import Outline
     from ..setup.open_queue import with_packed
     from ..setup.prepare import prepare, prepare_part, with_data_read

@@ -45,7 +45,7 @@ Python gives its children alone."""
 INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 RANK_MAIN = f"{__package__}.rank_main"
 IMPORTED = (
-    "..interop.user_code",
+    "..custom.user_code",
     "..machine.gpus",
     "..setup.open_queue",
     "..setup.prepare",

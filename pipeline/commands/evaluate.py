@@ -36,8 +36,8 @@ def evaluate(
     Evaluation goes layer by layer, over full neighbourhoods.
     """
     from ...storage.dataset import SPLITS
+    from ..custom.user_module import module_named
     from ..inference.evaluate import evaluate_run
-    from ..interop.user_module import module_named
     from ..telemetry.console import Terminal
 
     check_workers_device(device, workers, scheduler)

@@ -22,9 +22,9 @@ def export(
     It runs where torch is and Millrace is not.
     """
     from ...storage.errors import InputError
+    from ..custom.user_module import module_named
     from ..inference.finished_run import load
     from ..inference.program import export_program
-    from ..interop.user_module import module_named
 
     own, out, run_folder = None if model is None else module_named(model), expanded(out), expanded(run_folder)
     if out.exists():

@@ -71,9 +71,9 @@ def partition(
     from ...storage.partition.node_order import check_order
     from ..config.load import resolve
     from ..config.records import cut_of
+    from ..custom.user_module import from_flags
     from ..dashboard.command import recorded_stages
     from ..ingest.scratch import scratch_of, sweep_committed
-    from ..interop.user_module import from_flags
     from ..opening import open_with_cluster
     from ..setup.run_folder import being_written, is_locked
     from ..telemetry.console import Terminal

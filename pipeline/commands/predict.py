@@ -69,13 +69,13 @@ def predict(
     of --pairs a score; or with --top each node its best destinations.
     """
     from ...storage.errors import InputError
+    from ..custom.user_module import module_named
     from ..inference.edges import SETS, predict_edges_to_file
     from ..inference.finished_run import of_edges
     from ..inference.links import predict_links_to_file
     from ..inference.predict import predict_to_file
     from ..inference.recommend import Wanted, recommend_to_file
     from ..inference.to_file import FileRequest
-    from ..interop.user_module import module_named
     from ..telemetry.console import Terminal
 
     check_workers_device(device, workers, scheduler)

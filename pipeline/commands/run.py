@@ -118,8 +118,8 @@ def _train(
 ) -> Any:
     from ..config.load import resolve
     from ..custom.own_code import check_beside, from_code_flags
+    from ..custom.user_module import from_flags
     from ..dry_run import dry_run
-    from ..interop.user_module import from_flags
     from ..run import run as run_job
     from ..setup.result import STOPPED
     from ..setup.resume import check_connections, without_executor

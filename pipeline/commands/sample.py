@@ -54,7 +54,7 @@ def sample(
     Takes the job of `run`; what concerns training is left to it.
     """
     from ..config.load import resolve
-    from ..interop.user_module import from_flags
+    from ..custom.user_module import from_flags
     from ..precompute import check_cut_used, precompute
     from ..telemetry.console import Terminal
 

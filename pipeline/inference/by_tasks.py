@@ -22,9 +22,9 @@ from ...storage.errors import InputError, whole_number
 from ...storage.store.committed_folder import folder_aside, sweep_leftovers
 from ..config.held_cluster import cluster_table
 from ..config.load import Job, resolve
+from ..custom.user_code import pickled, unpickled
 from ..ingest.budget import TASKS_PER_SLOT
 from ..ingest.convert import executing
-from ..interop.user_code import pickled, unpickled
 from ..telemetry.events import Emit
 
 

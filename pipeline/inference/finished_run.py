@@ -23,9 +23,9 @@ from ...storage.typed.graph_types import groups_of
 from ..config.load import Job, read_run_table, resolve
 from ..config.named_code import allowing
 from ..config.records import make_system, without_partitioner
+from ..custom.model_argument import as_record_or_module
 from ..datasets import ReadOptions
 from ..datasets.readers.registry import reader_of
-from ..interop.model_argument import as_record_or_module
 from ..machine.gpus import own_device
 from ..setup.fingerprint import changed_since
 from ..setup.model import Outline, model_of, types_of

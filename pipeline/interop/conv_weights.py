@@ -19,49 +19,33 @@ State = dict[str, Tensor]
 SAME, TRANSPOSED, LEADING, SCALAR, PER_HEAD = "same", "transposed", "leading", "scalar", "per head"
 """Forms of a weight over there: as it is here, transposed, with a first axis of length 1, as a vector of length 1, or,
 if heads are averaged, once for each head."""
+
+
+def _renamed(*weights: str) -> dict[str, tuple[str, str]]:
+    """The weights' names here and there, and their forms there, which are the same if they are left out."""
+    parts = [weight.split(maxsplit=2) for weight in weights]
+    return {ours: (theirs, form[0] if form else SAME) for ours, theirs, *form in parts}
+
+
+_MLP = [f"mlp.{k}.{part} {{}}.{k}.{part}" for k in (0, 2) for part in ("weight", "bias")]
+_SAGE = _renamed("own.weight lin_r.weight", "own.bias lin_l.bias", "neighbours.weight lin_l.weight")
+_V2 = ("source.weight lin_l.weight", "source.bias lin_l.bias", "target.weight lin_r.weight", "target.bias lin_r.bias")
 _PYG: dict[type, dict[str, tuple[str, str]]] = {
-    SAGEConv: {
-        "own.weight": ("lin_r.weight", SAME),
-        "own.bias": ("lin_l.bias", SAME),
-        "neighbours.weight": ("lin_l.weight", SAME),
-    },
-    GCNConv: {"linear.weight": ("lin.weight", SAME), "bias": ("bias", SAME)},
-    GATConv: {
-        "linear.weight": ("lin.weight", SAME),
-        "a_src": ("att_src", LEADING),
-        "a_dst": ("att_dst", LEADING),
-        "bias": ("bias", SAME),
-    },
-    GATv2Conv: {
-        "source.weight": ("lin_l.weight", SAME),
-        "source.bias": ("lin_l.bias", SAME),
-        "target.weight": ("lin_r.weight", SAME),
-        "target.bias": ("lin_r.bias", SAME),
-        "edge.weight": ("lin_edge.weight", SAME),
-        "a": ("att", LEADING),
-        "bias": ("bias", SAME),
-    },
-    GINConv: {"eps": ("eps", SCALAR)}
-    | {f"mlp.{k}.{part}": (f"nn.{k}.{part}", SAME) for k in (0, 2) for part in ("weight", "bias")},
+    SAGEConv: _SAGE,
+    SAGEPoolConv: _renamed("pool.weight lin.weight", "pool.bias lin.bias") | _SAGE,
+    GCNConv: _renamed("linear.weight lin.weight", "bias bias"),
+    GATConv: _renamed("linear.weight lin.weight", "a_src att_src leading", "a_dst att_dst leading", "bias bias"),
+    GATv2Conv: _renamed(*_V2, "edge.weight lin_edge.weight", "a att leading", "bias bias"),
+    GINConv: _renamed("eps eps scalar", *(name.format("nn") for name in _MLP)),
 }
-_PYG[SAGEPoolConv] = {f"pool.{part}": (f"lin.{part}", SAME) for part in ("weight", "bias")} | _PYG[SAGEConv]
+_DGL_SAGE = _renamed("own.weight fc_self.weight", "own.bias fc_self.bias", "neighbours.weight fc_neigh.weight")
 _DGL: dict[type, dict[str, tuple[str, str]]] = {
-    SAGEConv: {
-        "own.weight": ("fc_self.weight", SAME),
-        "own.bias": ("fc_self.bias", SAME),
-        "neighbours.weight": ("fc_neigh.weight", SAME),
-    },
-    GCNConv: {"linear.weight": ("weight", TRANSPOSED), "bias": ("bias", SAME)},
-    GATConv: {
-        "linear.weight": ("fc.weight", SAME),
-        "a_src": ("attn_l", LEADING),
-        "a_dst": ("attn_r", LEADING),
-        "bias": ("bias", PER_HEAD),
-    },
-    GINConv: {"eps": ("eps", SCALAR)}
-    | {f"mlp.{k}.{part}": (f"apply_func.{k}.{part}", SAME) for k in (0, 2) for part in ("weight", "bias")},
+    SAGEConv: _DGL_SAGE,
+    SAGEPoolConv: _renamed("pool.weight fc_pool.weight", "pool.bias fc_pool.bias") | _DGL_SAGE,
+    GCNConv: _renamed("linear.weight weight transposed", "bias bias"),
+    GATConv: _renamed("linear.weight fc.weight", "a_src attn_l leading", "a_dst attn_r leading", "bias bias per head"),
+    GINConv: _renamed("eps eps scalar", *(name.format("apply_func") for name in _MLP)),
 }
-_DGL[SAGEPoolConv] = {f"pool.{part}": (f"fc_pool.{part}", SAME) for part in ("weight", "bias")} | _DGL[SAGEConv]
 _NAMES: dict[Library, dict[type, dict[str, tuple[str, str]]]] = {"pyg": _PYG, "dgl": _DGL}
 
 

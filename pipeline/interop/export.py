@@ -1,6 +1,5 @@
 """Conversion of minibatches to PyTorch Geometric's `Data` and to DGL's blocks."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -8,34 +7,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...stages.sample.single.trees import EdgeList
 from ...storage.errors import InputError, MissingExtraError, install
 from ...storage.features import FeatureStore
 from ...storage.minibatch import MiniBatch
 
 
-@dataclass(frozen=True, eq=False)
-class SampledGraph:
-    """A minibatch in the form of PyG's samplers: a single edge list, by hop and then by destination. It owns all its
-    tensors."""
+def sampler_output(found: EdgeList) -> Any:
+    """A minibatch as a `torch_geometric.sampler.SamplerOutput`."""
+    from torch_geometric.sampler import SamplerOutput
 
-    node: Tensor
-    """int64 [n], global ids: the seeds, then each hop's new nodes."""
-    row: Tensor
-    """int64 [e], positions of the edges' sources in `node`."""
-    col: Tensor
-    """int64 [e], positions of their destinations; ascending."""
-    edge: Tensor | None
-    """int64 [e], positions in the edge arrays that the minibatch's edge ids refer to; None if it has none."""
-    num_sampled_nodes: list[int] | None
-    """L+1 numbers: the seeds, then each hop's new nodes; None if edges are not ordered by hop."""
-    num_sampled_edges: list[int] | None
-    """L numbers: the edges of each hop, or None."""
-    batch: Tensor | None = None
-    """int64 [n], the seed whose tree each node is in, if every seed has its own tree."""
+    make: Any = SamplerOutput
+    return make(**{n: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for n, v in vars(found).items()})
 
 
-def sampled_graph(minibatch: MiniBatch, edge_id: npt.NDArray[np.int64] | None = None) -> SampledGraph:
-    """The single edge list of a minibatch.
+def sampled_graph(minibatch: MiniBatch, edge_id: npt.NDArray[np.int64] | None = None) -> Any:
+    """The single edge list of a minibatch, a `SamplerOutput`.
 
     Args:
         minibatch: nested, or of one layer.
@@ -44,6 +31,8 @@ def sampled_graph(minibatch: MiniBatch, edge_id: npt.NDArray[np.int64] | None = 
     Raises:
         InputError: every layer has its own edge list.
     """
+    from torch_geometric.sampler import SamplerOutput
+
     whole = minibatch.blocks[0]
     if not minibatch.nested and len(minibatch.blocks) > 1:
         raise InputError(
@@ -54,7 +43,7 @@ def sampled_graph(minibatch: MiniBatch, edge_id: npt.NDArray[np.int64] | None = 
     nodes = [len(minibatch.seeds), *(b.num_src for b in reversed(minibatch.blocks))]
     edges = [0, *(b.num_edges for b in reversed(minibatch.blocks))]
     kept = torch.from_numpy(np.diff(whole.indptr))
-    return SampledGraph(
+    return SamplerOutput(
         node=_owned(whole.src),
         row=_owned(whole.indices),
         col=torch.repeat_interleave(kept, output_size=whole.num_edges),

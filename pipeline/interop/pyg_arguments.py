@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterable
+from inspect import signature
 from operator import index
 from typing import Any
 
@@ -9,24 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from ...stages.sample.neighbor import NeighborSampler
 from ...stages.sample.temporal import STRATEGIES
 from ...storage.errors import InputError, nearest, whole_number
-from .pyg_subgraphs import SUBGRAPH_TYPES
 
-DATALOADER = {
-    "sampler": None,
-    "batch_sampler": None,
-    "pin_memory": False,
-    "pin_memory_device": "",
-    "persistent_workers": False,
-    "prefetch_factor": None,
-    "worker_init_fn": None,
-    "multiprocessing_context": None,
-    "timeout": 0,
-    "in_order": True,
-}
+SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
+NAMED = ("dataset", "batch_size", "shuffle", "num_workers", "collate_fn", "drop_last", "generator")
+DATALOADER = {n: p.default for n, p in signature(DataLoader.__init__).parameters.items() if n not in ("self", *NAMED)}
 """Arguments of torch's DataLoader that `NeighborLoader` does not name itself, and their values without effect."""
 DROPPED = {"collate_fn": None, "dataset": None}
 """Arguments of torch's DataLoader that PyG's loader drops."""
@@ -38,18 +30,27 @@ class UnknownArgumentError(InputError, TypeError):
     """An argument that `NeighborLoader` does not have."""
 
 
-def dataloader(given: dict[str, Any], filter_per_worker: bool | None, own: Iterable[str]) -> dict[str, Any]:
+def given(local: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a loader's ``__init__``, whose further ones are `dataloader`."""
+    out = {name: value for name, value in local.items() if name not in ("self", "dataloader", "__class__")}
+    return {**out, **local["dataloader"]}
+
+
+def dataloader(
+    given: dict[str, Any], filter_per_worker: bool | None, own: Iterable[str], loader: str
+) -> dict[str, Any]:
     """Select the arguments that torch's DataLoader takes, and warn of those without effect.
 
     Args:
         given: arguments that the loader does not name itself.
         filter_per_worker: the caller's value; None: not given.
         own: names of the loader's own arguments, for hints.
+        loader: the loader's name.
     """
     for name in given:
         if name not in DATALOADER and name not in DROPPED:
             known = [*own, *DATALOADER, *DROPPED]
-            raise UnknownArgumentError(f"NeighborLoader has no argument '{name}'{nearest(name, known)}")
+            raise UnknownArgumentError(f"{loader} has no argument '{name}'{nearest(name, known)}")
     for name in ("sampler", "batch_sampler"):
         if given.get(name) is not None and not (hasattr(given[name], "__iter__") and hasattr(given[name], "__len__")):
             raise InputError(
@@ -62,26 +63,25 @@ def dataloader(given: dict[str, Any], filter_per_worker: bool | None, own: Itera
     if filter_per_worker is not None:
         ignored.append("filter_per_worker")
     if ignored:
-        text = f"NeighborLoader ignores {', '.join(ignored)}: it has no worker processes, a thread samples ahead"
-        warnings.warn(text, UserWarning, stacklevel=3)
+        text = f"{loader} ignores {', '.join(ignored)}: it has no worker processes, a thread samples ahead"
+        warnings.warn(text, UserWarning, stacklevel=5)
     return {n: v for n, v in given.items() if n in DATALOADER}
 
 
-def temporal_strategy(given: Any, time_attr: Any, input_time: Any) -> bool:
-    """True if the latest edges are drawn. Refuse times without `time_attr`."""
+def temporal_strategy(given: Any, time_attr: Any) -> bool:
+    """True if the latest edges are drawn."""
     if given not in STRATEGIES:
         hint = nearest(given, STRATEGIES) if isinstance(given, str) else ""
         raise InputError(f"temporal_strategy is {given!r}; expected one of {', '.join(STRATEGIES)}{hint}")
-    for name, asked in (("input_time", input_time is not None), ("temporal_strategy", given != STRATEGIES[0])):
-        if asked and time_attr is None:
-            raise InputError(f"{name} is given without time_attr; name the attribute of data that holds the times")
+    if given != STRATEGIES[0] and time_attr is None:
+        raise InputError("temporal_strategy is given without time_attr; name the attribute that holds the times")
     return given == "last"
 
 
 def subgraph_type(given: Any, directed: bool, disjoint: bool) -> str:
     """PyG's `subgraph_type` as a word; the deprecated ``directed=False`` means "induced"."""
     if not directed:
-        warnings.warn("directed=False is deprecated: use subgraph_type='induced'", UserWarning, stacklevel=3)
+        warnings.warn("directed=False is deprecated: use subgraph_type='induced'", UserWarning, stacklevel=5)
         given = "induced"
     word = getattr(given, "value", given)
     if word not in SUBGRAPH_TYPES:
@@ -147,9 +147,7 @@ def tensor(name: str, value: Any) -> Tensor:
     try:
         return torch.as_tensor(value.as_tensor() if hasattr(value, "as_tensor") else value).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
-        raise InputError(
-            f"{name} is {type(value).__name__}; expected a tensor, an array or a list of numbers"
-        ) from None
+        raise InputError(f"{name} is {type(value).__name__}; expected a tensor, an array or a list") from None
 
 
 def check_kinds(seed: Any, generator: Any, **functions: Any) -> None:
@@ -211,6 +209,20 @@ def weights(name: str, given: Any, num_edges: int) -> npt.NDArray[np.float32]:
     weight = weight.astype(np.float32)
     if not np.isfinite(weight).all() or (weight < 0).any():
         raise InputError(f"weight_attr: {name} holds negative, NaN or infinite values; expected finite values >= 0")
+    return weight
+
+
+def node_weights(neg_sampling: Any, name: str, ids: range) -> npt.NDArray[np.float64] | None:
+    """float64 [n], weights of the nodes `ids` as ends of negatives; None: uniform."""
+    given = getattr(neg_sampling, name, None)
+    if given is None:
+        return None
+    weight = tensor(f"neg_sampling.{name}", given).double().numpy()
+    sound = weight.shape == (len(ids),) and np.isfinite(weight).all() and (weight >= 0).all()
+    if not sound or not weight.sum():
+        raise InputError(
+            f"neg_sampling.{name} has shape {list(weight.shape)}; expected [{len(ids)}] numbers from 0, not all 0"
+        )
     return weight
 
 

@@ -5,17 +5,16 @@ from inspect import Parameter, signature
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
 from ...stages.assignment import BulkRequest
-from ...stages.sample.hgt import sample_by_budget
+from ...stages.sample.single.hgt import sample_by_budget
+from ...stages.sample.single.trees import EdgeList, Timed
 from ...storage.errors import InputError, nearest
 from . import pyg_arguments as arguments
-from .export import SampledGraph, require_pyg
+from .export import sampler_output
 from .pyg_loader import NeighborLoader
 from .pyg_many_types import ManyTypes
-from .pyg_subgraphs import Timed
+from .pyg_sampler import PyGSampler
 
 
 class HGTLoader(NeighborLoader):
@@ -23,11 +22,13 @@ class HGTLoader(NeighborLoader):
     PyG's `HGTLoader`.
 
     In each round the same number of nodes of each type joins the seeds, those with many edges to the nodes so far
-    before others (`stages.sample.hgt.sample_by_budget`). A minibatch has all edges among its nodes, or 50 of a node's
+    before others (`stages.sample.single.hgt`). A minibatch has all edges among its nodes, or 50 of a node's
     in-edges of a type, where it has more. It is a `HeteroData` as that of `NeighborLoader`, without
     ``num_sampled_nodes`` and ``num_sampled_edges``; nodes are in the order of the rounds. The semantics are those of
     PyG 2.8 with torch-sparse, which is not needed.
     """
+
+    of_pyg = "HGTLoader"
 
     def __init__(
         self,
@@ -38,7 +39,7 @@ class HGTLoader(NeighborLoader):
         transform: Callable[[Any], Any] | None = None,
         transform_sampler_output: Any = None,
         filter_per_worker: bool | None = None,
-        **loader: Any,
+        **dataloader: Any,
     ) -> None:
         """
         Args:
@@ -49,41 +50,30 @@ class HGTLoader(NeighborLoader):
             transform: called with each minibatch, in the caller's thread.
             transform_sampler_output: called with its `torch_geometric.sampler.HeteroSamplerOutput`.
             filter_per_worker: see `NeighborLoader`.
-            loader: other arguments of `NeighborLoader` that are named only (`batch_size`, `shuffle`, `seed`, ...), and
-                of torch's DataLoader.
+            dataloader: other arguments of `NeighborLoader` that are named only (`batch_size`, `shuffle`, `seed`, ...),
+                and of torch's DataLoader.
 
         Raises:
             InputError: an argument is unusable or not supported; the message names it.
             UnknownArgumentError: there is no such argument (also a TypeError).
             MissingExtraError: PyTorch Geometric is not installed.
         """
-        require_pyg("HGTLoader")
-        from torch_geometric.data import HeteroData
-
-        if not isinstance(data, HeteroData):
-            raise InputError(f"data is {type(data).__name__}; HGTLoader expects a torch_geometric.data.HeteroData")
+        given = arguments.given(locals())
         for name, parameter in signature(NeighborLoader).parameters.items():
-            if name in loader and parameter.kind is Parameter.POSITIONAL_OR_KEYWORD:
+            if name in dataloader and parameter.kind is Parameter.POSITIONAL_OR_KEYWORD:
                 raise arguments.UnknownArgumentError(f"HGTLoader has no argument '{name}', which NeighborLoader has")
-        self._num_samples = np.empty((0, 0), np.int64)
-        super().__init__(
-            data,
-            # pyrefly: ignore[bad-argument-type]
-            num_samples,
-            input_nodes,
-            transform=transform,
-            transform_sampler_output=transform_sampler_output,
-            is_sorted=is_sorted,
-            filter_per_worker=filter_per_worker,
-            **loader,
-        )
+        del given["is_sorted"]
+        self._begin_nodes(BudgetSampler(data, given.pop("num_samples")), given)
 
-    def _sampler_of(self, num_neighbors: Any, replace: bool) -> None:
-        """Note the numbers of nodes: there is no sampler of neighbours."""
-        assert isinstance(self._source, ManyTypes)
-        names, given = self._source.types.node_types, num_neighbors
-        if not isinstance(given, dict):
-            given = dict.fromkeys(names, given)
+
+class BudgetSampler(PyGSampler):
+    """The sampler of `HGTLoader`, by numbers of nodes of each type."""
+
+    def _check(self) -> None:
+        if not isinstance(self.source, ManyTypes):
+            raise InputError("data has no types; HGTLoader expects a torch_geometric.data.HeteroData")
+        names, asked = self.source.types.node_types, self.num_neighbors
+        given = asked if isinstance(asked, dict) else dict.fromkeys(names, asked)
         for name in given:
             if name not in names:
                 raise InputError(
@@ -102,25 +92,14 @@ class HGTLoader(NeighborLoader):
                 f"num_samples has {[len(n) for n in lists]} rounds; expected one number of them, 1 or more"
             )
         if min(min(numbers) for numbers in lists) < 0:
-            raise InputError(f"num_samples is {num_neighbors!r}; expected {what}, 0 or more")
+            raise InputError(f"num_samples is {asked!r}; expected {what}, 0 or more")
         self._num_samples = np.array(lists, np.int64).T
 
-    def _sampled(
-        self,
-        seed: int,
-        epoch: int,
-        number: int,
-        first: int,
-        seeds: Sequence[npt.NDArray[np.int64]],
-        workspace: Any,
-        timed: Timed | None = None,
-    ) -> list[SampledGraph]:
-        keys = BulkRequest(seed, epoch, number, first, tuple(seeds)).keys(2 * len(self._num_samples) + 1)
-        relations = self._source.relations
+    def _sampled(self, request: BulkRequest, timed: Timed | None, workspace: Any) -> list[Any]:
+        relations = self.source.relations
         assert relations is not None and relations.graph.edge_id is not None
         found = []
-        for nodes, key in zip(seeds, keys):
+        for nodes, key in zip(request.seeds, request.keys(2 * len(self._num_samples) + 1)):
             s = sample_by_budget(relations, nodes, self._num_samples, key)
-            tensors = (torch.from_numpy(a) for a in (s.nodes, s.row, s.col, relations.graph.edge_id[s.positions]))
-            found.append(SampledGraph(*tensors, num_sampled_nodes=None, num_sampled_edges=None))
+            found.append(sampler_output(EdgeList(s.nodes, s.row, s.col, relations.graph.edge_id[s.positions])))
         return found

@@ -1,39 +1,18 @@
 """`LinkNeighborLoader`, PyG's loader of that name on Millrace's sampler. Only the import of a script changes."""
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import torch
 from torch import Tensor
 
-from ...stages.random import Purpose, branches, draw_word, stream
 from ...storage.errors import InputError
 from . import pyg_arguments as arguments
-from .export import require_pyg
-from .pyg_loader import NeighborLoader
-from .pyg_subgraphs import Timed
-
-IdArray = npt.NDArray[np.int64]
+from .pyg_loader import BulkLoader
+from .pyg_sampler import sampler_of
 
 
-@dataclass(frozen=True, eq=False)
-class SampledPairs:
-    """A minibatch with its pairs."""
-
-    graph: Any
-    """The sample, split by type."""
-    source: Tensor
-    """Positions of the sources among the nodes of their type, negatives last. Triplets have none for these."""
-    destination: Tensor
-    """Positions of the destinations, likewise."""
-
-
-class LinkNeighborLoader(NeighborLoader):
+class LinkNeighborLoader(BulkLoader):
     """Iterates over minibatches of pairs of nodes of a `torch_geometric.data.Data` or `HeteroData`, each with the
     sampled neighbourhood of its ends, like PyG's `LinkNeighborLoader`.
 
@@ -57,6 +36,8 @@ class LinkNeighborLoader(NeighborLoader):
     by `NeighborLoader`. The semantics are those of PyG 2.8, `loader.LinkLoader`.
     """
 
+    of_pyg, begun_as = "LinkNeighborLoader", "LinkLoader"
+
     def __init__(
         self,
         data: Any,
@@ -78,7 +59,7 @@ class LinkNeighborLoader(NeighborLoader):
         filter_per_worker: bool | None = None,
         neighbor_sampler: Any = None,
         directed: bool = True,
-        **loader: Any,
+        **dataloader: Any,
     ) -> None:
         """
         Args:
@@ -102,217 +83,54 @@ class LinkNeighborLoader(NeighborLoader):
             transform_sampler_output: see `NeighborLoader`.
             is_sorted: accepted.
             filter_per_worker: see `NeighborLoader`.
-            neighbor_sampler: None.
+            neighbor_sampler: see `NeighborLoader`.
             directed: deprecated.
-            loader: other arguments of `NeighborLoader`, and of torch's DataLoader.
+            dataloader: other arguments of `NeighborLoader`, and of torch's DataLoader.
 
         Raises:
             InputError: an argument is unusable or not supported; the message names it.
             UnknownArgumentError: there is no such argument (also a TypeError).
             MissingExtraError: PyTorch Geometric is not installed.
         """
-        require_pyg("LinkNeighborLoader")
-        if (time_attr is None) != (edge_label_time is None):
-            missing, there = ("time_attr", "edge_label_time")[:: 1 if time_attr is None else -1]
-            raise InputError(f"'{missing}' is not set, but {there} is; give both, or neither")
-        if "input_nodes" in loader:
+        given = arguments.given(locals())
+        if "input_nodes" in given:
             raise InputError("input_nodes is an argument of NeighborLoader; expected pairs, as edge_label_index")
-        self.neg_sampling = _negative_sampling(neg_sampling, neg_sampling_ratio)
-        self.edge_label_index = edge_label_index
-        super().__init__(
-            data,
-            num_neighbors,
-            edge_label_index,
-            edge_label_time,
-            replace=replace,
-            subgraph_type=subgraph_type,
-            disjoint=disjoint,
-            temporal_strategy=temporal_strategy,
-            time_attr=time_attr,
-            weight_attr=weight_attr,
-            transform=transform,
-            transform_sampler_output=transform_sampler_output,
-            is_sorted=is_sorted,
-            filter_per_worker=filter_per_worker,
-            neighbor_sampler=neighbor_sampler,
-            directed=directed,
-            **loader,
+        laws = _negative_sampling(given.pop("neg_sampling"), given.pop("neg_sampling_ratio"))
+        time, labels = given.pop("edge_label_time"), given.pop("edge_label")
+        sampler = sampler_of(given)
+        kind, chosen = sampler.source.input_edges(given.pop("edge_label_index"))
+        pairs = arguments.tensor("edge_label_index", chosen)
+        if pairs.ndim != 2 or pairs.shape[0] != 2 or (pairs.numel() and pairs.numpy().dtype.kind not in "iu"):
+            shown = f"{pairs.numpy().dtype}{list(pairs.shape)}"
+            raise InputError(f"edge_label_index is {shown}; expected integer node ids [2, N]")
+        inputs = {"edge_label_index": pairs.long() if kind is None else (kind, pairs.long()), "neg_sampling": laws}
+        inputs["edge_label"] = _checked_labels(labels, pairs.shape[1], laws)
+        inputs["edge_label_time"] = None if time is None else arguments.tensor("edge_label_time", time)
+        inputs["input_id"] = (
+            named if (named := given.pop("input_id", None)) is None else arguments.tensor("input_id", named)
         )
-        self._labels = self._checked_labels(edge_label)
-        times = None if self._times is None else self._times.of_nodes
-        self._negatives = [
-            Negatives(ids, self._checked_weights(name, ids), None if times is None else times[ids.start : ids.stop], i)
-            for i, (name, ids) in enumerate(zip(("src_weight", "dst_weight"), self._ranges))
-        ]
-
-    @property
-    def _is_triplet(self) -> bool:
-        return self.neg_sampling is not None and self.neg_sampling.is_triplet()
-
-    def _inputs(self, given: Any) -> tuple[Any, IdArray, Tensor]:
-        """The type of the pairs, the pairs, int64 [N, 2], and the `input_id` of each."""
-        kind, chosen = self._source.input_edges(given)
-        pairs = arguments.tensor("edge_label_index", chosen).numpy()
-        if pairs.ndim != 2 or pairs.shape[0] != 2 or (pairs.size and pairs.dtype.kind not in "iu"):
-            raise InputError(f"edge_label_index is {pairs.dtype}{list(pairs.shape)}; expected integer node ids [2, N]")
-        self._ranges = self._source.ends(kind)
-        out = np.empty((pairs.shape[1], 2), np.int64)
-        for i, (side, ids) in enumerate(zip(pairs, self._ranges)):
-            if side.size and (side.min() < 0 or side.max() >= len(ids)):
-                of = f" of '{kind[2 * i]}'" if kind is not None else ""
-                raise InputError(
-                    f"edge_label_index has {('sources', 'destinations')[i]}{of} in [{side.min()}, {side.max()}]; "
-                    f"expected [0, {len(ids)})"
-                )
-            out[:, i] = side
-            out[:, i] += ids.start
-        return kind, out, torch.arange(len(out))
-
-    def _input_moments(self, time_attr: str, given: Any) -> tuple[npt.NDArray[np.number], Tensor | None]:
-        moments = arguments.moments("edge_label_time", given, len(self._seeds), "pair")
-        return moments, arguments.tensor("edge_label_time", given)
-
-    def _checked_labels(self, given: Any) -> Tensor | None:
-        if given is None:
-            return None
-        if self._is_triplet:
-            raise InputError("edge_label is given beside triplets, which tell positives by their names; leave it out")
-        labels = arguments.tensor("edge_label", given)
-        if labels.ndim < 1 or len(labels) != len(self._seeds):
-            raise InputError(
-                f"edge_label has shape {list(labels.shape)}; expected [{len(self._seeds)}], one for each pair"
-            )
-        shifted = self.neg_sampling is not None and len(labels) and labels.min() == 0
-        if shifted and set(labels.unique().tolist()) == {0, 1}:
-            warnings.warn(
-                "edge_label has 0 and 1 already, as RandomLinkSplit gives negatives, and neg_sampling draws more: as "
-                "in PyG the given labels become 1 and 2, and those drawn are 0; leave neg_sampling out, or use "
-                "RandomLinkSplit(add_negative_train_samples=False)",
-                stacklevel=4,
-            )
-        return labels + 1 if shifted else labels
-
-    def _checked_weights(self, name: str, ids: range) -> npt.NDArray[np.float64] | None:
-        """float64 [n], weights of the nodes `ids` as ends of negatives; None: uniform."""
-        given = getattr(self.neg_sampling, name, None)
-        if given is None:
-            return None
-        weights = arguments.tensor(f"neg_sampling.{name}", given).double().numpy()
-        sound = weights.shape == (len(ids),) and np.isfinite(weights).all() and (weights >= 0).all()
-        if not sound or not weights.sum():
-            raise InputError(
-                f"neg_sampling.{name} has shape {list(weights.shape)}; expected [{len(ids)}] numbers from 0, not all 0"
-            )
-        return weights
-
-    def _ends(self, cut: IdArray, key: int) -> tuple[IdArray, IdArray, npt.NDArray[np.number] | None]:
-        """Sources and destinations of a minibatch, negatives last, and the times of the destinations."""
-        source, destination = self._seeds[cut].T
-        moments = None if self._times is None else self._moments[cut]
-        if self.neg_sampling is None or not len(cut):
-            return source, destination, moments
-        count = math.ceil(len(cut) * self.neg_sampling.amount)
-        later = None
-        if moments is not None and self._times is not None:
-            moments = np.resize(moments, len(cut) + count)
-            later = self._times.graph.as_time(moments[len(cut) :])
-        destination = np.concatenate([destination, self._negatives[1].draw(branches(key, np.arange(count)), later)])
-        if not self._is_triplet:
-            source = np.concatenate([source, self._negatives[0].draw(branches(key, np.arange(count)), later)])
-        return source, destination, moments
-
-    def _sample(
-        self, seed: int, epoch: int, number: int, first: int, cuts: Sequence[IdArray], workspace: Any
-    ) -> list[SampledPairs]:
-        keys = [stream(seed, Purpose.NEGATIVE, epoch & 0xFFFF_FFFF, first + i) for i in range(len(cuts))]
-        ends = [self._ends(cut, key) for cut, key in zip(cuts, keys, strict=True)]
-        seeds, places, moments = [], [], []
-        for source, destination, time in ends:
-            both = np.concatenate([source, destination])
-            found, place = (both, np.arange(len(both))) if self._disjoint else np.unique(both, return_inverse=True)
-            seeds.append(found)
-            places.append([torch.from_numpy(part) for part in np.split(place, [len(source)])])
-            if time is not None:
-                moments.append(np.concatenate([time[: len(source)], time]))
-        timed = None if self._times is None else Timed(self._times, moments)
-        graphs = self._sampled(seed, epoch, number, first, seeds, workspace, timed=timed)
-        return [self._pairs(self._source.split(graph), *place) for graph, place in zip(graphs, places, strict=True)]
-
-    def _pairs(self, graph: Any, source: Tensor, destination: Tensor) -> SampledPairs:
-        return SampledPairs(graph, self._source.local(graph, source), self._source.local(graph, destination))
-
-    def _output(self, found: SampledPairs, cut: IdArray) -> Any:
-        at, source, destination, count = torch.from_numpy(cut), found.source, found.destination, len(cut)
-        time = None if self._input_time is None else self._input_time[at]
-
-        def pair_of(tree: Tensor) -> Tensor:
-            # By position among the sources or the destinations: PyG's is the same where the amount is a whole number.
-            return torch.where(tree < len(source), tree, tree - len(source)) % max(1, count)
-
-        if self._is_triplet:
-            negative = destination[count:]
-            # A pair's negatives are those of its row; in disjoint trees, those whose positions are its own modulo B.
-            negative = negative.view(-1, max(1, count)).t() if self._disjoint else negative.view(count, -1)
-            metadata: Any = (self._ids[at], source, destination[:count], negative.squeeze(-1), time)
-        else:
-            labels = None if self._labels is None else self._labels[at]
-            if self.neg_sampling is not None:
-                labels = torch.ones(count) if labels is None else labels
-                labels = torch.cat([labels, labels.new_zeros(len(source) - count, *labels.shape[1:])])
-                if time is not None:
-                    time = time[torch.arange(len(source)) % max(1, count)]
-            metadata = (self._ids[at], torch.stack([source, destination]), labels, time)
-        out = self._source.output(found.graph, metadata, self._kind == "bidirectional")
-        if isinstance(out.batch, dict):
-            out.batch = {name: pair_of(tree) for name, tree in out.batch.items()}
-        elif out.batch is not None:
-            out.batch = pair_of(out.batch)
-        return out
-
-    def _describe(self, batch: Any, metadata: Any) -> None:
-        pairs, source, destination = batch, batch, batch
-        if self._type is not None:
-            pairs, source, destination = batch[self._type], batch[self._type[0]], batch[self._type[2]]
-        if not self._is_triplet:
-            pairs.input_id, pairs.edge_label_index, pairs.edge_label, pairs.edge_label_time = metadata
-            return
-        pairs.input_id, source.src_index, destination.dst_pos_index, destination.dst_neg_index, time = metadata
-        source.seed_time = destination.seed_time = time
-        for name in ("edge_label_index", "edge_label_time"):
-            if name in pairs:
-                del pairs[name]
+        self._begin(sampler, given, data=given.pop("data"), **inputs)
+        sampler.seeds_of_pairs(self.input_data, 0, None)
+        if laws is not None:
+            sampler.negatives(laws, kind)
 
 
-class Negatives:
-    """Random ends of negative pairs: nodes of one type, uniformly or by weight, of those that are there at a time."""
-
-    def __init__(
-        self, ids: range, weight: npt.NDArray[np.float64] | None, time: npt.NDArray[np.number] | None, draw: int
-    ) -> None:
-        """
-        Args:
-            ids: of the nodes.
-            weight: float64 [n], or None.
-            time: [n], when each node begins to be there; None: they always are.
-            draw: number of the random draw that decides.
-        """
-        self._draw, self._time = draw, time
-        self._order = np.arange(ids.start, ids.stop)
-        if time is not None:
-            order = np.argsort(time, kind="stable")
-            self._order, self._time, weight = self._order[order], time[order], None if weight is None else weight[order]
-        self._cumulative = None if weight is None else np.cumsum(weight)
-
-    def draw(self, keys: npt.NDArray[np.uint64], moments: npt.NDArray[np.number] | None) -> IdArray:
-        """A node for each key, int64 [n], at the moments [n]. The earliest node if none is there, or none of weight."""
-        x = (draw_word(keys, self._draw) >> np.uint64(11)) * 2.0**-53
-        there = np.full(len(keys), len(self._order))
-        if self._time is not None and moments is not None:
-            there = np.searchsorted(self._time, moments, side="right")
-        if self._cumulative is None:
-            return self._order[(x * there).astype(np.int64)]
-        below = np.where(there > 0, self._cumulative[there - 1], 0.0)
-        return self._order[np.where(below > 0, np.searchsorted(self._cumulative, x * below, side="right"), 0)]
+def _checked_labels(given: Any, count: int, laws: Any) -> Tensor | None:
+    if given is None:
+        return None
+    if laws is not None and laws.is_triplet():
+        raise InputError("edge_label is given beside triplets, which tell positives by their names; leave it out")
+    labels = arguments.tensor("edge_label", given)
+    if labels.ndim < 1 or len(labels) != count:
+        raise InputError(f"edge_label has shape {list(labels.shape)}; expected [{count}], one for each pair")
+    if laws is not None and set(labels.unique().tolist()) == {0, 1}:
+        warnings.warn(
+            "edge_label has 0 and 1 already, as RandomLinkSplit gives negatives, and neg_sampling draws more: as "
+            "in PyG the given labels become 1 and 2, and those drawn are 0; leave neg_sampling out, or use "
+            "RandomLinkSplit(add_negative_train_samples=False)",
+            stacklevel=3,
+        )
+    return labels if len(labels) else None
 
 
 def _negative_sampling(given: Any, ratio: float | None) -> Any:

@@ -1,34 +1,178 @@
 """`NeighborLoader`, PyG's loader of that name on Millrace's sampler. Only the import of a training script changes."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from importlib import import_module
 from inspect import signature
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from ...stages.assignment import BulkRequest
 from ...stages.kernels import sampling_backend
 from ...stages.random import Purpose, permutation, stream
-from ...stages.sample.neighbor import NeighborSampler
 from ...storage.errors import InputError, whole_number
 from . import pyg_arguments as arguments
-from .export import SampledGraph, require_pyg
-from .pyg_many_types import ManyTypes
-from .pyg_one_type import OneType
+from .export import require_pyg
 from .pyg_prefetch import Prefetcher, SamplingThreads
-from .pyg_stores import of_stores
-from .pyg_subgraphs import Timed, Times, drawable, sample
-
-CALLS = -1
-"""Epoch of the samples drawn by calling a loader."""
+from .pyg_sampler import ALONE, PyGSampler, sampler_of
 
 
-class NeighborLoader(SamplingThreads, DataLoader[Any]):
+class BulkLoader(SamplingThreads, DataLoader[Any]):
+    """A loader of PyG's over a `PyGSampler` that samples bulks in a thread ahead of the caller's.
+
+    An object's class is also PyG's `of_pyg`, which is imported when one is made, and begins as its base `begun_as`.
+    """
+
+    of_pyg: ClassVar[str]
+    begun_as: ClassVar[str]
+    neg_sampling: Any = None
+    input_data: Any = None
+
+    def __new__(cls, *_: object, **__: object) -> Any:
+        """An object of the class and of PyG's."""
+        require_pyg(cls.__name__)
+        return object.__new__(_with_pyg(cls))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _blank, (type(self).__bases__[0],), self.__dict__
+
+    def _begin(self, sampler: PyGSampler, given: dict[str, Any], **inputs: Any) -> None:
+        """Begin as PyG's loader.
+
+        Args:
+            sampler: the loader's.
+            given: other arguments: PyG's, torch's, `seed`, `bulk_size` and `prefetch_bulks`.
+            inputs: arguments of PyG's loader.
+        """
+        own: dict[str, Any] = {
+            "transform": None,
+            "transform_sampler_output": None,
+            "filter_per_worker": None,
+            "custom_cls": None,
+        }
+        own |= {"batch_size": 1, "shuffle": False, "drop_last": False, "num_workers": 0, "generator": None}
+        own |= {"seed": None, "bulk_size": 8, "prefetch_bulks": 1}
+        own |= {name: given.pop(name) for name in own if name in given}
+        names, kind = signature(type(self).__init__).parameters, type(inputs["data"]).__name__
+        torchs = arguments.dataloader(given, own["filter_per_worker"], names, type(self).__name__)
+        if own["custom_cls"] is not None and kind not in ("tuple", "list"):
+            raise InputError(f"custom_cls is for feature stores, and data is {kind}; leave it out")
+        for name in ("batch_size", "bulk_size", "prefetch_bulks", "num_workers"):
+            own[name] = whole_number(name, own[name], int(name != "num_workers"))
+        self.bulk_size, self._room = own.pop("bulk_size"), own.pop("prefetch_bulks")
+        self._seed, change = own.pop("seed"), own["transform_sampler_output"]
+        arguments.check_kinds(self._seed, own["generator"], transform=own["transform"], transform_sampler_output=change)
+        if change is not None:
+            own["transform_sampler_output"] = partial(_transformed, change)
+        self._shuffle = own["shuffle"] = bool(own["shuffle"])
+        self._own_order = torchs.get("sampler") is None and torchs.get("batch_sampler") is None
+        self._workspaces, self._calls, self.sampler_of_bulks = [], 0, sampler
+        self.epoch = 0
+        """The epoch of the next ``iter()``; set it to resume a run that has a `seed`."""
+        begin = getattr(import_module("torch_geometric.loader"), self.begun_as).__init__
+        try:
+            begin(self, inputs.pop("data"), sampler, **inputs, **own, **torchs)
+        except (TypeError, ValueError) as e:
+            raise InputError(f"torch's DataLoader refuses the arguments: {e}") from None
+        self._count = len(self.dataset)  # pyrefly: ignore[bad-argument-type]
+
+    # pyrefly: ignore[bad-override]
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the next epoch."""
+        seed, epoch = self._epoch_seed(), self.epoch
+        self.epoch += 1
+        return self._minibatches(seed, epoch, self._cuts(seed, epoch))
+
+    # A DataLoader's own iterator would sample in worker processes.
+    _get_iterator = __iter__  # pyrefly: ignore[bad-override]
+
+    def check_worker_number_rationality(self) -> None:
+        """Do nothing: there are no worker processes."""
+
+    # pyrefly: ignore[bad-override-mutable-attribute]
+    def collate_fn(self, index: Any) -> Any:
+        """The minibatch of the inputs at the positions `index` [B], sampled at once. Each call draws other samples. If
+        `filter_per_worker` is False, PyG's `SamplerOutput`, the argument of `filter_fn`.
+
+        Raises:
+            InputError: `index` holds something other than positions.
+        """
+        cut = arguments.positions(index, self._count, "index")
+        (out,) = self._sample(BulkRequest(self._epoch_seed(), ALONE, 0, self._calls, ()), [cut])
+        self._calls += 1
+        loader: Any = self
+        return loader.filter_fn(out) if loader.filter_per_worker else out
+
+    def _epoch_seed(self) -> int:
+        if self._seed is not None:
+            return self._seed
+        return int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
+
+    def _cuts(self, seed: int, epoch: int) -> list[npt.NDArray[np.int64]]:
+        """Positions of the inputs of each minibatch of the epoch."""
+        if not self._own_order:
+            assert self.batch_sampler is not None
+            name = "sampler" if self.batch_size is not None else "batch_sampler"
+            return [arguments.positions(batch, self._count, name) for batch in self.batch_sampler]
+        assert self.batch_size is not None
+        order = np.arange(self._count)
+        if self._shuffle:
+            order = permutation(stream(seed, Purpose.SHUFFLE, epoch), order)
+        return [order[j * self.batch_size : (j + 1) * self.batch_size] for j in range(len(self))]
+
+    def _sample(self, request: BulkRequest, cuts: Sequence[npt.NDArray[np.int64]], workspace: Any = None) -> list[Any]:
+        inputs = [self.input_data[torch.from_numpy(cut)] for cut in cuts]
+        return self.sampler_of_bulks.sample_bulk(request, inputs, self.neg_sampling, workspace)
+
+    def _minibatches(self, seed: int, epoch: int, cuts: list[npt.NDArray[np.int64]]) -> Iterator[Any]:
+        workspace = self._workspaces.pop() if self._workspaces else sampling_backend("cpu").Workspace()
+
+        def make(number: int) -> list[Any]:
+            first = number * self.bulk_size
+            request = BulkRequest(seed, epoch, number, first, ())
+            return self._sample(request, cuts[first : first + self.bulk_size], workspace)
+
+        done, loader = self._workspaces.append, self
+        ahead = Prefetcher(make, -(-len(cuts) // self.bulk_size), self._room, lambda: done(workspace), self._settle())
+        try:
+            for _ in range(0, len(cuts), self.bulk_size):
+                bulk = ahead.get()
+                for i in range(len(bulk)):
+                    out, bulk[i] = bulk[i], None
+                    batch = loader.filter_fn(out)  # pyrefly: ignore[missing-attribute]
+                    yield pin_memory(batch) if self.pin_memory and torch.cuda.is_available() else batch
+        finally:
+            ahead.stop()
+
+
+@cache
+def _with_pyg(cls: Any) -> Any:
+    """`cls` as a class of PyG's, too."""
+    theirs: Any = getattr(import_module("torch_geometric.loader"), cls.of_pyg)
+    return type(cls.__name__, (cls, theirs), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
+
+
+def _blank(cls: Any) -> Any:
+    return cls.__new__(cls)
+
+
+def _transformed(function: Callable[[Any], Any], out: Any) -> Any:
+    """What a user's `function` makes of a sampler's output; what is known of the inputs stays."""
+    made = function(out)
+    if not isinstance(made, type(out)):
+        raise InputError(
+            f"transform_sampler_output returned {type(made).__name__}; expected PyG's {type(out).__name__}"
+        )
+    made.metadata = out.metadata if made.metadata is None else made.metadata
+    return made
+
+
+class NeighborLoader(BulkLoader):
     """Iterates over sampled minibatches of a `torch_geometric.data.Data` or `HeteroData`, like PyG's `NeighborLoader`.
 
     Each minibatch is a `Data` that owns its memory, with every node-level and edge-level attribute of `data` filtered
@@ -55,10 +199,12 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
     order and other samples. They depend only on the seed, the epoch and the order of the seeds, not on bulks, threads
     or `num_workers`. ``loader(index)`` samples the input nodes at these positions at once.
 
-    The loader is a `torch.utils.data.DataLoader`, but uses none of its processes or iterators. Unsupported arguments
-    are refused by name: `neighbor_sampler`, `disjoint` or `time_attr` with "induced", `time_attr` with `weight_attr`.
+    The loader is one of PyG's, and so a `torch.utils.data.DataLoader`, but uses none of its processes or iterators.
+    Unsupported arguments are refused by name: `disjoint` or `time_attr` with "induced", `time_attr` with `weight_attr`.
     The semantics are those of PyG 2.8, `loader.NodeLoader`.
     """
+
+    of_pyg, begun_as = "NeighborLoader", "NodeLoader"
 
     def __init__(
         self,
@@ -76,16 +222,16 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
         transform_sampler_output: Any = None,
         is_sorted: bool = False,
         filter_per_worker: bool | None = None,
-        neighbor_sampler: Any = None,
+        neighbor_sampler: PyGSampler | None = None,
         directed: bool = True,
         *,
+        input_id: Any = None,
         batch_size: int | None = 1,
         shuffle: bool | None = False,
         drop_last: bool = False,
         num_workers: int = 0,
         generator: torch.Generator | None = None,
         seed: int | None = None,
-        input_id: Any = None,
         bulk_size: int = 8,
         prefetch_bulks: int = 1,
         **dataloader: Any,
@@ -120,7 +266,7 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
                 ``edge_index``.
             filter_per_worker: decides what `collate_fn` returns, and is True unless `data` is on a GPU; iterations
                 ignore it, with a warning.
-            neighbor_sampler: None.
+            neighbor_sampler: a `PyGSampler`, in place of the arguments that describe one.
             directed: deprecated; False means "induced".
             batch_size: seeds per minibatch.
             shuffle: a new permutation of the seeds every epoch.
@@ -142,235 +288,20 @@ class NeighborLoader(SamplingThreads, DataLoader[Any]):
             UnknownArgumentError: there is no such argument (also a TypeError).
             MissingExtraError: PyTorch Geometric is not installed.
         """
-        require_pyg(type(self).__name__)
-        self._source = _source(data, weight_attr, time_attr, dataloader.pop("custom_cls", None))
-        if neighbor_sampler is not None:
-            raise InputError(
-                "neighbor_sampler is not supported: leave it out, or use torch_geometric.loader.NeighborLoader for it"
-            )
-        last = arguments.temporal_strategy(temporal_strategy, time_attr, input_time)
-        given = arguments.dataloader(dataloader, filter_per_worker, signature(NeighborLoader).parameters)
-        # As in PyG, each seed has its own tree where it has its own time.
-        self._disjoint = bool(disjoint) or time_attr is not None
-        self._kind = arguments.subgraph_type(subgraph_type, directed, self._disjoint)
-        size, workers = whole_number("batch_size", batch_size, 1), whole_number("num_workers", num_workers, 0)
-        self.bulk_size, self._room = (
-            whole_number("bulk_size", bulk_size, 1),
-            whole_number("prefetch_bulks", prefetch_bulks, 1),
-        )
-        arguments.check_kinds(seed, generator, transform=transform, transform_sampler_output=transform_sampler_output)
-        self.data, self.transform, self.transform_sampler_output = data, transform, transform_sampler_output
-        self.input_nodes, self.input_id = input_nodes, input_id
-        if filter_per_worker is None:
-            filter_per_worker = not getattr(data, "is_cuda", False)
-        self.filter_per_worker = bool(filter_per_worker)
-        self.epoch = 0
-        """The epoch of the next ``iter()``; set it to resume a run that has a `seed`."""
-        self._calls, self._seed = 0, seed
-        self._graph = drawable(self._source.graph)
-        self._sampler = self._sampler_of(num_neighbors, bool(replace))
-        self._type, self._seeds, self._ids = self._inputs(input_nodes)
-        if input_id is not None:
-            self._ids = arguments.tensor("input_id", input_id)
-            if self._ids.shape != (len(self._seeds),):
+        given = arguments.given(locals())
+        self._begin_nodes(sampler_of(given), given)
+
+    def _begin_nodes(self, sampler: PyGSampler, given: dict[str, Any]) -> None:
+        """Begin with the arguments of a loader that are not its sampler's."""
+        data, input_time = given.pop("data"), given.pop("input_time", None)
+        kind, nodes, ids = sampler.source.input_nodes(given.pop("input_nodes"))
+        if (named := given.pop("input_id", None)) is not None:
+            ids = arguments.tensor("input_id", named)
+            if ids.shape != (len(nodes),):
                 raise InputError(
-                    f"input_id has shape {list(self._ids.shape)}; expected [{len(self._seeds)}], one for each input "
-                    "node"
+                    f"input_id has shape {list(ids.shape)}; expected [{len(nodes)}], one for each input node"
                 )
-        self._times: Times | None = None
-        self._moments, self._input_time = np.empty(0), None
-        if time_attr is not None:
-            if weight_attr is not None:
-                raise InputError("both time_attr and weight_attr are given; expected one of them, as in PyG")
-            self._times = self._source.times(time_attr, last)
-            self._moments, self._input_time = self._input_moments(time_attr, input_time)
-        self._shuffle = bool(shuffle)
-        self._own_order = given.get("sampler") is None and given.get("batch_sampler") is None
-        self._workspaces: list[Any] = []
-        try:
-            super().__init__(
-                # pyrefly: ignore[bad-argument-type]
-                range(len(self._seeds)),
-                batch_size=size,
-                shuffle=self._shuffle,
-                num_workers=workers,
-                collate_fn=self.collate_fn,
-                drop_last=bool(drop_last),
-                generator=generator,
-                **given,
-            )
-        except (TypeError, ValueError) as e:
-            raise InputError(f"torch's DataLoader refuses the arguments: {e}") from None
-
-    def _sampler_of(self, num_neighbors: Any, replace: bool) -> NeighborSampler | None:
-        """The sampler that `_sampled` uses, or None."""
-        return self._source.sampler(num_neighbors, replace)
-
-    def _inputs(self, given: Any) -> tuple[Any, npt.NDArray[np.int64], Tensor]:
-        """The type of the inputs, None for a `Data`; the inputs of minibatches, one in each row; and the `input_id` of
-        each, int64 [N]."""
-        return self._source.input_nodes(given)
-
-    def _input_moments(self, time_attr: str, given: Any) -> tuple[npt.NDArray[np.number], Tensor | None]:
-        """The time of each input, [N], and what was given."""
-        if given is not None:
-            moments = arguments.moments("input_time", given, len(self._seeds), "input node")
-            return moments, arguments.tensor("input_time", given)
-        assert self._times is not None
-        if self._times.of_nodes is None:
-            raise InputError(f"time_attr is '{time_attr}', a time of edges; give the seeds theirs by input_time")
-        if self._type not in self._times.node_types:
-            raise InputError(f"time_attr is '{time_attr}', which '{self._type}' has not; give the seeds' by input_time")
-        return arguments.moments(time_attr, self._times.of_nodes[self._seeds], len(self._seeds), "input node"), None
-
-    # pyrefly: ignore[bad-override]
-    def __iter__(self) -> Iterator[Any]:
-        """Begin the next epoch."""
-        seed, epoch = self._epoch_seed(), self.epoch
-        self.epoch += 1
-        return self._minibatches(seed, epoch, self._cuts(seed, epoch))
-
-    # pyrefly: ignore[bad-override]
-    def _get_iterator(self) -> Iterator[Any]:
-        # A DataLoader's own iterator would sample in worker processes.
-        return iter(self)
-
-    def __call__(self, index: Any) -> Any:
-        """The minibatch of the input nodes at the positions `index` [B], sampled at once. Each call draws other
-        samples.
-
-        Raises:
-            InputError: `index` holds something other than positions.
-        """
-        out = self.collate_fn(index)
-        return out if self.filter_per_worker else self.filter_fn(out)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
-    def check_worker_number_rationality(self) -> None:
-        """Do nothing: there are no worker processes."""
-
-    # pyrefly: ignore[bad-override-mutable-attribute]
-    def collate_fn(self, index: Any) -> Any:
-        """Sample like `__call__`; if `filter_per_worker` is False, return PyG's `SamplerOutput`, the argument of
-        `filter_fn`."""
-        cut = arguments.positions(index, len(self._seeds), "index")
-        (found,) = self._sample(self._epoch_seed(), CALLS, 0, self._calls, [cut], sampling_backend("cpu").Workspace())
-        self._calls += 1
-        out = self._output(found, cut)
-        return self.filter_fn(out) if self.filter_per_worker else out
-
-    def filter_fn(self, out: Any) -> Any:
-        """Join a `torch_geometric.sampler.SamplerOutput` with the attributes of `data`.
-
-        Raises:
-            InputError: `transform_sampler_output` returned something else.
-        """
-        metadata: Any = out.metadata
-        if self.transform_sampler_output is not None:
-            out = self.transform_sampler_output(out)
-        batch = self._source.filtered(out)
-        self._describe(batch, metadata if out.metadata is None else out.metadata)
-        return batch if self.transform is None else self.transform(batch)
-
-    def _describe(self, batch: Any, metadata: Any) -> None:
-        """Add what is known of the inputs."""
-        store = batch if self._type is None else batch[self._type]
-        store.input_id, store.seed_time = metadata
-        store.batch_size = len(store.input_id)
-
-    def _output(self, found: Any, cut: npt.NDArray[np.int64]) -> Any:
-        """PyG's `SamplerOutput` or `HeteroSamplerOutput` of a minibatch of the inputs at the positions `cut`."""
-        at = torch.from_numpy(cut)
-        metadata = self._ids[at], None if self._input_time is None else self._input_time[at]
-        return self._source.output(found, metadata, self._kind == "bidirectional")
-
-    def _epoch_seed(self) -> int:
-        if self._seed is not None:
-            return self._seed
-        return int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
-
-    def _cuts(self, seed: int, epoch: int) -> list[npt.NDArray[np.int64]]:
-        """Positions in `input_nodes` of each minibatch of the epoch."""
-        if not self._own_order:
-            assert self.batch_sampler is not None
-            name = "sampler" if self.batch_size is not None else "batch_sampler"
-            return [arguments.positions(batch, len(self._seeds), name) for batch in self.batch_sampler]
-        assert self.batch_size is not None
-        order = np.arange(len(self._seeds))
-        if self._shuffle:
-            order = permutation(stream(seed, Purpose.SHUFFLE, epoch), order)
-        return [order[j * self.batch_size : (j + 1) * self.batch_size] for j in range(len(self))]
-
-    def _sample(
-        self,
-        seed: int,
-        epoch: int,
-        number: int,
-        first: int,
-        cuts: Sequence[npt.NDArray[np.int64]],
-        workspace: Any,
-    ) -> list[Any]:
-        timed = None if self._times is None else Timed(self._times, [self._moments[cut] for cut in cuts])
-        found = self._sampled(seed, epoch, number, first, [self._seeds[cut] for cut in cuts], workspace, timed=timed)
-        return [self._source.split(graph) for graph in found]
-
-    def _sampled(
-        self,
-        seed: int,
-        epoch: int,
-        number: int,
-        first: int,
-        seeds: Sequence[npt.NDArray[np.int64]],
-        workspace: Any,
-        timed: Timed | None = None,
-    ) -> list[SampledGraph]:
-        """The neighbourhoods of the seeds of some minibatches."""
-        request = BulkRequest(seed, epoch, number, first, tuple(seeds))
-        relations = self._source.relations
-        # PyG makes a sample with types bidirectional: `ManyTypes.output`.
-        kind = "directional" if relations is not None and self._kind == "bidirectional" else self._kind
-        return sample(
-            self._sampler,
-            self._graph,
-            self._source.graph,
-            request,
-            workspace,
-            kind,
-            disjoint=self._disjoint,
-            timed=timed,
-            relations=relations,
-        )
-
-    def _minibatches(self, seed: int, epoch: int, cuts: list[npt.NDArray[np.int64]]) -> Iterator[Any]:
-        try:
-            workspace = self._workspaces.pop()
-        except IndexError:
-            workspace = sampling_backend("cpu").Workspace()
-
-        def make(number: int) -> list[Any]:
-            first = number * self.bulk_size
-            return self._sample(seed, epoch, number, first, cuts[first : first + self.bulk_size], workspace)
-
-        done = self._workspaces.append
-        ahead = Prefetcher(make, -(-len(cuts) // self.bulk_size), self._room, lambda: done(workspace), self._settle())
-        try:
-            for first in range(0, len(cuts), self.bulk_size):
-                bulk = ahead.get()
-                for i in range(len(bulk)):
-                    graph, bulk[i] = bulk[i], None
-                    batch = self.filter_fn(self._output(graph, cuts[first + i]))
-                    yield pin_memory(batch) if self.pin_memory and torch.cuda.is_available() else batch
-        finally:
-            ahead.stop()
-
-
-def _source(data: Any, weight_attr: Any, time_attr: Any, custom_cls: Any) -> OneType | ManyTypes:
-    from torch_geometric.data import HeteroData
-
-    if isinstance(data, tuple | list):
-        return of_stores(data, weight_attr, time_attr, custom_cls)
-    if custom_cls is not None:
-        raise InputError(f"custom_cls is for feature stores, and data is {type(data).__name__}; leave it out")
-    return ManyTypes(data, weight_attr) if isinstance(data, HeteroData) else OneType(data, weight_attr)
+        time = None if input_time is None else arguments.tensor("input_time", input_time)
+        inputs = nodes if kind is None else (kind, nodes)
+        self._begin(sampler, given, data=data, input_nodes=inputs, input_time=time, input_id=ids)
+        sampler.seeds_of_nodes(self.input_data)

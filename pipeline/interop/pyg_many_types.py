@@ -5,7 +5,7 @@ other: so that a minibatch is sampled as one graph, and then split.
 """
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,32 +15,16 @@ from torch import Tensor
 
 from ...stages.kernels.row_block.relation_rows import RelationRows
 from ...stages.sample.neighbor import NeighborSampler
+from ...stages.sample.single.trees import Times, drawable
 from ...stages.sample.temporal import TimedGraph
 from ...storage.errors import InputError, nearest
 from ...storage.graph import Graph, index_dtype
 from ...storage.typed.graph_types import GraphTypes
 from ..datasets.cleaning.relations import graph_of_relations
 from . import pyg_arguments as arguments
-from .export import SampledGraph
-from .pyg_subgraphs import Times, drawable
 
 IdArray = npt.NDArray[np.int64]
 EdgeType = tuple[str, str, str]
-
-
-@dataclass(frozen=True, eq=False)
-class SplitGraph:
-    """A sampled minibatch by type: positions and ids count within the types."""
-
-    node: dict[str, Tensor]
-    row: dict[EdgeType, Tensor]
-    col: dict[EdgeType, Tensor]
-    edge: dict[EdgeType, Tensor]
-    batch: dict[str, Tensor] | None
-    num_sampled_nodes: dict[str, list[int]] | None
-    num_sampled_edges: dict[EdgeType, list[int]] | None
-    local: Tensor
-    """int64 [n], position of each node of the whole minibatch among those of its type."""
 
 
 class ManyTypes:
@@ -153,8 +137,8 @@ class ManyTypes:
         whole = (1,) * next(iter(lengths), 0)
         return arguments.sampler(whole, replace, self.weighted, {",".join(r): given[r] for r in self.types.relations})
 
-    def input_nodes(self, given: Any) -> tuple[str, IdArray, Tensor]:
-        """The seeds' type, their global ids, int64 [N], and the `input_id` of each, int64 [N]."""
+    def input_nodes(self, given: Any) -> tuple[str, Tensor, Tensor]:
+        """The seeds' type, their ids, int64 [N], and the `input_id` of each, int64 [N]."""
         name, nodes = (given, None) if isinstance(given, str) else (None, None)
         if isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], str):
             name, nodes = given
@@ -168,7 +152,7 @@ class ManyTypes:
         except InputError as e:
             raise InputError(f"input_nodes: {e}") from None
         seeds, ids = arguments.input_nodes(nodes, self.types.num_nodes(number), f"input_nodes of '{name}'")
-        return name, seeds + self.types.offsets[number], ids
+        return name, torch.from_numpy(seeds), ids
 
     def edge_type(self, given: Any, argument: str) -> EdgeType:
         """An edge type in one of PyG's forms: three names, the types of its ends, or its own name."""
@@ -252,90 +236,42 @@ class ManyTypes:
         number = self.types.node_type(node_type)
         return self.types.offsets[number], self.types.offsets[number + 1]
 
-    def split(self, found: SampledGraph) -> SplitGraph:
-        """The sample, split by type."""
-        assert found.edge is not None
-        types, node, hops = self.types, found.node.numpy(), found.num_sampled_nodes
+    def global_ids(self, nodes: Any, kind: Any, what: str) -> IdArray:
+        """Checked node ids of a type as those of the whole graph, int64 [n], of `what`."""
+        number = self.types.node_type(str(kind))
+        ids, _ = arguments.input_nodes(nodes, self.types.num_nodes(number), f"{what} of '{kind}'")
+        return ids + self.types.offsets[number]
+
+    def split(self, found: Any) -> tuple[Any, Tensor]:
+        """The sample as a `HeteroSamplerOutput`, whose edges are columns of each type's ``edge_index``; and int64 [n],
+        the position of each of its nodes among those of its type."""
+        from torch_geometric.sampler import HeteroSamplerOutput
+
+        types, node, hops, steps = self.types, found.node.numpy(), found.num_sampled_nodes, found.num_sampled_edges
         kinds, local = types.types_of(node), np.empty(len(node), np.int64)
-        hop = None if hops is None else np.repeat(np.arange(len(hops)), hops)
-        nodes, trees, sizes = {}, {}, {}
+        out: Any = HeteroSamplerOutput({}, {}, {}, {})
+        trees, sizes, counts = {}, {}, {}
+        hop, step = (np.repeat(np.arange(len(n)), n) for n in (hops or [], steps or []))
         for t, name in enumerate(types.node_types):
             at = np.flatnonzero(kinds == t)
             local[at] = np.arange(len(at))
-            nodes[name] = torch.from_numpy(node[at] - types.offsets[t])
+            out.node[name] = torch.from_numpy(node[at] - types.offsets[t])
             if found.batch is not None:
                 trees[name] = found.batch[torch.from_numpy(at)]
-            if hops is not None and hop is not None:
+            if hops is not None:
                 sizes[name] = np.bincount(hop[at], minlength=len(hops)).tolist()
         row, col, edge = found.row.numpy(), found.col.numpy(), found.edge.numpy()
         relation = (np.searchsorted(self.first_edge[1:], edge, side="right")).astype(types.edge_dtype)
         order = np.argsort(relation, kind="stable")
         ends = np.cumsum(np.bincount(relation, minlength=types.num_relations))
-        steps = found.num_sampled_edges
-        step = None if steps is None else np.repeat(np.arange(len(steps)), steps)
-        rows, cols, edges, counts = {}, {}, {}, {}
         for r, (name, at) in enumerate(zip(types.relations, np.split(order, ends[:-1]))):
-            rows[name], cols[name] = torch.from_numpy(local[row[at]]), torch.from_numpy(local[col[at]])
-            edges[name] = torch.from_numpy(edge[at] - self.first_edge[r])
-            if steps is not None and step is not None:
+            out.row[name], out.col[name] = torch.from_numpy(local[row[at]]), torch.from_numpy(local[col[at]])
+            out.edge[name] = torch.from_numpy(edge[at] - self.first_edge[r])
+            if steps is not None:
                 counts[name] = np.bincount(step[at], minlength=len(steps)).tolist()
-        return SplitGraph(
-            nodes,
-            rows,
-            cols,
-            edges,
-            None if found.batch is None else trees,
-            None if hops is None else sizes,
-            num_sampled_edges=None if steps is None else counts,
-            local=torch.from_numpy(local),
-        )
-
-    def local(self, found: SplitGraph, at: Tensor) -> Tensor:
-        """Positions in the types' ``n_id`` of the nodes at these positions."""
-        return found.local[at]
-
-    def output(self, found: SplitGraph, metadata: Any, bidirectional: bool) -> Any:
-        """A `torch_geometric.sampler.HeteroSamplerOutput`, whose edges are columns of each type's ``edge_index``; made
-        `bidirectional` by PyG, which leaves out the edges then."""
-        from torch_geometric.sampler import HeteroSamplerOutput
-
-        out = HeteroSamplerOutput(
-            node=found.node,
-            row=found.row,
-            col=found.col,
-            # pyrefly: ignore[bad-argument-type]
-            edge=found.edge,
-            batch=found.batch,
-            num_sampled_nodes=found.num_sampled_nodes,
-            num_sampled_edges=found.num_sampled_edges,
-            metadata=metadata,
-        )
-        return out.to_bidirectional() if bidirectional else out
-
-    def filtered(self, out: Any) -> Any:
-        """The attributes of `data` at what was sampled. Raises InputError if `out` is no HeteroSamplerOutput."""
-        from torch_geometric.sampler import HeteroSamplerOutput
-
-        if not isinstance(out, HeteroSamplerOutput):
-            raise InputError(
-                f"transform_sampler_output returned {type(out).__name__}; expected PyG's HeteroSamplerOutput"
-            )
-        edges: Any = out.edge or {}
-        batch = self.features(out)
-        # The user's own n_id and e_id were filtered with the rest and stay, as in PyG.
-        for name, values in (("n_id", out.node), ("e_id", edges)):
-            for t, value in values.items():
-                if value is not None and name not in batch[t]:
-                    batch[t][name] = value
-        for name in ("batch", "num_sampled_nodes", "num_sampled_edges"):
-            batch.set_value_dict(name, getattr(out, name))
-        return batch
-
-    def features(self, out: Any) -> Any:
-        """A minibatch with the attributes of nodes and edges."""
-        from torch_geometric.loader.utils import filter_hetero_data
-
-        return filter_hetero_data(self.data, out.node, out.row, out.col, dict(out.edge or {}))
+        out.batch = None if found.batch is None else trees
+        out.num_sampled_nodes, out.num_sampled_edges = (None, None) if hops is None else (sizes, counts)
+        return out, torch.from_numpy(local)
 
 
 def _name(kind: Any) -> str:

@@ -4,15 +4,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from ...stages.sample.neighbor import NeighborSampler
+from ...stages.sample.single.trees import Times
 from ...stages.sample.temporal import TimedGraph
 from ...storage.errors import InputError, nearest
 from ...storage.graph import from_edges
 from . import pyg_arguments as arguments
-from .export import SampledGraph
-from .pyg_subgraphs import Times
 
 IdArray = npt.NDArray[np.int64]
 
@@ -57,11 +57,12 @@ class OneType:
             )
         return arguments.sampler(values, replace, self.weighted)
 
-    def input_nodes(self, given: Any) -> tuple[None, IdArray, Tensor]:
+    def input_nodes(self, given: Any) -> tuple[None, Tensor, Tensor]:
         """No type, the seeds, int64 [N], and the `input_id` of each, int64 [N]."""
         if isinstance(given, str) or (isinstance(given, (tuple, list)) and given and isinstance(given[0], str)):
             raise InputError("input_nodes names a node type, but data has one; expected node ids or a boolean mask")
-        return None, *arguments.input_nodes(given, self.graph.num_nodes)
+        seeds, ids = arguments.input_nodes(given, self.graph.num_nodes)
+        return None, torch.from_numpy(seeds), ids
 
     def input_edges(self, given: Any) -> tuple[None, Any]:
         """No type, and the pairs [2, N] as they were given, or all edges."""
@@ -102,50 +103,13 @@ class OneType:
             raise InputError(f"time_attr: data.{time_attr}: {e}") from None
         return Times(timed, (last,), time if of_nodes else None, frozenset([None] if of_nodes else []))
 
-    def split(self, found: SampledGraph) -> SampledGraph:
-        """The sample in the form that `output` takes."""
-        return found
+    def global_ids(self, nodes: Any, kind: Any, what: str) -> IdArray:
+        """Checked node ids, int64 [n], of `what`."""
+        return arguments.input_nodes(nodes, self.graph.num_nodes, what)[0]
 
-    def local(self, found: SampledGraph, at: Tensor) -> Tensor:
-        """Positions in ``n_id`` of the nodes at these positions."""
-        return at
-
-    def output(self, found: SampledGraph, metadata: Any, bidirectional: bool) -> Any:
-        """A `torch_geometric.sampler.SamplerOutput`, whose edges are columns of ``edge_index``."""
-        from torch_geometric.sampler import SamplerOutput
-
-        return SamplerOutput(
-            node=found.node,
-            row=found.row,
-            col=found.col,
-            edge=found.edge,
-            batch=found.batch,
-            num_sampled_nodes=found.num_sampled_nodes,
-            num_sampled_edges=found.num_sampled_edges,
-            metadata=metadata,
-        )
-
-    def filtered(self, out: Any) -> Any:
-        """The attributes of `data` at what was sampled. Raises InputError if `out` is no SamplerOutput."""
-        from torch_geometric.sampler import SamplerOutput
-
-        if not isinstance(out, SamplerOutput):
-            raise InputError(f"transform_sampler_output returned {type(out).__name__}; expected PyG's SamplerOutput")
-        batch = self.features(out)
-        # The user's own n_id and e_id were filtered with the rest and stay, as in PyG.
-        if "n_id" not in batch:
-            batch.n_id = out.node
-        if out.edge is not None and "e_id" not in batch:
-            batch.e_id = out.edge
-        batch.batch = out.batch
-        batch.num_sampled_nodes, batch.num_sampled_edges = out.num_sampled_nodes, out.num_sampled_edges
-        return batch
-
-    def features(self, out: Any) -> Any:
-        """A minibatch with the attributes of nodes and edges."""
-        from torch_geometric.loader.utils import filter_data
-
-        return filter_data(self.data, out.node, out.row, out.col, out.edge)
+    def split(self, found: Any) -> tuple[Any, None]:
+        """The sample, and no new positions of its nodes."""
+        return found, None
 
 
 def _check(data: Any) -> None:

@@ -67,10 +67,7 @@ class SamplingThreads:
             raise InputError(f"loader_cores is {loader_cores!r}; expected a list of cores")
         chosen = there[: self.num_workers] if loader_cores is None else list(loader_cores)
         if len(chosen) != self.num_workers:
-            raise InputError(
-                f"{len(chosen)} cores for num_workers {self.num_workers}; expected as many: give loader_cores of that "
-                "length"
-            )
+            raise InputError(f"{len(chosen)} cores for num_workers {self.num_workers}; expected as many loader_cores")
         cores = frozenset(c for core in chosen for c in (core if isinstance(core, Sequence) else (core,)))
         if not cores <= set(there):
             raise InputError(f"loader_cores holds core {min(cores - set(there))}; expected some of {there}")

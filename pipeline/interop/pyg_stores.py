@@ -1,7 +1,4 @@
-"""A pair of PyG's `FeatureStore` and `GraphStore` as a graph that `NeighborLoader` samples, and its minibatches.
-
-The edges are read once; features are asked of the store for each minibatch.
-"""
+"""A pair of PyG's `FeatureStore` and `GraphStore` as a graph that `PyGSampler` samples. The edges are read once."""
 
 from typing import Any
 
@@ -12,64 +9,13 @@ from .pyg_many_types import ManyTypes
 from .pyg_one_type import OneType
 
 
-class StoresOfOneType(OneType):
-    """Stores whose edges and features have no types."""
-
-    def __init__(self, data: Any, stores: Any, custom_cls: Any) -> None:
-        """
-        Args:
-            data: `Data` with the stores' edges, number of nodes and times.
-            stores: the pair.
-            custom_cls: class of the minibatches; None: `Data`.
-        """
-        super().__init__(data, None)
-        self._feature_store, self._graph_store = stores
-        self._custom_cls = custom_cls
-
-    def features(self, out: Any) -> Any:
-        from torch_geometric.loader.utils import filter_custom_store
-
-        return filter_custom_store(
-            self._feature_store, self._graph_store, out.node, out.row, out.col, out.edge, custom_cls=self._custom_cls
-        )
-
-
-class StoresOfManyTypes(ManyTypes):
-    """Stores whose edges and features have types."""
-
-    def __init__(self, data: Any, stores: Any, custom_cls: Any) -> None:
-        """
-        Args:
-            data: `HeteroData` with the stores' edges, numbers of nodes and times.
-            stores: the pair.
-            custom_cls: class of the minibatches; None: `HeteroData`.
-        """
-        super().__init__(data, None)
-        self._feature_store, self._graph_store = stores
-        self._custom_cls = custom_cls
-
-    def features(self, out: Any) -> Any:
-        from torch_geometric.loader.utils import filter_custom_hetero_store
-
-        return filter_custom_hetero_store(
-            self._feature_store,
-            self._graph_store,
-            out.node,
-            out.row,
-            out.col,
-            dict(out.edge or {}),
-            custom_cls=self._custom_cls,
-        )
-
-
-def of_stores(stores: Any, weight_attr: Any, time_attr: Any, custom_cls: Any) -> StoresOfOneType | StoresOfManyTypes:
+def of_stores(stores: Any, weight_attr: Any, time_attr: Any) -> OneType | ManyTypes:
     """The graph of a pair.
 
     Args:
         stores: `FeatureStore` and `GraphStore`.
         weight_attr: argument of the loader.
         time_attr: likewise; name of features of nodes, or of edge types.
-        custom_cls: likewise.
 
     Raises:
         InputError: `stores` is no such pair, or `weight_attr` is given.
@@ -94,7 +40,7 @@ def of_stores(stores: Any, weight_attr: Any, time_attr: Any, custom_cls: Any) ->
         data.edge_index = torch.stack([row, col])
         for time in times.values():
             data[time_attr] = time
-        return StoresOfOneType(data, stores, custom_cls)
+        return OneType(data, None)
     data = HeteroData()
     ends = [t for relation in row for t in (relation[0], relation[2])]
     for t in dict.fromkeys([*(a.group_name for a in attributes if isinstance(a.group_name, str)), *ends]):
@@ -104,7 +50,7 @@ def of_stores(stores: Any, weight_attr: Any, time_attr: Any, custom_cls: Any) ->
         data[relation].edge_index = torch.stack([row[relation], col[relation]])
     for group, time in times.items():
         data[group][time_attr] = time
-    return StoresOfManyTypes(data, stores, custom_cls)
+    return ManyTypes(data, None)
 
 
 def _whole(features: Any, attribute: Any) -> Any:

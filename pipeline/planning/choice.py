@@ -1,9 +1,12 @@
-"""Choice of a system: by optimiser steps an hour, and by other goals."""
+"""Choice of a system: by the time of the passes over the labels that a run asks for, and by other goals."""
 
 from collections.abc import Sequence
 
 from ..config.systems import SYSTEMS
 from .forecast import Forecast
+
+FEW = 100
+"""Optimiser steps below which passes of full batches, a step each, are not compared with those of minibatches."""
 
 
 def whole_seconds(f: Forecast, epochs: int) -> float:
@@ -12,18 +15,14 @@ def whole_seconds(f: Forecast, epochs: int) -> float:
     return f.seconds_per_epoch * f.epochs / epochs
 
 
-def steps_per_hour(f: Forecast, epochs: int) -> float:
-    """Optimiser steps of the whole model."""
-    return 3600 * f.steps_per_epoch / max(1e-9, whole_seconds(f, epochs))
-
-
 def network_bytes(f: Forecast) -> int:
     """Bytes sent between ranks in the whole run."""
     return sum(f.bytes.get("network", {}).values())
 
 
 def choice(forecasts: Sequence[Forecast], epochs: int, linked: bool) -> tuple[str | None, str, dict[str, str]]:
-    """The fitting system with most steps an hour, the reason, and the best one for each other goal.
+    """The fitting system that takes least time for the passes, the reason, and the best one for each other goal. One
+    whose passes make few steps, and fewer than another's, is not chosen.
 
     Args:
         forecasts: forecasts of all systems.
@@ -35,11 +34,15 @@ def choice(forecasts: Sequence[Forecast], epochs: int, linked: bool) -> tuple[st
         frugal = min(forecasts, key=lambda f: (f.device_bytes, f.memory_bytes))
         return None, f"nothing fits: {frugal.label} takes least, {frugal.arithmetic}", {}
     usual = [f for f in fitting if linked or not SYSTEMS.find(f.system).for_slow_links]
-    best = max(usual or fitting, key=lambda f: steps_per_hour(f, epochs))
-    steps = float(f"{steps_per_hour(best, epochs):.3g}")
-    why = f"it takes the most optimiser steps an hour, {steps:,.0f}, of those that fit"
+    steps = {f.label: f.steps_per_epoch * epochs for f in usual or fitting}
+    trained = [f for f in usual or fitting if steps[f.label] >= min(FEW, max(steps.values()))]
+    best = min(trained, key=lambda f: whole_seconds(f, epochs))
+    seconds = f"{whole_seconds(best, epochs) * epochs:.3g} s, {steps[best.label]:,} optimiser steps"
+    why = f"{epochs:,} passes over all labels take it least time of those that fit, {seconds}"
+    asides = [f"{f.label}: only {steps[f.label]:,} steps" for f in usual or fitting if f not in trained]
     if usual and len(usual) < len(fitting):
-        why += f" ({' and '.join(dict.fromkeys(f.system for f in fitting if f not in usual))}: for slow links)"
+        asides.append(f"{' and '.join(dict.fromkeys(f.system for f in fitting if f not in usual))}: for slow links")
+    why += f" ({'; '.join(asides)})" if asides else ""
     goals = {
         "shortest pass over all labels": min(fitting, key=lambda f: whole_seconds(f, epochs)).label,
         "least memory": min(fitting, key=lambda f: f.memory_bytes).label,

@@ -42,7 +42,7 @@ class Plan:
     """Memory for a rank on its GPU; 0: ranks train on CPUs."""
     systems: tuple[Forecast, ...]
     recommended: str | None
-    """Label of the system that takes most optimiser steps an hour; None if nothing fits."""
+    """Label of the system that takes least time for the epochs, by `choice`; None if nothing fits."""
     why: str
     goals: Mapping[str, str]
     """Label of the best system for each other goal."""

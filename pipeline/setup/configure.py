@@ -12,7 +12,7 @@ from ..config.aliases import with_options
 from ..config.load import Job, resolve
 from ..config.records import is_record, table_of
 from ..config.systems import SYSTEMS, System
-from ..interop.model_argument import as_record_or_module, check_no_model_options
+from ..custom.model_argument import as_record_or_module, check_no_model_options
 
 
 def configure(

@@ -28,8 +28,8 @@ from ...storage.typed.graph_types import SINGLE, GraphTypes, groups_of
 from ..config.load import Job, build
 from ..config.schema import LossOptions
 from ..config.systems import System
+from ..custom.model_argument import check_widths, needed_columns
 from ..custom.own_code import OwnCode
-from ..interop.model_argument import check_widths, needed_columns
 from .warm_start import with_initial_parameters
 
 PAIRS = torch.tensor([[[0, 1]], [[1, 0]], [[2, 3]]])

@@ -13,8 +13,8 @@ from torch import nn
 
 from ...storage.checkpoint import CheckpointStore
 from ..cluster.sample_by_owners import Filled, FillOrder
+from ..custom.user_code import pickled
 from ..dashboard.publisher import show_run
-from ..interop.user_code import pickled
 from ..setup.open_queue import location, open_samples
 from ..setup.prepare import Prepared
 from ..setup.run_folder import CHECKPOINTS

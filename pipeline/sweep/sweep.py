@@ -21,9 +21,9 @@ from ...storage.store.regular import file_bytes
 from ..config.load import Job
 from ..config.records import is_record, make_system, negatives_of, table_of
 from ..config.systems import SYSTEMS, System
+from ..custom.model_argument import as_record_or_module
 from ..custom.own_code import check_beside, split_loss, split_options
-from ..interop.model_argument import as_record_or_module
-from ..interop.user_module import module_named
+from ..custom.user_module import module_named
 from ..precompute import precompute
 from ..setup.configure import tables_of_system
 from ..setup.open_data import absolute_source

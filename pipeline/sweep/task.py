@@ -67,7 +67,7 @@ def run_one(
 
     from ...stages.random import Purpose, stream, torch_seed
     from ...storage.errors import MillraceError
-    from ..interop.user_module import module_named
+    from ..custom.user_module import module_named
     from ..run import run
     from ..setup.run_folder import JOB
 

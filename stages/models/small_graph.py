@@ -46,7 +46,11 @@ class SmallGraph:
             relations, width = types.num_relations, max((0, *types.edge_widths))
         kinds = np.repeat(np.arange(relations), 2 * SMALL)
         first = 0 if types.is_single else SMALL * types.ends[kinds].T
-        ends = (rng.integers(0, SMALL, (2, len(kinds))) + first).astype(np.int64)
+        local = rng.integers(0, SMALL, (2, len(kinds)))
+        # In each relation self loops of the first and last node, where its ends are of one type, and parallel edges.
+        local[:, :: 2 * SMALL], local[:, 3 :: 2 * SMALL] = 0, SMALL - 1
+        local[:, 2 :: 2 * SMALL] = local[:, 1 :: 2 * SMALL]
+        ends = (local + first).astype(np.int64)
         return cls(types, ends, kinds, torch.rand(len(kinds), width, generator=generator).to(like))
 
     @property

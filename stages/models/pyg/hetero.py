@@ -1,6 +1,7 @@
 """PyTorch Geometric's modules over dictionaries of node types and relations, on blocks."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ...neighbourhood.halo import HaloNeighbourhood
 from ...nn.dropout import dropout
 from ..base import ACTIVATIONS, Model
 from ..relational import TypedInput, features_of
-from ..small_graph import SMALL, SmallGraph
+from ..small_graph import SMALL, SmallGraph, weights_tried
 from .edges import forward_parameters, reads_edge_attr
 from .model import evaluating, takes_weights
 
@@ -179,9 +180,10 @@ def _try_out(model: HeteroPyGModel, given: TypedInput) -> None:
     graph = SmallGraph.from_types(given, 0, like)
     types, names = given.types, np.arange(graph.num_nodes)
     first = names % SMALL < SMALL // 2
-    everything = graph.block(names, len(names))
     # Half the nodes of each type are its destinations.
-    half = graph.block(np.concatenate([names[first], names[~first]]), int(first.sum()))
+    order, count = np.concatenate([names[first], names[~first]]), int(first.sum())
+    graphs = graph, replace(graph, weight=weights_tried(len(graph.kinds)))
+    blocks = [(tried.block(names, len(names)), tried.block(order, count)) for tried in graphs]
     for i, layer in enumerate(model.layers):
         said = f"layer {i}, a {type(layer).__name__},"
         _check_relations(said, layer, types)
@@ -191,7 +193,7 @@ def _try_out(model: HeteroPyGModel, given: TypedInput) -> None:
         for t, width in enumerate(widths):
             h[SMALL * t : SMALL * (t + 1), :width] = torch.randn(SMALL, width, generator=generator).to(like)
         try:
-            found = model.outputs(i, everything, h)
+            found = model.outputs(i, blocks[0][0], h)
         except InputError:
             raise
         except Exception as e:
@@ -210,11 +212,10 @@ def _try_out(model: HeteroPyGModel, given: TypedInput) -> None:
         _check_rows(said, found, types.node_types, i == model.num_layers - 1)
         model.widths.append(tuple(found[n].shape[1] if n in found else 0 for n in types.node_types))
         try:
-            out = model.layer(i, half, h[half.block.src])
+            pairs = [(model.layer(i, half, h[half.block.src]), model.layer(i, all_, h)[first]) for all_, half in blocks]
         except Exception as e:
             raise InputError(f"{said} fails on a block ({type(e).__name__}: {first_line(e)})") from e
-        whole = model.layer(i, everything, h)[names[first]]
-        if not torch.allclose(out, whole, rtol=1e-3, atol=1e-4):
+        if not all(torch.allclose(out, whole, rtol=1e-3, atol=1e-4) for out, whole in pairs):
             raise InputError(
                 f"{said} computes other rows on a block than on the whole graph; use one whose row for a node depends "
                 "on the node's own row and in-edges alone, one layer for each hop"

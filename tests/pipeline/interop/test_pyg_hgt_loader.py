@@ -1,4 +1,4 @@
-"""`HGTLoader` against PyG's documented fields and order; its law is that of `tests/stages/sample/test_hgt.py`."""
+"""`HGTLoader` against PyG's documented fields and order; its law: `tests/stages/sample/single/test_hgt.py`."""
 
 from typing import Any
 
@@ -57,7 +57,7 @@ def test_samples_follow_the_seed_not_bulks() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"data": Data()}, "data is Data; HGTLoader expects a torch_geometric.data.HeteroData"),
+        ({"data": Data(num_nodes=3)}, "data has no types; HGTLoader expects a torch_geometric.data.HeteroData"),
         ({"num_samples": {"paper": [2], "authr": [2]}}, "node type 'authr', which is not there.*did you mean 'author'"),
         ({"num_samples": {"paper": [2], "author": [2]}}, "num_samples has nothing for the node type 'venue'"),
         ({"num_samples": {"paper": [2], "author": [2, 1], "venue": [0]}}, r"num_samples has \[1, 2, 1\] rounds"),

@@ -140,7 +140,7 @@ def test_positions_are_sampled_at_once():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"edge_label_index": PAIRS + V}, r"edge_label_index has sources in \[4\d, 7\d\]; expected \[0, 40\)"),
+        ({"edge_label_index": PAIRS + V}, r"sources of edge_label_index lie in \[4\d, 7\d\]; expected \[0, 40\)"),
         ({"edge_label_index": PAIRS[0]}, r"edge_label_index is torch|edge_label_index is int64\[23\]"),
         ({"edge_label_index": PAIRS.float()}, "expected integer node ids"),
         ({"edge_label_index": (("a", "to", "b"), PAIRS)}, "names an edge type"),
@@ -315,7 +315,10 @@ def test_negatives_at_a_time_have_their_law():
         (PAIRS, "edge_label_index is for a HeteroData, and needs an edge type"),
         (("user", "owns", "item"), "names the edge type user,owns,item, which has no edges"),
         (("user", "buys", "itm"), "edge_label_index: there is no node type 'itm'.*did you mean 'item'"),
-        ((BUYS, torch.full((2, 1), 29)), r"has sources of 'user' in \[29, 29\]; expected \[0, 25\)"),
+        (
+            (BUYS, torch.full((2, 1), 29)),
+            r"sources of edge_label_index of 'user' lie in \[29, 29\]; expected \[0, 25\)",
+        ),
         ((BUYS, PAIRS, PAIRS), "edge_label_index has 3 parts"),
         (((3,), PAIRS), r"edge_label_index is \(3,\); expected an edge type"),
     ],

@@ -1,8 +1,8 @@
-"""Which system a plan recommends, by steps an hour counted by hand."""
+"""Which system a plan recommends, by seconds and steps counted by hand."""
 
 import pytest
 
-from millrace.pipeline.planning.choice import choice, steps_per_hour, whole_seconds
+from millrace.pipeline.planning.choice import choice, whole_seconds
 from millrace.pipeline.planning.forecast import Forecast
 
 
@@ -38,13 +38,12 @@ ALL = [SAR, RETEXO, BULK, GRAPPA]
 
 def test_an_epoch_of_one_layer_is_a_third_of_a_pass():
     assert whole_seconds(RETEXO, 10) == pytest.approx(0.3)
-    assert steps_per_hour(RETEXO, 10) == pytest.approx(12_000)
-    assert steps_per_hour(BULK, 10) == pytest.approx(14_400)
 
 
-def test_most_steps_an_hour_are_recommended_and_other_goals_are_told():
+def test_few_steps_of_full_batches_are_not_compared_with_minibatches():
     label, why, goals = choice(ALL, 10, linked=False)
-    assert label == "bulk" and "14,400" in why and "(retexo and grappa: for slow links)" in why
+    assert label == "bulk" and "10 passes over all labels" in why and "20 s, 80 optimiser steps" in why
+    assert why.endswith("(sar: only 10 steps; retexo and grappa: for slow links)")
     assert goals == {
         "shortest pass over all labels": "retexo",
         "least memory": "sar",
@@ -52,6 +51,15 @@ def test_most_steps_an_hour_are_recommended_and_other_goals_are_told():
     }
     assert choice(ALL, 10, linked=True)[0] == "grappa"
     assert choice([SAR, RETEXO], 10, linked=True)[0] == "retexo"
+
+
+def test_by_passes_a_full_batch_wins_where_the_run_asks_for_many():
+    many = [forecast("bulk", 2.0, 8, epochs=200), forecast("sar", 0.5, 1, epochs=200)]
+    label, why, _ = choice(many, 200, linked=False)
+    assert label == "sar" and "100 s, 200 optimiser steps" in why and "only" not in why
+    # Three passes are three steps for all: minibatches of all labels are no more than full batches.
+    few = [forecast("bulk", 2.0, 1, epochs=3), forecast("sar", 0.5, 1, epochs=3)]
+    assert choice(few, 3, linked=False)[0] == "sar"
 
 
 def test_on_one_machine_what_saves_messages_is_chosen_only_where_nothing_else_fits():

@@ -192,6 +192,26 @@ def test_what_does_not_fit_is_refused(data: Dataset) -> None:
             HeteroPyGModel(layers, **options)
 
 
+class ByAll(pyg.MessagePassing):
+    """A sum, divided by a sum over all edges that are there: of their weights, or of self loops."""
+
+    def __init__(self, loops: bool) -> None:
+        super().__init__()
+        self.loops, self.linear = loops, nn.LazyLinear(3)
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        total = 1 + (edge_index[0] == edge_index[1]).sum() if self.loops else edge_weight
+        return self.linear(self.propagate(edge_index, x=x) / (1 if total is None else total.sum()))
+
+
+@pytest.mark.parametrize("loops", [False, True])
+def test_what_differs_by_weights_or_loops_alone_is_refused(loops: bool) -> None:
+    ends = torch.stack([torch.arange(8) % 6, torch.arange(8) % 5])
+    types = TypedInput.of_record(types_of(mr.from_relations({("a", "to", "a"): ends}, torch.arange(6) % 3, target="a")))
+    with pytest.raises(InputError, match="layer 0, a HeteroConv, computes other rows on a block"):
+        HeteroPyGModel([pyg.HeteroConv({("a", "to", "a"): ByAll(loops)})]).fit(types, 0)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["HeteroConv", "HGTConv"])
 def test_a_type_without_rows_after_a_layer_is_named(kind: str) -> None:

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..kernels.row_block.relation_rows import RelationRows
-from ..kernels.row_block.segments import draw_segments
-from ..kernels.sampling.exponential_race import keys as race
-from ..random import NODE, branches, draw, mix, node_words
+from ...kernels.row_block.relation_rows import RelationRows
+from ...kernels.row_block.segments import draw_segments
+from ...kernels.sampling.exponential_race import keys as race
+from ...random import NODE, branches, draw, mix, node_words
 
 MOST_NEIGHBORS = 50
 """In-edges of a node in a relation that count: of more, these many, chosen uniformly, as in torch-sparse."""

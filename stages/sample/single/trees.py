@@ -1,27 +1,24 @@
-"""Sampled graphs of `NeighborLoader`: repeated seeds, disjoint trees, and PyG's induced and bidirectional subgraphs.
+"""Minibatches with one edge list, drawn alone: disjoint trees, repeated seeds, times; and all edges among some nodes.
 
-A graph with types is one graph here too, with global ids; `pyg_many_types` splits what was sampled.
+A graph with types is one graph here too, with the ids of all its nodes.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from ...stages.assignment import BulkRequest
-from ...stages.kernels import sampling_backend
-from ...stages.kernels.row_block.relation_rows import RelationRows
-from ...stages.random import branches
-from ...stages.sample.hgt import earlier_occurrences
-from ...stages.sample.neighbor import NeighborSampler
-from ...stages.sample.temporal import TimedGraph
-from ...storage.graph import Graph, edges_of_rows
-from .export import SampledGraph, sampled_graph
+from ....storage.graph import Graph, edges_of_rows
+from ...kernels.row_block.relation_rows import RelationRows
+from ...random import branches
+from ..neighbor import NeighborSampler
+from ..temporal import TimedGraph
+from .hgt import earlier_occurrences
 
-SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
+IdArray = npt.NDArray[np.int64]
+NONE: IdArray = np.empty(0, np.int64)
+Keys = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,57 +44,24 @@ class Timed:
     """[B] times of the seeds of each minibatch: a seed's tree has no later edge."""
 
 
-IdArray = npt.NDArray[np.int64]
-NONE: IdArray = np.empty(0, np.int64)
-Keys = npt.NDArray[np.uint64]
+@dataclass(frozen=True, eq=False)
+class EdgeList:
+    """A minibatch with a single edge list, by hop and then by destination."""
 
-
-def sample(
-    sampler: NeighborSampler | None,
-    graph: Graph,
-    whole: Graph,
-    request: BulkRequest,
-    workspace: Any,
-    subgraph_type: str,
-    disjoint: bool,
-    timed: Timed | None = None,
-    relations: RelationRows | None = None,
-) -> list[SampledGraph]:
-    """The minibatches of `request`, whose seeds may repeat, as PyG's sampler returns them.
-
-    Args:
-        sampler: sampler of in-neighbours, with edge ids; None: no hops.
-        graph: graph with edge ids.
-        whole: the graph with the edges that are not `drawable` too, for "induced".
-        request: the minibatches to draw.
-        workspace: buffers reused from bulk to bulk.
-        subgraph_type: one of `SUBGRAPH_TYPES`.
-        disjoint: True if each seed grows its own tree.
-        timed: times, with trees that are disjoint.
-        relations: rows of `graph`, if it has types.
-    """
-    assert graph.edge_id is not None and (sampler is None or sampler.edge_ids)
-    count = len(request.seeds)
-    # The bulk kernel draws within relations, but not by weight.
-    alone = disjoint or sampler is None or (relations is not None and sampler.weighted)
-    apart = [i for i, seeds in enumerate(request.seeds) if alone or len(np.unique(seeds)) < len(seeds)]
-    together = sorted(set(range(count)) - set(apart))
-    out: dict[int, SampledGraph] = {}
-    if together and sampler is not None:
-        seeds, indices = tuple(request.seeds[i] for i in together), tuple(request.indices[i] for i in together)
-        plain = BulkRequest(request.seed, request.epoch, request.number, request.first_index, seeds, indices)
-        bulk = sampler.sample(graph, plain, sampling_backend("cpu"), workspace)
-        out.update((i, sampled_graph(m, graph.edge_id)) for i, m in zip(together, bulk.minibatches))
-    if apart:
-        keys = request.keys(0 if sampler is None else sampler.num_layers)
-        for i in apart:
-            out[i] = sample_separately(
-                sampler, graph, request.seeds[i], keys[i], disjoint, timed, number=i, relations=relations
-            )
-    change = {"directional": lambda g: g, "bidirectional": bidirectional, "induced": lambda g: induced(whole, g)}[
-        subgraph_type
-    ]
-    return [change(out[i]) for i in range(count)]
+    node: IdArray
+    """int64 [n], global ids: the seeds, then each hop's new nodes."""
+    row: IdArray
+    """int64 [e], positions of the edges' sources in `node`."""
+    col: IdArray
+    """int64 [e], positions of their destinations; ascending."""
+    edge: IdArray
+    """int64 [e], the edges' ids."""
+    num_sampled_nodes: list[int] | None = None
+    """L+1 numbers: the seeds, then each hop's new nodes; None if edges are not ordered by hop."""
+    num_sampled_edges: list[int] | None = None
+    """L numbers: the edges of each hop, or None."""
+    batch: IdArray | None = None
+    """int64 [n], the seed whose tree each node is in, if every seed has its own tree."""
 
 
 def drawable(graph: Graph) -> Graph:
@@ -120,7 +84,7 @@ def sample_separately(
     timed: Timed | None = None,
     number: int = 0,
     relations: RelationRows | None = None,
-) -> SampledGraph:
+) -> EdgeList:
     """One minibatch, hop by hop: each seed draws for itself, even if a node is a seed twice.
 
     Without types, seeds that do not repeat draw the same bits as `NeighborSampler.sample`. Edges out of a repeated seed
@@ -128,14 +92,14 @@ def sample_separately(
     that finds it. With types, the edges of a hop are by relation, then by destination.
 
     Args:
-        sampler: see `sample`.
-        graph: see `sample`.
+        sampler: of in-neighbours, with edge ids; None: no hops.
+        graph: graph with edge ids.
         seeds: int64 [B], the node ids.
         keys: uint64 [L], the stream of each hop.
-        disjoint: see `sample`.
-        timed: see `sample`.
+        disjoint: True if each seed grows its own tree.
+        timed: times, with trees that are disjoint.
         number: of the minibatch in `timed`.
-        relations: see `sample`.
+        relations: rows of `graph`, if it has types.
     """
     rows_of = graph if relations is None else relations.graph
     rows_of = rows_of if timed is None else timed.times.graph.graph
@@ -180,14 +144,14 @@ def sample_separately(
         trees.append(tree)
         ends.append(first + len(new))
     source = place[np.searchsorted(known, np.concatenate(rows))]
-    return SampledGraph(
-        node=torch.from_numpy(np.concatenate(nodes)),
-        row=torch.from_numpy(source),
-        col=torch.from_numpy(np.concatenate(columns)),
-        edge=torch.from_numpy(np.concatenate(edges)),
+    return EdgeList(
+        node=np.concatenate(nodes),
+        row=source,
+        col=np.concatenate(columns),
+        edge=np.concatenate(edges),
         num_sampled_nodes=[len(n) for n in nodes],
         num_sampled_edges=[len(e) for e in edges[1:]],
-        batch=torch.from_numpy(np.concatenate(trees)) if disjoint else None,
+        batch=np.concatenate(trees) if disjoint else None,
     )
 
 
@@ -221,10 +185,9 @@ def _draw(
     return drawn.kept, drawn.positions
 
 
-def induced(graph: Graph, found: SampledGraph) -> SampledGraph:
-    """All edges of the graph among the sampled nodes, by destination. Takes memory for all in-edges of these nodes."""
+def edges_among(graph: Graph, node: IdArray) -> EdgeList:
+    """All edges of the graph among some nodes, by destination. Takes memory for all in-edges of these nodes."""
     assert graph.edge_id is not None
-    node = found.node.numpy()
     _, positions = edges_of_rows(graph.indptr[node], graph.in_degree[node])
     order = np.argsort(node, kind="stable")
     ascending, source = node[order], graph.indices[positions]
@@ -232,33 +195,16 @@ def induced(graph: Graph, found: SampledGraph) -> SampledGraph:
     at = np.minimum(np.searchsorted(ascending, source), len(node) - 1)
     inside = ascending[at] == source
     column = np.repeat(np.arange(len(node)), graph.in_degree[node])
-    return SampledGraph(
-        node=found.node,
-        row=torch.from_numpy(order[at][inside]),
-        col=torch.from_numpy(column[inside]),
-        edge=torch.from_numpy(graph.edge_id[positions[inside]]),
-        num_sampled_nodes=None,
-        num_sampled_edges=None,
-    )
+    return EdgeList(node, order[at][inside], column[inside], graph.edge_id[positions[inside]])
 
 
-def bidirectional(found: SampledGraph) -> SampledGraph:
+def both_ways(found: EdgeList) -> EdgeList:
     """The sampled edges and their reverses, each pair of nodes once, by destination and source.
 
     A reverse has the edge id of the edge that it reverses, unless it was sampled itself; of parallel edges the first is
     kept. PyG leaves this open.
     """
-    assert found.edge is not None
-    count = max(len(found.node), 1)
-    row, col, edge = found.row.numpy(), found.col.numpy(), found.edge.numpy()
+    count, row, col, edge = max(len(found.node), 1), *(np.asarray(a) for a in (found.row, found.col, found.edge))
     pair, first = np.unique(np.concatenate([col * count + row, row * count + col]), return_index=True)
     column, source = np.divmod(pair, count)
-    return SampledGraph(
-        node=found.node,
-        row=torch.from_numpy(source),
-        col=torch.from_numpy(column),
-        edge=torch.from_numpy(np.concatenate([edge, edge])[first]),
-        num_sampled_nodes=None,
-        num_sampled_edges=None,
-        batch=found.batch,
-    )
+    return EdgeList(found.node, source, column, np.concatenate([edge, edge])[first], batch=found.batch)

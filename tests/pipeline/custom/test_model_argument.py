@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import millrace as mr
-from millrace.pipeline.interop.model_argument import as_record_or_module, check_widths
+from millrace.pipeline.custom.model_argument import as_record_or_module, check_widths
 
 pyg = pytest.importorskip("torch_geometric.nn")
 

@@ -10,8 +10,8 @@ from scipy.stats import chisquare
 
 from millrace.stages.kernels.row_block.relation_rows import RelationRows
 from millrace.stages.random import branches
-from millrace.stages.sample import hgt
-from millrace.stages.sample.hgt import earlier_occurrences, sample_by_budget
+from millrace.stages.sample.single import hgt
+from millrace.stages.sample.single.hgt import earlier_occurrences, sample_by_budget
 from millrace.storage.graph import Graph
 from millrace.storage.typed.graph_types import GraphTypes
 from tests.contracts.typed import graph_of_relations, typed_graphs

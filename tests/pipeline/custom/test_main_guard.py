@@ -28,7 +28,7 @@ def test_a_script_without_the_guard_is_refused(tmp_path: Path) -> None:
 
 
 GUARDED = """
-from millrace.pipeline.interop.main_guard import check_main_guard
+from millrace.pipeline.custom.main_guard import check_main_guard
 if __name__ == "__main__":
     check_main_guard()
     print("fine")
@@ -37,10 +37,10 @@ if __name__ == "__main__":
 
 def test_a_guarded_script_and_a_session_are_left_alone(tmp_path: Path) -> None:
     assert run(tmp_path, GUARDED)[1] == "fine\n"
-    refuse_in_thread = "import threading\nfrom millrace.pipeline.interop.main_guard import check_main_guard as f\n"
+    refuse_in_thread = "import threading\nfrom millrace.pipeline.custom.main_guard import check_main_guard as f\n"
     refuse_in_thread += "t = threading.Thread(target=f)\nt.start()\nt.join()\n"
     assert REFUSED in run(tmp_path, refuse_in_thread)[2], "whatever thread asks"
-    plain = "from millrace.pipeline.interop.main_guard import check_main_guard as f; f(); print(1)"
+    plain = "from millrace.pipeline.custom.main_guard import check_main_guard as f; f(); print(1)"
     environment = {"PYTHONPATH": str(Path(millrace.__path__[0]).parent)}
     assert (
         subprocess.run(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from millrace.pipeline.interop.user_code import pickled, unpickled
+from millrace.pipeline.custom.user_code import pickled, unpickled
 
 SCRIPT = """
 from torch import nn
@@ -40,7 +40,7 @@ def script(tmp_path: Path):
 
 OTHER_PROCESS = """
 import sys, torch
-from millrace.pipeline.interop.user_code import unpickled
+from millrace.pipeline.custom.user_code import unpickled
 module = unpickled(sys.stdin.read())
 print(module(torch.ones(1, 3)).tolist())
 module(torch.full((1, 3), 100.0))

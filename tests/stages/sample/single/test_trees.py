@@ -12,12 +12,12 @@ from torch_geometric.sampler.base import SubgraphType
 from torch_geometric.utils import trim_to_layer
 
 from millrace import NeighborLoader
-from millrace.pipeline.interop.export import SampledGraph, sampled_graph
-from millrace.pipeline.interop.pyg_subgraphs import sample_separately
+from millrace.pipeline.interop.export import sampled_graph, sampler_output
 from millrace.stages.assignment import BulkRequest
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.random import Purpose, branches, stream
 from millrace.stages.sample.neighbor import NeighborSampler
+from millrace.stages.sample.single.trees import sample_separately
 from millrace.storage.graph import Graph, from_edges
 
 NODES = 60
@@ -34,7 +34,7 @@ def graph_of(data: Data) -> Graph:
     return from_edges(*data.edge_index.numpy(), NODES, edge_weight=data.w.numpy(), keep_edge_id=True)
 
 
-def lists(found: SampledGraph) -> list[Any]:
+def lists(found: SamplerOutput) -> list[Any]:
     tensors = (found.node, found.row, found.col, found.edge, found.batch)
     return [None if t is None else t.tolist() for t in tensors] + [found.num_sampled_nodes, found.num_sampled_edges]
 
@@ -54,7 +54,8 @@ def test_distinct_seeds_draw_the_bits_of_the_bulk_kernel(options: dict[str, bool
     graph, sampler = graph_of(random_data()), NeighborSampler(fanout, edge_ids=True, **options)
     request = BulkRequest(5, 1, 0, 3, (np.array([40, 3, 55, 17]),))
     (whole,) = sampler.sample(graph, request, cpu).minibatches
-    apart = sample_separately(sampler, graph, request.seeds[0], request.keys(len(fanout))[0], disjoint=False)
+    keys = request.keys(len(fanout))[0]
+    apart = sampler_output(sample_separately(sampler, graph, request.seeds[0], keys, disjoint=False))
     assert lists(apart) == lists(sampled_graph(whole, graph.edge_id))
 
 
@@ -147,9 +148,9 @@ def test_a_tree_does_not_depend_on_the_others() -> None:
         NeighborSampler((-1, 1), edge_ids=True),
     )
     keys = BulkRequest(0, 0, 0, 0, (np.arange(3),)).keys(2)[0]
-    trees = sample_separately(sampler, graph, np.arange(3), keys, disjoint=True)
+    trees = sampler_output(sample_separately(sampler, graph, np.arange(3), keys, disjoint=True))
     assert trees.num_sampled_nodes == [3, 302, 300]
-    pair = sample_separately(sampler, graph, np.arange(2), keys, disjoint=True)
+    pair = sampler_output(sample_separately(sampler, graph, np.arange(2), keys, disjoint=True))
     mine = [t.batch == 1 for t in (trees, pair)]
     assert torch.equal(trees.node[mine[0]], pair.node[mine[1]])
     assert torch.equal(trees.edge[mine[0][trees.col]], pair.edge[mine[1][pair.col]])
