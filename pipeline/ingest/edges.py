@@ -154,7 +154,7 @@ _NOTHING: dict[str, Any] = {
     "nulls": (0, 0),
     "unknown": (0, 0),
     "first_unknown": ("", ""),
-    "least": (0, 0),
+    "least": (1 << 62, 1 << 62),
     "largest": (-1, -1),
     "infinite": 0,
     "negative": 0,

@@ -4,9 +4,9 @@ import pytest
 
 from millrace.benchmarks.mutated_tables import Graph, checked, one_table
 
-TABLES = range(10_000, 10_120)
-"""Numbers, not seconds, so that every machine tries the same. Of two faults in one table, the two ways of reading
-may name another first: tables 1073 and 10194 do, which is not mended."""
+TABLES = (1_073, 10_194, *range(10_000, 10_118))
+"""Numbers, not seconds, so that every machine tries the same. The first two have two faults each, which both ways of
+reading name in one order."""
 
 
 @pytest.mark.slow

@@ -313,7 +313,8 @@ def _label_gaps(
             f"{seen}; set label_gaps=compact to renumber the classes{_keep(num_classes)}, or correct the "
             "labels (numbers to predict need task=regression)"
         )
-    notes.append(f"The {seen} (label_gaps=compact renumbers them).")
+    no_label = f"; if {used[-1]} means no label, set ignored_labels={used[-1]}" if used[-1] > 2 * len(used) else ""
+    notes.append(f"The {seen} (label_gaps=compact renumbers them{no_label}).")
     return y, num_classes
 
 

@@ -25,7 +25,9 @@ def one_split(
     """
     if which == "none":
         return {}, ()
-    masks = {part: m if m.shape[1:] == (num_nodes,) else m.T for part, m in stored.items() if m.ndim == 2}
+    masks = {
+        part: m if m.shape[1:] == (num_nodes,) else m.T for part, m in stored.items() if m.ndim == 2 and m.dtype == bool
+    }
     several = max(map(len, masks.values()), default=0)
     if which is not None and not (isinstance(which, str) and which.isdecimal() and int(which) < several):
         expected = f"0 to {several - 1}" if several else "none, as it has no several splits"

@@ -401,12 +401,11 @@ def dropped_note(count: int, table: str) -> str:
 def _number_nodes(own: _Nodes, options: ReadOptions, notes: list[str], source: object) -> None:
     """Number the nodes of a type and the ends of edges there."""
     from_csv = {what for what, _, csv in own.ends.values() if csv}
-    columns: IdColumns = {what: column.drop_null() for what, column, _ in own.ends.values()}
     key, table = own.columns.id, own.columns.table
     of_ids = f"nodes.{key or 'id'}"
-    if key is not None:
-        columns[of_ids] = own.read.rows[key]
-        from_csv |= {of_ids} if own.read.from_csv else set()
+    columns: IdColumns = {} if key is None else {of_ids: own.read.rows[key]}
+    columns |= {what: column.drop_null() for what, column, _ in own.ends.values()}
+    from_csv |= {of_ids} if own.read.from_csv else set()
     columns = as_one_kind(columns, from_csv)
     ids = columns.pop(of_ids, None)
     if ids is None and any(is_text(column.type) for column in columns.values()):

@@ -16,7 +16,7 @@ from ..cleaning.labels import GivenLabels
 from ..cleaning.node_ids import is_text
 from ..cleaning.raw import AnyArray
 from ..schema.columns import Columns, is_list
-from ..schema.words import part_of
+from ..schema.words import FLAGS, part_of
 
 pc: Any = pyarrow.compute
 """Functions that pyarrow generates when it is imported, which type checkers cannot see."""
@@ -26,11 +26,8 @@ def numbers_of(column: pa.ChunkedArray, what: str) -> AnyArray:
     """Numbers [V], nulls as NaN. Raises InputError for a column of anything else."""
     if pa.types.is_decimal(column.type):
         column = column.cast(pa.float64())
-    if is_text(column.type):
-        key = what.partition(".")[2]
-        raise InputError(f"column {what} is {column.type}; expected numbers: one_hot={key} makes each value a feature")
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)):
-        raise InputError(f"column {what} is {column.type}; expected numbers")
+        raise NoNumbersError(f"column {what} is {column.type}; expected numbers")
     # Nulls become NaN through float64; the cleaner decides about NaN.
     return (
         column.cast(pa.float64()).to_numpy()
@@ -54,6 +51,10 @@ def times_of(table: pa.Table, key: str | None, stem: str) -> AnyArray | None:
             "offset such as 2026-01-31T12:00:00"
         )
     return numbers_of(column, f"{stem}.{key}")
+
+
+class NoNumbersError(InputError):
+    """A column holds something else than numbers."""
 
 
 OR_NAN = ": make them lists of NaN, and set nan_features"
@@ -111,9 +112,13 @@ def feature_rows(table: pa.Table, wanted: Sequence[str], stem: str = "nodes") ->
         return None
     if len(wanted) == 1 and is_list(table[wanted[0]].type):
         return matrix_of(table[wanted[0]], f"{stem}.{wanted[0]}")
-    parts = [
-        _as_float32((matrix_of if is_list(table[c].type) else numbers_of)(table[c], f"{stem}.{c}")) for c in wanted
-    ]
+    try:
+        parts = [
+            _as_float32((matrix_of if is_list(table[c].type) else numbers_of)(table[c], f"{stem}.{c}")) for c in wanted
+        ]
+    except NoNumbersError as e:
+        text = ",".join(c for c in wanted if is_text(table[c].type))
+        raise type(e)(f"{e}: one_hot={text} makes each value a feature" if text else str(e)) from e
     return np.concatenate([p if p.ndim == 2 else p[:, None] for p in parts], axis=1)
 
 
@@ -163,10 +168,21 @@ def _bits_of_words(column: pa.ChunkedArray, what: str) -> npt.NDArray[np.uint8]:
 
 def _flags(column: pa.ChunkedArray, what: str) -> npt.NDArray[np.bool_]:
     """bool [V]; null is false."""
+    if is_text(column.type):
+        folded = pc.utf8_lower(pc.utf8_trim_whitespace(pc.fill_null(column.cast(pa.string()), "")))
+        yes, no = (pc.is_in(folded, value_set=pa.array(FLAGS[of])) for of in (True, False))
+        other = folded.filter(pc.invert(pc.or_(yes, no)))
+        if len(other):
+            raise InputError(_no_flag(what, f"'{other[0].as_py()}'"))
+        return yes.to_numpy()
     values = pc.fill_null(column.cast(pa.float64()), 0).to_numpy()
     if (strange := values[(values != 0) & (values != 1)]).size:
-        raise InputError(
-            f"column {what} holds {strange[0]:g}, and by its name flags the nodes of a set; expected true or false, or "
-            "1 or 0: set read.split=none if it is no split, or feature_columns if it is a feature"
-        )
+        raise InputError(_no_flag(what, f"{strange[0]:g}"))
     return values == 1
+
+
+def _no_flag(what: str, shown: str) -> str:
+    return (
+        f"column {what} holds {shown[:40]}, and by its name flags the nodes of a set; expected true or false, or "
+        "1 or 0: set read.split=none if it is no split, or feature_columns if it is a feature"
+    )

@@ -78,6 +78,12 @@ def tables_of_folder(
         entries = others
     else:
         left = []
+    why = "its name begins with neither nodes nor edges"
+    left += [
+        (n, why)
+        for n in others
+        if n.lower().endswith(of_folder.SUFFIXES) and not n.lower().startswith(("nodes", "edges"))
+    ]
     tables = tuple(
         _with_folder_columns(table, folder) for table in of_folder.tables_of(entries, folder, needs_nodes(options))
     )

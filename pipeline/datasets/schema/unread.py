@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....storage.errors import InputError
 from . import words
-from .columns import Columns
+from .columns import Columns, is_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,18 +57,18 @@ def check_sets(nodes: Columns, kinds: "pa.Schema", rows: Rows, source: object) -
     Raises:
         InputError: names the column and the keys that settle it.
     """
-    import pyarrow as pa
 
     for column in nodes.unread if nodes.labels and not nodes.of_split else ():
-        if not (pa.types.is_string(kinds.field(column).type) or pa.types.is_large_string(kinds.field(column).type)):
+        if not is_text(kinds.field(column).type):
             continue
         seen: set[str] = set()
+        flags = (*words.FLAGS[True], *words.FLAGS[False]) if words.mask_of(column) is not None else ()
         for piece in rows((column,)):
             seen |= {v.strip() for v in piece[column].unique().to_pylist() if v is not None}
-            if not all(v == "" or words.part_of(v) for v in seen):
+            if not all(v == "" or words.part_of(v) or v.lower() in flags for v in seen):
                 break
         else:
-            if len({words.part_of(v) for v in seen if v}) > 1:
+            if len({words.part_of(v) or v for v in seen if v}) > 1:
                 held = ", ".join(sorted(seen - {""}))
                 raise InputError(
                     f"{source}: the column '{column}' of {nodes.table} is not read, but holds {held}; set "

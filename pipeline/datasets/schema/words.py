@@ -39,6 +39,8 @@ LISTS = ("features", "x")
 LAYOUT = ("x", "y", "z")
 """Names of the coordinates of a drawing."""
 _NUMBERED_LABEL = re.compile(r"label_(\d+)")
+FLAGS = {True: ("true", "t", "yes", "y", "1"), False: ("false", "f", "no", "n", "0", "")}
+"""Words of masks that are text."""
 _PART_OF = {word: part for part, words in PARTS.items() for word in words}
 _ENDS = (
     (("src", "source"), ("dst", "dest", "destination", "target")),
@@ -133,7 +135,7 @@ def part_of(word: str) -> str | None:
 
 def mask_of(name: str) -> str | None:
     """Set whose members a column by this name flags; None: it is no mask."""
-    return part_of(re.sub(r"^(?:is|in|mask)_|_(?:mask|set|flag|split)$", "", fold(name)))
+    return part_of(re.sub(r"^(?:is|in|mask)_|_(?:mask|set|flag|split|idx|index)$", "", fold(name)))
 
 
 def numbered_features(names: Collection[str]) -> tuple[str, ...]:

@@ -121,7 +121,7 @@ BAD_NPZ = [
     ({"train_idx": np.zeros(0, int)}, {}, None, ["train split is empty", "random:20,30"]),
     ({"train_idx": None}, {}, None, ["train split is empty"]),
     ({"train_idx": None, "train_mask": np.ones(2, bool)}, {}, None, ["train mask has shape [2]"]),
-    ({"train_idx": None, "train_mask": np.ones((3, 5), bool)}, {}, None, ["of several splits, pass one"]),
+    ({"train_idx": None, "train_mask": np.ones((3, 5), bool)}, {"split": "5"}, None, ["split is '5'; expected 0 to 4"]),
     ({"train_idx": None, "train_mask": np.array([0, 1, 2])}, {}, None, ["train_mask holds values other than 0 and 1"]),
     (
         {"y": np.array([-1, 1, 0])},

@@ -35,6 +35,6 @@ def test_columns_are_scaled_as_numpy_would(monkeypatch, at_once):
     scaling = Moments.from_rows(x).scaling()
     np.testing.assert_allclose(scaling.mean, x.mean(0, np.float64), rtol=1e-14)
     np.testing.assert_allclose(scaling.deviation[:3], x[:, :3].std(0, np.float64), rtol=1e-14)
-    scaled = scaling.of(x)
+    scaled = scaling.apply(x)
     assert scaled.dtype == np.float32 and not scaled[:, 3:].any(), "constant columns are shifted only"
     np.testing.assert_allclose(scaled[:, :3].std(0, np.float64), 1, rtol=1e-6)

@@ -214,3 +214,76 @@ def test_inspect_shows_the_role_of_each_column(tmp_path):
         shown["nodes.age"] == "feature (read.feature_columns)" and shown["nodes.kind"] == "label (read.label_columns)"
     )
     assert shown["nodes.city"].startswith("not read") and shown["files of nodes"] == "nodes.csv"
+
+
+IDS = [f"u{i}" for i in range(12)]
+RING = "src,dst\n" + "".join(f"u{i},u{(i + 1) % 12}\n" for i in range(12))
+
+
+def both_ways(tmp_path, nodes, edges=RING, **options):
+    """What `open_dataset` and `convert` make of two tables: datasets, or what they refuse."""
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g/edges.csv").write_text(edges)
+    (tmp_path / "g/nodes.csv").write_text(nodes)
+    given, found = mr.ReadOptions(direction="directed", **options), []
+    for way in ("open", "convert"):
+        try:
+            if way == "convert":
+                mr.convert(tmp_path / "g", tmp_path / "s", options=given, verbose=False)
+            found.append(
+                mr.open_dataset(
+                    tmp_path / ("s" if way == "convert" else "g"), **({} if way == "convert" else {"options": given})
+                )
+            )
+        except mr.InputError as e:
+            found.append(str(e).replace("read.", ""))
+    return found
+
+
+@pytest.mark.parametrize("words", [("yes", "no"), ("T", "F"), ("Y", ""), (1, 0), ("TRUE", "False")])
+@pytest.mark.parametrize("form", ["{}_mask", "is_{}", "{}_idx"])
+def test_masks_of_text_are_read(tmp_path, words, form):
+    sets = ["train"] * 6 + ["val"] * 3 + ["test"] * 3
+    header = ",".join(form.format(part) for part in ("train", "val", "test"))
+    rows = (",".join(str(words[own != part]) for part in ("train", "val", "test")) for own in sets)
+    nodes = f"id,label,{header}\n" + "".join(f"{v},{i % 2},{row}\n" for i, (v, row) in enumerate(zip(IDS, rows)))
+    for data in both_ways(tmp_path, nodes):
+        assert [getattr(data.split, part).tolist() for part in ("train", "val", "test")] == [
+            [0, 1, 2, 3, 4, 5], [6, 7, 8], [9, 10, 11]
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("column", "values", "text"), [
+    ("train_mask", ["maybe"] * 12, "column nodes.train_mask holds 'maybe', and by its name flags"),
+    ("train", ["yes", "no"] * 6, "the column 'train' of nodes is not read, but holds no, yes; set split=train"),
+])  # fmt: skip
+def test_masks_that_are_none_are_refused(tmp_path, column, values, text):
+    nodes = f"id,label,{column}\n" + "".join(f"{v},{i % 2},{values[i]}\n" for i, v in enumerate(IDS))
+    first, second = both_ways(tmp_path, nodes)
+    assert first == second and text in first
+
+
+def test_a_column_of_other_text_is_no_mask(tmp_path):
+    nodes = "id,label,test\n" + "".join(f"{v},{i % 2},test {i % 3}\n" for i, v in enumerate(IDS))
+    for data in both_ways(tmp_path, nodes):
+        assert "Columns of nodes that are not numeric were not read: test." in data.notes
+
+
+@pytest.mark.parametrize(("nodes", "edges", "text"), [
+    ("label\n" + "0\n1\n" * 6, "src,dst\n" + "".join(f"{i + 1},{(i + 1) % 12 + 1}\n" for i in range(12)),
+     "edge source ids lie in [1, 12], out of range for 12 nodes; expected [0, 12): they seem to be numbered from 1"),
+    ("id,label\n" + "".join(f"{v},0\n" for v in [*IDS, "u3"]), RING + "u1,\n", "nodes.id holds 'u3' more than once"),
+    ("id,label\n" + "".join(f"{v},0\n" for v in IDS), "src,dst,weight\nu1,u2,high\n", "column edges.weight is"),
+])  # fmt: skip
+def test_both_ways_say_the_same(tmp_path, nodes, edges, text):
+    first, second = both_ways(tmp_path, nodes, edges)
+    assert first == second and text in first and "one_hot" not in first
+
+
+def test_other_tables_of_a_folder_are_named(tmp_path):
+    nodes = "id,label\n" + "".join(f"{v},{i % 2}\n" for i, v in enumerate(IDS))
+    first, _ = both_ways(tmp_path, nodes)
+    (tmp_path / "g/labels.csv").write_text("id,label\n")
+    assert not any("left out" in note for note in first.notes)
+    again = mr.open_dataset(tmp_path / "g", options=mr.ReadOptions(direction="directed"))
+    assert "labels.csv was left out: its name begins with neither nodes nor edges." in again.notes
