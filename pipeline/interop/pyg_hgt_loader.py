@@ -28,7 +28,7 @@ class HGTLoader(NeighborLoader):
     PyG 2.8 with torch-sparse, which is not needed.
     """
 
-    of_pyg = "HGTLoader"
+    of_pyg = "hgt_loader:HGTLoader"
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ class LinkNeighborLoader(BulkLoader):
     by `NeighborLoader`. The semantics are those of PyG 2.8, `loader.LinkLoader`.
     """
 
-    of_pyg, begun_as = "LinkNeighborLoader", "LinkLoader"
+    of_pyg, begun_as = "link_neighbor_loader:LinkNeighborLoader", "link_loader:LinkLoader"
 
     def __init__(
         self,

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from importlib import import_module
 from inspect import signature
+from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 import numpy as np
@@ -74,7 +74,7 @@ class BulkLoader(SamplingThreads, DataLoader[Any]):
         self._workspaces, self._calls, self.sampler_of_bulks = [], 0, sampler
         self.epoch = 0
         """The epoch of the next ``iter()``; set it to resume a run that has a `seed`."""
-        begin = getattr(import_module("torch_geometric.loader"), self.begun_as).__init__
+        begin = resolve_name(f"torch_geometric.loader.{self.begun_as}").__init__
         try:
             begin(self, inputs.pop("data"), sampler, **inputs, **own, **torchs)
         except (TypeError, ValueError) as e:
@@ -153,7 +153,8 @@ class BulkLoader(SamplingThreads, DataLoader[Any]):
 @cache
 def _with_pyg(cls: Any) -> Any:
     """`cls` as a class of PyG's, too."""
-    theirs: Any = getattr(import_module("torch_geometric.loader"), cls.of_pyg)
+    # From its own module: a script may have put ours in the place of the package's name.
+    theirs: Any = resolve_name(f"torch_geometric.loader.{cls.of_pyg}")
     return type(cls.__name__, (cls, theirs), {"__module__": cls.__module__, "__qualname__": cls.__qualname__})
 
 
@@ -204,7 +205,7 @@ class NeighborLoader(BulkLoader):
     The semantics are those of PyG 2.8, `loader.NodeLoader`.
     """
 
-    of_pyg, begun_as = "NeighborLoader", "NodeLoader"
+    of_pyg, begun_as = "neighbor_loader:NeighborLoader", "node_loader:NodeLoader"
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch_geometric.loader
 from scipy.stats import chisquare
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import LinkLoader, NodeLoader
@@ -14,6 +15,7 @@ from torch_geometric.nn import GraphSAGE
 from torch_geometric.sampler import BaseSampler, EdgeSamplerInput, NegativeSampling, NodeSamplerInput
 
 from millrace import LinkNeighborLoader, NeighborLoader, PyGSampler
+from millrace.pipeline.interop import pyg_loader
 from millrace.storage.errors import InputError
 
 V = 60
@@ -87,6 +89,12 @@ def test_pygs_inference_reads_the_sampler() -> None:
     assert isinstance(loader, NodeLoader) and isinstance(loader, NeighborLoader)
     with torch.no_grad():
         torch.testing.assert_close(net.inference(loader), net(data.x, data.edge_index))
+
+
+def test_scripts_may_put_ours_in_the_place_of_pygs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_geometric.loader, "NeighborLoader", NeighborLoader)
+    pyg_loader._with_pyg.cache_clear()
+    assert isinstance(NeighborLoader(graph(), [2]), NodeLoader)
 
 
 def test_copies_take_other_numbers_and_processes_get_it() -> None:
