@@ -1,4 +1,4 @@
-# make venv | demo | check | bits | test | docs | newest | versions-gpu | lock: all that a clean clone needs is Python 3.11 to 3.13, make and a package index.
+# make venv | demo | check | bits | test | support | docs | newest | versions-gpu | lock: all that a clean clone needs is Python 3.11 to 3.13, make and a package index.
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --no-compile --disable-pip-v
 # Tests start many processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo check bits test lint types tests notebooks docs newest versions-gpu lock
+.PHONY: venv demo check bits test support lint types tests notebooks docs newest versions-gpu lock
 
 venv: $(STAMP)
 
@@ -62,6 +62,10 @@ tests: venv
 
 notebooks: venv
 	$(BIN)/pytest --nbmake notebooks --numprocesses=2
+
+# Every job that the support table accepts is run, killed and gone on with (some 15 minutes), and docs/support.json notes it.
+support: venv
+	$(BIN)/python -m millrace.tests.contracts.support_cells
 
 # A warning is an error: a name that is gone, a page that nothing leads to.
 docs: venv

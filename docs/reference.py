@@ -20,7 +20,7 @@ from pydantic_core import PydanticUndefined
 from sphinx.application import Sphinx
 from sphinx.pycode import ModuleAnalyzer
 from sphinx.util import logging
-from support import link_support, rows, support, typed_support
+from support import executed, link_support, rows, support, typed_support
 
 from millrace.pipeline import cli
 from millrace.pipeline.config.load import Job
@@ -247,6 +247,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "result": result_fields,
     "events": events,
     "support": support,
+    "support-run": executed,
     "typed-support": typed_support,
     "link-support": link_support,
     "support-rows": rows,

@@ -1,12 +1,15 @@
 """The support table: what a job of each system, device, queue, place of features and kind of model is told.
 
 Each cell is a dry run of a job on a small dataset, as on a machine with a GPU: the registry's capabilities and the
-checks of jobs answer.
+checks of jobs answer. `tests/contracts/support_cells.py` executes those that say yes, and notes it in `RECORD`.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -18,6 +21,7 @@ from millrace.pipeline.commands.doctor import supported
 from millrace.pipeline.config.systems import SYSTEMS
 from millrace.stages.neighbourhood.base import destinations
 
+RECORD = Path(__file__).with_suffix(".json")
 DATASET = "sbm:nodes=60,classes=3,degree=6,features=5,train=0.3"
 DEVICES = ("cpu", "cuda")
 QUEUES: dict[str, dict[str, Any]] = {"memory": {}, "zarr": {"queue": {"kind": "zarr"}}}
@@ -104,6 +108,24 @@ class Cell(NamedTuple):
     features: str
     model: str
 
+    @property
+    def name(self) -> str:
+        """Its place in the table."""
+        return f"`{self.system}`, {self.device}, queue {self.queue}, features {self.features}, {self.model}"
+
+
+class Asked(NamedTuple):
+    """A cell of any of the tables: a dataset, and the other arguments of `mr.run`."""
+
+    name: str
+    dataset: mr.Dataset
+    arguments: dict[str, Any]
+
+    @property
+    def on_device(self) -> bool:
+        """True if it runs on a GPU."""
+        return self.arguments.get("config", self.arguments).get("device") == "cuda"
+
 
 class Own(nn.Module):
     """Layers of a user's own."""
@@ -163,10 +185,48 @@ def refusal(cell: Cell, dataset: mr.Dataset) -> str:
     return answer(dataset, **options(cell))[1]
 
 
+def job_config(job: dict[str, Any], column: Column) -> dict[str, Any]:
+    """Configuration of a job of a column."""
+    both = {key: {**value, **column.options.get(key, {})} for key, value in job.items() if isinstance(value, dict)}
+    return {"epochs": 1, **job, **column.options, **both}
+
+
 def job_answer(job: dict[str, Any], column: Column) -> tuple[str, str]:
     """What a job of a column is told."""
-    both = {key: {**value, **column.options.get(key, {})} for key, value in job.items() if isinstance(value, dict)}
-    return answer(column.dataset, config={"epochs": 1, **job, **column.options, **both})
+    return answer(column.dataset, config=job_config(job, column))
+
+
+def asked() -> Iterator[Asked]:
+    """The cells of all tables, with new modules of the same parameters in each call."""
+    torch.manual_seed(0)
+    dataset = mr.open_dataset(DATASET, seed=0)
+    for cell in cells():
+        yield Asked(cell.name, dataset, options(cell))
+    for jobs, columns in ((TYPED_JOBS, typed_columns()), (LINK_JOBS, link_columns())):
+        for (job, given), (name, column) in product(jobs.items(), columns.items()):
+            yield Asked(f"{job}, {name}", column.dataset, {"config": job_config(given, column)})
+
+
+@cache
+def answers() -> dict[str, tuple[str, str]]:
+    """What each cell of the tables is told."""
+    with with_gpu():
+        return {cell.name: answer(cell.dataset, **cell.arguments) for cell in asked()}
+
+
+def accepted() -> list[str]:
+    """Names of the cells that say yes."""
+    return [name for name, (word, _) in answers().items() if word == "yes"]
+
+
+def executed() -> str:
+    """The sentence that says when the cells were executed, and which were not."""
+    record = json.loads(RECORD.read_text())
+    lacking = [name for name in accepted() if name not in record["cells"]]
+    count = len(accepted()) - len(lacking)
+    text = f"`make support` last ran on {record['date']} (torch {record['torch']}, {record['device']}): {count} of "
+    text += f"the {count + len(lacking)} cells that say `yes` now ended as they should."
+    return text + (f" Not executed since they say it: {'; '.join(lacking)}." if lacking else "")
 
 
 def shown(told: tuple[str, str], numbers: dict[str, int]) -> str:
@@ -177,21 +237,21 @@ def shown(told: tuple[str, str], numbers: dict[str, int]) -> str:
 
 def job_table(jobs: dict[str, dict[str, Any]], columns: dict[str, Column]) -> str:
     """A table in Markdown of the jobs that run, and the sentences that refuse the others."""
-    with with_gpu():
-        told = {(j, c): job_answer(jobs[j], columns[c]) for j, c in product(jobs, columns)}
     numbers: dict[str, int] = {}
     lines = ["| job | " + " | ".join(columns) + " |", "|" + " --- |" * (1 + len(columns))]
-    lines += [f"| {job} | {' | '.join(shown(told[job, c], numbers) for c in columns)} |" for job in jobs]
+    lines += [f"| {job} | {' | '.join(shown(answers()[f'{job}, {c}'], numbers) for c in columns)} |" for job in jobs]
     return "\n".join([*lines, "", *(f"{number}. {sentence}" for sentence, number in numbers.items())])
+
+
+def typed_columns() -> dict[str, Column]:
+    """Models of the table of graphs with several types."""
+    dataset = mr.open_dataset(TYPED, seed=0)
+    return {f"`{m}`": Column(dataset, {"model": {"name": m, "hidden": 8, "layers": 2}}) for m in TYPED_MODELS}
 
 
 def typed_support() -> str:
     """The table of graphs with several types."""
-    dataset = mr.open_dataset(TYPED, seed=0)
-    return job_table(
-        TYPED_JOBS,
-        {f"`{m}`": Column(dataset, {"model": {"name": m, "hidden": 8, "layers": 2}}) for m in TYPED_MODELS},
-    )
+    return job_table(TYPED_JOBS, typed_columns())
 
 
 def link_columns() -> dict[str, Column]:
@@ -234,16 +294,13 @@ def with_gpu() -> Iterator[None]:
 
 def support() -> str:
     """The table in Markdown, and the sentences that it refers to."""
-    dataset = mr.open_dataset(DATASET, seed=0)
-    with with_gpu():
-        told = {cell: answer(dataset, **options(cell)) for cell in cells()}
     numbers: dict[str, int] = {}
     lines = ["| system | features | queue | " + " | ".join(f"`{d}`, {m}" for d, m in product(DEVICES, MODELS)) + " |"]
     lines.append("|" + " --- |" * (3 + len(DEVICES) * len(MODELS)))
     for system, features, queue in product(SYSTEMS.available(), FEATURES, QUEUES):
         row = [f"`{system}`", features, f"`{queue}`"]
         for device, model in product(DEVICES, MODELS):
-            row.append(shown(told[Cell(system, device, queue, features, model)], numbers))
+            row.append(shown(answers()[Cell(system, device, queue, features, model).name], numbers))
         lines.append("| " + " | ".join(row) + " |")
     listed = [f"{number}. {sentence}" for sentence, number in numbers.items()]
     return "\n".join(lines) + "\n\n" + "\n".join(listed)

@@ -1,30 +1,22 @@
 """The support table is true: with a GPU, or a pretended one, each cell runs or is refused by a sentence."""
 
-import importlib.util
+import json
+import random
 import re
-import sys
+import time
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import millrace as mr
 from millrace.pipeline.config.systems import SYSTEMS
+from millrace.tests.contracts import support_cells
 
 pytest.importorskip("torch_geometric")
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "support.py"
-
-
-def _page() -> Any:
-    spec = importlib.util.spec_from_file_location("docs_support", PAGE)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-support = _page()
+support = support_cells.page()
+SAMPLE_S = 20.0
 DATA = mr.open_dataset(support.DATASET, seed=0)
 
 
@@ -115,3 +107,23 @@ def test_what_no_other_test_runs_on_a_device_runs(
     given = support.options(support.Cell(system, "cuda", "memory", "of every rank", model))
     result = mr.run(DATA, out=tmp_path / "run", threads=1, **given)
     assert (result.status, result.device, result.epochs) == ("done", "cuda", 1)
+
+
+@pytest.mark.slow
+def test_a_sample_of_cells_is_killed_and_goes_on() -> None:
+    names, start = support.accepted(), time.monotonic()
+    random.Random(datetime.now(UTC).toordinal()).shuffle(names)  # other cells each day
+    for name in names:
+        support_cells.execute(name)
+        if time.monotonic() - start > SAMPLE_S:
+            break
+
+
+def test_the_page_says_what_was_not_executed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = support.accepted()
+    monkeypatch.setattr(support, "RECORD", tmp_path / "support.json")
+    record = {"date": "2026-01-02", "torch": "2.13.0", "device": "GPUs pretended", "cells": [*names[1:], "gone"]}
+    support.RECORD.write_text(json.dumps(record))
+    said = support.executed()
+    assert "2026-01-02" in said and f"{len(names) - 1} of the {len(names)} cells" in said
+    assert said.endswith(f"Not executed since they say it: {names[0]}.")

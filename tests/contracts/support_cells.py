@@ -1,0 +1,127 @@
+"""Executes the cells of docs/support.py that say yes: four epochs of a small job; the same killed by SIGKILL after a
+checkpoint, and gone on with to the same parameters.
+
+    python -m millrace.tests.contracts.support_cells [--only WORD] [--processes 2]
+
+``make support`` runs all of them and notes in docs/support.json, which the page shows, what ended as it should.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import millrace as mr
+from millrace.stages.comm.base import Group
+from millrace.tests.contracts import pretended_device
+from millrace.tests.contracts.forked_cluster import fork_server
+from millrace.tests.contracts.process_ranks import run_ranks
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "support.py"
+OPTIONS: dict[str, Any] = {"epochs": 4, "threads": 1, "checkpoint": {"every_steps": 2}, "verbose": False}
+"""Of each job; a full batch takes one step an epoch."""
+
+
+@cache
+def page() -> ModuleType:
+    """The module of the support table."""
+    spec = importlib.util.spec_from_file_location("docs_support", PAGE)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def execute(name: str) -> None:
+    """Run a cell, kill it by SIGKILL, go on with it and compare.
+
+    Raises:
+        AssertionError: it was not killed in the middle, or ended with other parameters.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        with _device(name):
+            whole = _run(name, out / "whole")
+            assert run_ranks(_killed, 1, name, out / "killed", mortal=(0,)) == [None]
+            assert list((out / "killed" / "checkpoints").glob("step-*")) and not (out / "killed/result.json").exists()
+            again = _run(name, out / "killed", resume=True)
+        assert again.epochs == whole.epochs and again.parameters_sha256 == whole.parameters_sha256, name
+
+
+def _run(name: str, out: Path, **more: Any) -> Any:
+    """The result of a cell's job."""
+    cell = next(cell for cell in page().asked() if cell.name == name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return mr.run(cell.dataset, out=out, **cell.arguments | OPTIONS | more)
+
+
+def _killed(group: Group, name: str, out: Path) -> None:
+    """Run a cell in a process of its own until its first checkpoint is there."""
+    checkpoints = out / "checkpoints"
+    with _device(name):
+        _run(name, out, stop=lambda: any(checkpoints.glob("step-*")) and os.kill(os.getpid(), signal.SIGKILL))
+
+
+@contextmanager
+def _device(name: str) -> Iterator[None]:
+    """A GPU, pretended where there is none, if a cell runs on one."""
+    cell = next(cell for cell in page().asked() if cell.name == name)
+    with pytest.MonkeyPatch.context() as patch:
+        if cell.on_device:
+            pretended_device.install(patch)
+        yield
+
+
+def _timed(name: str) -> tuple[float, str]:
+    """Seconds of a cell, and what went wrong."""
+    start = time.perf_counter()
+    try:
+        execute(name)
+    except Exception as e:
+        return time.perf_counter() - start, f"{type(e).__name__}: {e}"
+    return time.perf_counter() - start, ""
+
+
+def main() -> int:
+    """Execute cells; 1 if one did not end as it should."""
+    parser = argparse.ArgumentParser(description="Execute the cells of the support table that say yes.")
+    parser.add_argument("--only", default="", help="cells with this word in their names; nothing is noted then")
+    parser.add_argument("--processes", type=int, default=2)
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"
+    names, wrong = [name for name in page().accepted() if args.only in name], {}
+    with ProcessPoolExecutor(args.processes, fork_server()) as pool:
+        running = {pool.submit(_timed, name): name for name in names}
+        for done in as_completed(running):
+            seconds, said = done.result()
+            wrong |= {running[done]: said} if said else {}
+            print(f"{running[done]}: {said or 'ok'}, {seconds:.1f} s", flush=True)
+    print(f"{len(names) - len(wrong)} of {len(names)} cells ended as they should")
+    if not args.only:
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "GPUs pretended"
+        record = {"date": datetime.now(UTC).date().isoformat(), "torch": torch.__version__, "device": device}
+        cells = [name for name in names if name not in wrong]
+        page().RECORD.write_text(json.dumps(record | {"cells": cells}, indent=1, ensure_ascii=False) + "\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
