@@ -224,7 +224,7 @@ def resolve(table: Mapping[str, Any]) -> Job:
         job = job.with_defaults(queue=job.queue.with_defaults(bulk_size=BULK_ON_GPU))
     if job.partition.method is None:
         job = job.model_copy(update={"partition": job.partition.model_copy(update={"method": DEFAULT_CUT})})
-    if not entry.samples:
+    if not entry.draws(job):
         return _without_sampler(job, table)
     model, sampler = dict(job.model), dict(job.sampler)
     layers: Any = model.get("layers")
@@ -280,19 +280,19 @@ def _without_sampler(job: Job, table: Mapping[str, Any]) -> Job:
     """A resolved job of a system without sampling. Raises InputError if the table has sampling keys or names an unknown
     partitioner."""
     needs = needs_of(job, sampler=_named_sampler(table))
+    system = f"system '{job.system}'" + (" with full_batch" if SYSTEMS.find(job.system).samples else "")
     refuse(Need.DEVICE_DRAWS, needs, job)
     refuse(Need.TIMES, needs, job)
     if table.get("sampler"):
         raise InputError(
-            f"configuration key 'sampler' is {quoted(table['sampler'])}, but system '{job.system}' samples nothing; "
-            "leave it out"
+            f"configuration key 'sampler' is {quoted(table['sampler'])}, but {system} samples nothing; leave it out"
         )
     if job.queue != Queue():
         refuse(Need.QUEUE, needs | {Need.QUEUE: QUEUE_GIVEN}, job)
     for key in ("batch_size", "minibatches_per_step"):
         if (given := getattr(job.train, key)) != Train.model_fields[key].default:
             raise InputError(
-                f"configuration key 'train.{key}' is {given}, but system '{job.system}' takes all train nodes in one "
+                f"configuration key 'train.{key}' is {given}, but {system} takes all train nodes in one "
                 "step; leave it out"
             )
     PARTITIONERS.find(str(job.partition.method), "configuration key 'partition.method'")

@@ -129,7 +129,7 @@ def make_system(job: Job) -> System:
     """
     entry, options = SYSTEMS.find(job.system), job.options
     inputs = Inputs(
-        build("sampler", SAMPLERS, job.sampler) if entry.samples else None,
+        build("sampler", SAMPLERS, job.sampler) if entry.draws(job) else None,
         cut_of(job) if entry.cuts(options) else None,
         job.features == "owned",
         job.queue.max_bytes,

@@ -128,6 +128,10 @@ class Registered:
         """
         raise NotImplementedError
 
+    def draws(self, job: Job) -> bool:
+        """True if steps of this job train on a sampler's minibatches."""
+        return self.samples
+
     def cuts(self, options: Any) -> bool:
         """True if `build` takes a partitioner."""
         return self.needs_parts

@@ -60,7 +60,7 @@ class Opened:
             InputError: several processes are asked for, or the data has no times.
         """
         job = self.job
-        sampler: Any = build("sampler", SAMPLERS, job.sampler) if SYSTEMS.find(job.system).samples else None
+        sampler: Any = build("sampler", SAMPLERS, job.sampler) if SYSTEMS.find(job.system).draws(job) else None
         if not reads_times(sampler):
             return None
         if self.workers is not None:

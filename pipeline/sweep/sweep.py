@@ -213,7 +213,7 @@ def _shared_samples(planned: Sequence[Point], out: Path, emit: Emit) -> tuple[di
 
 
 def _can_share(job: Job) -> bool:
-    sample = make_system(job).sample if SYSTEMS.find(job.system).samples else None
+    sample = make_system(job).sample if SYSTEMS.find(job.system).draws(job) else None
     return sample is not None and sample.uses_queue and job.queue.kind == "memory"
 
 

@@ -8,7 +8,8 @@ from pydantic import Field
 from ...stages.capabilities import Cannot, Need
 from ...stages.feed.link_feed import LocalLinks
 from ...stages.feed.local_feed import Local
-from ...stages.fetch.isolated import Correction, CoverageFetch
+from ...stages.feed.local_full_batch import LocalFullBatch
+from ...stages.fetch.isolated import Correction, CoverageFetch, CoverageVisitFetch
 from ...stages.fetch.links import LinkCoverageFetch
 from ...stages.links.exclude import WithoutOwnEdges
 from ...stages.links.train_pairs import Negatives
@@ -16,6 +17,7 @@ from ...stages.partition.base import Partitioner
 from ...stages.partition.metis import MetisWork
 from ...stages.placement.chunk_schedule import Rotation
 from ...stages.placement.chunks import Chunks
+from ...stages.placement.whole_view import WholeChunks
 from ...stages.reduce.corrected import CoverageCorrected, Shrink
 from ...stages.sample.base import Sampler, reads_times
 from ...stages.sample.neighbor import NeighborSampler
@@ -41,6 +43,7 @@ def grappa(
     ahead: bool = True,
     correction: Correction = "batch",
     shrink: Shrink = "none",
+    full_batch: bool = False,
 ) -> System:
     """Training on isolated ranks that send each other only gradients (Grappa; Xu, Siebenbrunner, Bindschaedler, arXiv
     2602.01872).
@@ -57,12 +60,20 @@ def grappa(
         ahead: read the next super-epoch's data while the present one trains, and hold both.
         correction: weights that correct for missing neighbours.
         shrink: shrinkage of the weight of a rank's minibatch towards the mean weight.
+        full_batch: each rank trains on all its seeds in one step an epoch, over all in-edges that it sees, and samples
+            nothing.
+
+    Raises:
+        InputError: a sampler is given, and nothing is sampled.
     """
+    if full_batch and sampler is not None:
+        raise InputError("grappa is given a sampler, but full_batch samples nothing; leave one of them out")
+    place = WholeChunks if full_batch else Chunks
     return System(
         "grappa",
-        Chunks(partitioner or MetisWork(), rotation, halo, chunks, reshuffle_fraction, ahead),
-        Local(sampler or NeighborSampler()),
-        CoverageFetch(correction),
+        place(partitioner or MetisWork(), rotation, halo, chunks, reshuffle_fraction, ahead),
+        LocalFullBatch() if full_batch else Local(sampler or NeighborSampler()),
+        CoverageVisitFetch(correction=correction) if full_batch else CoverageFetch(correction),
         CoverageCorrected(correction == "batch", shrink),
         SuperEpochs(repartition_every),
         options={
@@ -74,6 +85,8 @@ def grappa(
             "ahead": ahead,
             "correction": correction,
             "shrink": shrink,
+            # Runs of earlier versions have no such key, and go on.
+            **({"full_batch": True} if full_batch else {}),
         },
     )
 
@@ -100,6 +113,9 @@ class GrappaOptions(Section):
     for each seed (its coverage), or none."""
     shrink: Literal["none", "empirical"] = "none"
     """Shrinkage of a minibatch's weight towards the mean weight: none, or by its noise (empirical Bayes)."""
+    full_batch: bool = False
+    """One step an epoch, in which each rank trains on all its seeds over all in-edges that it sees, sampling
+    nothing."""
 
 
 class _Grappa(Registered):
@@ -123,6 +139,18 @@ class _Grappa(Registered):
             "leave graph out",
             (Cannot(OF_SYSTEM, Need.MAPPED, "joins the chunks of a rank in memory to evaluate them"),),
         ),
+        Form(
+            "full batches",
+            lambda job: job.options.full_batch,
+            "leave grappa.full_batch out",
+            (
+                Cannot(OF_SYSTEM, Need.MAPPED, "arranges the edges of a full batch in memory"),
+                Cannot(OF_SYSTEM, Need.LINKS, "trains all pairs at once, each of which would see its own edge"),
+                Cannot(OF_SYSTEM, Need.EDGE_LABELS, "has no minibatches of labelled edges"),
+                Cannot(OF_SYSTEM, Need.COMPILE, "trains on full batches, whose layers are fixed"),
+                Cannot(OF_SYSTEM, Need.DEVICE_DRAWS, "samples nothing", False),
+            ),
+        ),
     )
     about = "isolated ranks that send gradients only"
     options = GrappaOptions
@@ -131,8 +159,17 @@ class _Grappa(Registered):
     free_options = ("ahead",)
     for_slow_links = True
     planned = {"grappa": {}}  # noqa: RUF012
+    unpredicted = {"full_batch": False}  # noqa: RUF012
+
+    def draws(self, job: Job) -> bool:
+        return not job.options.full_batch
 
     def complete(self, job: Job) -> Job:
+        if job.options.full_batch and job.queue != Queue():
+            raise InputError(
+                "configuration section 'queue' is given, but grappa.full_batch is true and nothing is sampled; leave "
+                "one of them out"
+            )
         if job.queue != Queue(bulk_size=job.queue.bulk_size):
             refuse(Need.QUEUE, needs_of(job) | {Need.QUEUE: QUEUE_GIVEN}, job)
         if job.train.minibatches_per_step not in (None, job.ranks):
@@ -140,6 +177,8 @@ class _Grappa(Registered):
                 f"configuration key 'train.minibatches_per_step' is {job.train.minibatches_per_step}, but under system "
                 f"'grappa' each of the {job.ranks} ranks trains on one minibatch of its own in every step; leave it out"
             )
+        if job.options.full_batch:
+            return job
         if job.device == "cuda" and "kernel" not in job.model_fields_set and not device_topology_only(job):
             job = job.with_defaults(kernel="cuda")
         return job
@@ -147,7 +186,6 @@ class _Grappa(Registered):
     def with_links(self, system: System, negatives: Negatives | None, hidden: bool = True) -> System:
         """See `Registered.with_links`. Every rank has all pairs, and trains on those of its own chunks."""
         assert isinstance(system.sample, Local)
-        assert isinstance(system.fetch, CoverageFetch)
         if negatives is not None and negatives.exclude_known:
             raise InputError(
                 "link.exclude_known is true, but ranks of grappa know the train pairs of their own chunks only; leave "
@@ -158,12 +196,13 @@ class _Grappa(Registered):
         # Its name is that of the sampler inside.
         # pyrefly: ignore[bad-argument-type]
         sample = LocalLinks(drawn, system.sample.max_bytes, negatives)
-        fetch = LinkCoverageFetch(system.fetch.correction, sample=sample)
+        fetch = LinkCoverageFetch(system.options["correction"], sample=sample)
         return replace(system, sample=sample, fetch=fetch)
 
     def build(self, options: GrappaOptions, inputs: Inputs) -> System:
         system = grappa(inputs.sampler, partitioner=inputs.partitioner, **options.model_dump())
-        assert isinstance(system.sample, Local)
+        if not isinstance(system.sample, Local):
+            return system
         return replace(system, sample=replace(system.sample, max_bytes=inputs.queue_bytes))
 
 

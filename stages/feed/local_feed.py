@@ -108,8 +108,7 @@ class LocalFeed:
             job: of this rank.
         """
         self._feed, self._minibatches, self._layers, self._job = feed, minibatches, layers, job
-        self._before = self._moved()
-        self._bear(True)
+        self._isolation = Isolation(job)
 
     def get(self, epoch: int, index: int) -> MiniBatch:
         """See `Feed.get`: empty work once the rank's own is used up."""
@@ -136,21 +135,38 @@ class LocalFeed:
     def close(self) -> None:
         """See `Feed.close`. A phase has moved nothing but gradients and statistics."""
         self._feed.close()
+        self._isolation.end()
+
+
+class Isolation:
+    """A phase of an isolated rank, in which nothing but gradients and statistics may travel."""
+
+    def __init__(self, job: RankJob) -> None:
+        """Begin the phase.
+
+        Args:
+            job: of this rank.
+        """
+        self._job, self._before = job, self._moved(job)
+        self._bear(True)
+
+    def end(self) -> None:
+        """End the phase. Raises AssertionError if anything else has travelled."""
         if self._job.device is not None:
             # The next phase puts other data where streams of this one may still read.
             wait_for_copies(self._job.device)
         self._bear(False)
-        assert self._moved() == self._before, (
-            f"an isolated phase moved {QUIET} between ranks: {self._before} -> {self._moved()}"
-        )
+        moved = self._moved(self._job)
+        assert moved == self._before, f"an isolated phase moved {QUIET} between ranks: {self._before} -> {moved}"
 
     def _bear(self, losses: bool) -> None:
         """Tell the group that sums make sense without lost ranks."""
         if isinstance(self._job.group, Survivors):
             self._job.group.bears = losses
 
-    def _moved(self) -> list[int]:
-        return [self._job.ledger.get("network", kind) for kind in QUIET]
+    @staticmethod
+    def _moved(job: RankJob) -> list[int]:
+        return [job.ledger.get("network", kind) for kind in QUIET]
 
 
 def nothing(epoch: int, index: int, layers: int) -> MiniBatch:

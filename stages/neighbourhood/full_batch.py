@@ -168,6 +168,11 @@ class FullBatch:
         return degrees_alone(self.degree_rows)
 
     @property
+    def seeds(self) -> IdArray:
+        """int64 [num_seeds], local ids of the seeds in the rank's part."""
+        return self.order[: self.num_seeds]
+
+    @property
     def num_edges(self) -> int:
         """Edges that the first layer reads."""
         return self.layers[0].num_edges

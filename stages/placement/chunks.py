@@ -34,6 +34,8 @@ from ..self_loops import COLUMNS, degree_rows, has_loops
 from .chunk_schedule import ChunkSchedule, Rotation
 
 IdArray = npt.NDArray[np.int64]
+Lists = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32], IdArray, int]
+"""Rows of a shard, edges of each, their sources' positions, each source's node, and the first node of the chunk."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,7 +326,7 @@ def _join_graph(
     """
     nodes = visible + len(halo)
 
-    def shards() -> Iterator[tuple[tuple[Any, Any, Any, Any, int], npt.NDArray[np.float32]]]:
+    def shards() -> Iterator[tuple[Lists, npt.NDArray[np.float32]]]:
         for c, s, place in _places(chunks, starts, around, halo, visible):
             rows, counts, indices, weight = lists_of(chunks[c].shards, s)
             yield (rows, counts, indices, place, starts[c]), weight

@@ -170,7 +170,7 @@ def test_records_become_the_configuration():
         "labor",
         [4, 2],
     )
-    assert found.grappa.model_dump() == options
+    assert found.grappa.model_dump() == options | {"full_batch": False}
     assert configure({}, system="grappa").grappa == configure({}, system=grappa()).grappa
     assert configure({}, system="grappa").partition == configure({}, system=grappa()).partition
     again = make_system(found)
@@ -532,27 +532,48 @@ def test_two_chunks_with_a_halo_are_all_there_is():
             np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("halo", [0, 1])
+@pytest.mark.parametrize("correction", ["none", "batch", "node"])
+@pytest.mark.parametrize("full_batch", [False, True])
 @pytest.mark.parametrize(("seed", "kind"), [(0, "sage"), (11, "gcn"), (3, "gat")])
-def test_full_batch_in_isolation_is_a_sampler_that_takes_all(seed, kind):
-    """With every neighbour, and a minibatch of all seeds, a step is one of the visible graph as a whole: each layer
-    over all of it."""
+def test_full_batch_in_isolation(seed, kind, full_batch, correction, halo):
+    """A full batch, or a minibatch of all seeds with every neighbour, is a step of the visible graph as a whole: each
+    layer over all of it."""
     case, model = make_case(seed, 3), initial(kind)
-    system = grappa(NeighborSampler((-1, -1)), halo=0, correction="none")
+    sampler = None if full_batch else NeighborSampler((-1, -1))
+    system = grappa(sampler, halo=halo, correction=correction, full_batch=full_batch)
     assert len(case.split.train)
-    total, losses = np.zeros(len(flat(model))), 0
+    total, weights = np.zeros(len(flat(model))), 0.0
     for rank in range(3):
-        place = placed(case, system.partition, rank)
+        place = placed(case, grappa(halo=halo).partition, rank)
         graph, n = place.graph, place.graph.num_nodes
         whole = Block(n, np.arange(n), graph.indptr, graph.indices, weight=graph.edge_weight)
         neighbourhood = BlockNeighbourhood(whole, place.degree)
         alone, h = copy.deepcopy(model), torch.from_numpy(place.features.gather(np.arange(n)))
         seeds = torch.from_numpy(place.seeds)
-        nn.functional.cross_entropy(
-            alone((neighbourhood, neighbourhood), h)[seeds], place.labels[seeds], reduction="sum"
-        ).backward()
+        weight = place.coverage[seeds] if correction != "none" else torch.ones(len(seeds), dtype=torch.float64)
+        weight = weight.mean().expand(len(seeds)) if correction == "batch" and len(seeds) else weight
+        losses = nn.functional.cross_entropy(
+            alone((neighbourhood, neighbourhood), h)[seeds], place.labels[seeds], reduction="none"
+        )
+        (weight * losses).sum().backward()
         total += torch.cat([p.grad.reshape(-1) for p in alone.parameters()]).numpy()
-        losses += len(seeds)
-    np.testing.assert_allclose(one_step(case, system, model, 0.01), total / losses, rtol=1e-8, atol=1e-10)
+        weights += float(weight.sum())
+    np.testing.assert_allclose(one_step(case, system, model, 0.01), total / weights, rtol=1e-8, atol=1e-10)
+
+
+def test_a_full_batch_samples_nothing():
+    with pytest.raises(mr.InputError, match="leave one of them out"):
+        grappa(NeighborSampler((2, 2)), full_batch=True)
+    table = {"system": "grappa", "grappa": {"full_batch": True}}
+    assert make_system(resolve({**table, "ranks": 4})).sample.sampler is None
+    for more, phrase in (
+        ({"sampler": {"fanout": [2, 2]}}, "with full_batch samples nothing"),
+        ({"train": {"batch_size": 7}}, "takes all train nodes in one step"),
+        ({"queue": {"bulk_size": 3}}, "'queue' is given, but grappa.full_batch"),
+    ):
+        with pytest.raises(mr.InputError, match=phrase):
+            resolve({**table, **more})
 
 
 # --- ranks that are processes ---
@@ -603,6 +624,22 @@ def test_gradients_are_all_that_crosses_the_network(request, dataset, ranks):
         assert report["bytes"]["store"]["features"] > 0
         assert report["parameters_sha256"] == reports[0]["parameters_sha256"]
     assert sum(r["bytes"]["network"]["gradients"] for r in reports) == steps * 2 * (ranks - 1) * 4 * numbers
+
+
+def test_full_batches_of_processes_go_on_bit_for_bit(dataset, tmp_path):
+    """Ranks take one step an epoch, send nothing but gradients, and a run that was stopped in between ends the same."""
+    table = {k: v for k, v in TABLE.items() if k != "sampler"}
+    table |= {"ranks": 3, "train": {"lr": 0.05}, "grappa": {"repartition_every": EVERY, "full_batch": True}}
+    whole, out = train_processes(dataset, tmp_path / "whole", table), tmp_path / "run"
+    assert whole is not None
+    for r, report in enumerate(whole):
+        network = report["bytes"]["network"]
+        assert [network[kind] for kind in QUIET] == [0, 0, 0]
+        assert network["gradients"] == EPOCHS * ring_bytes(num_parameters() + 2, 4, r, 3)
+    assert train_processes(dataset, out, table, stop_after=EVERY + 1) is None
+    again = train_processes(dataset, out, table)
+    assert again is not None
+    assert {r["parameters_sha256"] for r in again} == {r["parameters_sha256"] for r in whole}
 
 
 def test_statistics_are_a_few_numbers_a_step(dataset, three, tmp_path):
