@@ -37,7 +37,8 @@ class LocalSteps(AllSeedsMean):
         start = [p.detach().clone() for p in parameters]
         moved = [torch.zeros_like(p) for p in start]
         loss_sum, seeds = 0.0, 0
-        for client in fetched.clients or (fetched,):
+        # The rank's number, as that of a simulated client, gives it dropout of its own.
+        for client in fetched.clients or (replace(fetched, index=rules.group.rank),):
             count = len(client.y)
             if not count:
                 continue

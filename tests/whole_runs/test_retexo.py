@@ -336,6 +336,32 @@ def test_clients_do_not_hang_on_ranks(dataset, tmp_path, clients):
     assert all(len(open_part(tmp_path / "two" / "parts", r)[0].owned) > NODES // 4 for r in range(2))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("retexo", [{"rounding": "int8"}, {"mode": "v1"}])
+def test_a_process_for_each_client_equals_the_simulation(dataset, tmp_path, retexo):
+    """Sixteen processes over sockets, dropout included: the same parameters and bytes of rows; parameters go around a
+    ring, and by the account to a server and back."""
+    count, steps, epochs = 16, 2, 3
+    table = {
+        "epochs": epochs, "seed": 3, "dtype": "float64", "model": {**SPELT["sage"], "dropout": 0.4},
+        "partition": {"method": "hash"}, "retexo": {"local_steps": steps, **retexo},
+    }  # fmt: skip
+    reports = train_phases(dataset, tmp_path / "processes", {"ranks": count, **table})
+    table["retexo"]["clients"] = count
+    simulated = mr.run(dataset, config={"system": "retexo", "threads": 1, **table}, out=tmp_path / "simulated")
+    assert_close_parameters(tmp_path / "processes", tmp_path / "simulated")
+    sent = np.array([[r["bytes"]["network"][kind] for kind in ("features", "activations")] for r in reports]).sum(1)
+    counted = {"total": sent.sum(), "median": np.median(sent), "max": sent.max()}
+    assert simulated.clients["rows_bytes_out"] == counted and sent.min() > 0
+    assert simulated.clients["rows_bytes_in"]["total"] == sent.sum()
+    numbers = sum(p["parameters"] + 2 for p in simulated.phases)
+    ring = sum(r["bytes"]["network"]["gradients"] for r in reports)
+    assert ring == 2 * (count - 1) * 8 * numbers * epochs
+    with_train = simulated.clients["with_train_nodes"]
+    star = sum(p["parameters"] for p in simulated.phases) * 8 * (count + 2 * epochs * with_train)
+    assert simulated.clients["parameter_bytes"]["total"] == star
+
+
 @pytest.mark.parametrize(
     ("clients", "retexo"),
     [
