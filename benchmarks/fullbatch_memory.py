@@ -1,6 +1,7 @@
 """Memory of full-batch training over ranks, compared with its prediction: the largest rank's, in each mode.
 
     python benchmarks/fullbatch_memory.py --npz ogbn_arxiv.npz --json fullbatch_memory.json
+    python benchmarks/fullbatch_memory.py --largest 8 --edges 1e8,2e8,3e8
 
 The task: three layers, hidden width 256 (GAT: 4 heads of 64, averaged in the last layer), 128 random float32 features,
 40 classes, Adam, no dropout, one epoch, one thread a rank. Two graphs:
@@ -20,6 +21,10 @@ round's only as far as `prefetch_bytes`, 64 MiB, goes).
 "RSS" is the largest resident size of the rank's process in its whole life, "base" that of a rank over a graph of 500
 nodes. Reading the parts and arranging them, which takes more memory than it leaves, is in it, and so are edges as the
 modes index them.
+
+`--largest GIB`: an epoch of GraphSAGE (three layers of width 64) on graphs like `dense` with 64 features and so many
+edges, by one process, and by `sar` with two ranks over mapped parts and `rematerialize`: anonymous and shared memory of
+all processes at most. A way that takes more is killed, and is not tried on larger graphs.
 
 `halo, unfused` is the baseline (`unfused_attention`): rows of other ranks in one exchange, and a value for each edge
 and head.
@@ -41,6 +46,7 @@ from fullbatch import data, real
 from fullbatch_prediction import LAYERS, Counts, model_bytes, part_counts, predicted, random_counts
 from graphs import load, stored
 from peers.fullbatch_task import CLASSES, FEATURES
+from scale import measured
 from torch import nn
 from unfused_attention import Unfused
 
@@ -87,6 +93,62 @@ class Cell:
             assert isinstance(config, GAT)
             return Unfused(config, FEATURES, CLASSES)
         return config.build(FEATURES, CLASSES)
+
+
+LARGE: dict[str, list[str]] = {
+    "one process": ["--ranks", "1"],
+    "sar, two ranks, mapped, rematerialize": [
+        *("--ranks", "2", "--set", "graph=mapped", "--set", "features=mapped", "--set", "sar.mode=rematerialize"),
+        *("--set", "partition.method=contiguous"),
+    ],
+}
+"""Ways to train the largest graph."""
+
+
+def large_store(edges: int, folder: Path) -> Path:
+    """A random graph of so many edges, `DEGREE` into each node, every node a train node."""
+    path, n = folder / "graphs" / f"large-{edges}", edges // DEGREE
+    if not path.exists():
+        rng, none = np.random.default_rng(0), np.empty(0, np.int64)
+        indices = np.concatenate(
+            [
+                np.sort(rng.integers(0, n, (min(1 << 16, n - a), DEGREE), np.int32), 1).ravel()
+                for a in range(0, n, 1 << 16)
+            ]
+        )
+        graph = Graph(np.arange(n + 1, dtype=np.int64) * DEGREE, indices)
+        rows = ArrayFeatures(rng.standard_normal((n, 64), np.float32))
+        split = mr.Split(np.arange(n), none, none)
+        dataset = mr.Dataset("large", graph, rows, rng.integers(0, CLASSES, n), split, CLASSES)
+        mr.write_dataset(path, dataset, features_format="npy", graph_format="npy")
+    return path
+
+
+def largest(args: argparse.Namespace) -> int:
+    """Train on larger and larger graphs, and print what each way takes."""
+    left, rows = dict(LARGE), []
+    for edges in args.edges:
+        store = large_store(edges, args.cache)
+        for way in list(left):
+            with tempfile.TemporaryDirectory(dir=args.cache) as scratch:
+                command = ["run", "--dataset", str(store), "--system", "sar", "--epochs", "1", "--layers", "3"]
+                command += ["--hidden", "64", "--dropout", "0", "--set", "threads=1", "--set", "train.evaluate_every=0"]
+                command += ["--out", f"{scratch}/run", "--json", *left[way]]
+                found = measured([sys.executable, "-m", "millrace", *command], args.largest * 2**30)
+            fits = not found["code"]
+            kept = {k: v for k, v in found.items() if k != "result"}
+            rows.append({"edges": edges, "way": way, "fits": fits, **kept})
+            print(
+                f"{edges:>13,} edges, {way}: {'fits' if fits else 'does not fit'}, "
+                f"{found['peak_bytes'] / 2**30:.2f} GiB, largest rank {found['rank_bytes'] / 2**30:.2f}, "
+                f"{found['seconds']:.0f} s, {found['processor_seconds']:.0f} processor s",
+                flush=True,
+            )
+            if not fits:
+                del left[way]
+        if args.json:
+            args.json.write_text(json.dumps(rows, indent=1) + "\n")
+    return 0
 
 
 class Lab:
@@ -255,6 +317,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--npz", type=Path, help="a real graph for arxiv")
     parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="graphs")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--largest", type=float, help="GiB of all processes; train the largest graph that fits")
+    sizes = lambda text: [int(float(n)) for n in text.split(",")]  # noqa: E731
+    parser.add_argument("--edges", type=sizes, default=[10**8, 2 * 10**8, 3 * 10**8], help="of --largest, ascending")
     args = parser.parse_args()
     args.cache = args.cache.resolve()
     for name, (_, known) in lists.items():
@@ -268,6 +333,8 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Measure and print. Returns 1 if something is not as predicted."""
     args = arguments()
+    if args.largest:
+        return largest(args)
     # Ranks unpickle the baseline by its name.
     os.environ["PYTHONPATH"] = os.pathsep.join(
         [str(Path(__file__).resolve().parent), *filter(None, [os.environ.get("PYTHONPATH")])]

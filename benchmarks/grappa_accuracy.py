@@ -14,6 +14,9 @@ and a way to train. Around a centre (depth 2, 4 parts by METIS, the sweep with a
                 corrections are then one run, to the bit
 ``parts``       4 and 16, METIS and hash: naive isolation, the centre, the paper's; by hash in 4 also what sees the most
 ``depth``       2, 3, 4, 6 layers: naive isolation and the centre
+``weights``     the paper's conditions: 4 and 16 parts by hash, 16 by METIS, 2 and 5 layers, one epoch a super-epoch, no
+                halo; no correction, ``batch``, and ``batch`` shrunk. Printed as differences to no correction,
+                seed by seed, each with its interval, and over all cells. Not in the other axes' picture
 
 ``one process`` is ``bulk`` with as many seeds a step. Isolated ranks take as many steps an epoch as the one with most
 seeds needs, which is that or more, and more steps are better training where epochs are few: ``one process, more steps``
@@ -24,10 +27,9 @@ A gap is the mean over seeds of the difference to one process, on the same graph
 95 % (Student's): one that is smaller may be noise.
 
 coauthor_cs and amazon_computers: 20 train and 30 validation nodes of each class, drawn by the seed. sbm: 100,000 nodes
-in 16 classes, features that say little, 1 % train. Every finished run is in ``--json`` at once, and is not run again:
-all of it is 645 runs, some three hours of two cores. ``records/grappa_accuracy.json`` holds 720:
-the corrections ``hops`` and ``edge`` and the shrinkage ``james-stein`` among them are no longer options, and
-``--table`` still prints them. If ``--json`` names that file, its runs are not repeated.
+in 16 classes, features that say little, 1 % train. minesweeper (heterophilous): its own split; only with ``weights``.
+Every finished run is in ``--json`` at once, and is not run again: all of it but ``weights`` is 645 runs, some three
+hours of two cores, which ``records/grappa_accuracy.json`` holds; ``weights`` has 180.
 """
 
 import argparse
@@ -37,6 +39,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +73,10 @@ GRAPHS = {
     "amazon_computers": Setting(epochs=72, every=12, seeds_a_step=256, fewer_seeds=100, lr=0.003),
     "coauthor_cs": Setting(epochs=12, every=2, seeds_a_step=256, fewer_seeds=100, lr=0.003),
     "sbm": Setting(epochs=24, every=4, seeds_a_step=256, fewer_seeds=200, lr=0.003),
+    "minesweeper": Setting(epochs=15, every=1, seeds_a_step=512, fewer_seeds=256, lr=0.01, weight_decay=0.0),
 }
+FEW_EPOCHS = {"amazon_computers": 15, "minesweeper": 15}
+"""Epochs of the axis ``weights``, one a super-epoch: a sweep of 16 parts."""
 
 
 ONE = ("one process", "one process, more steps")
@@ -110,22 +116,30 @@ WAYS: dict[str, dict[str, Any]] = {
     **{f"no halo, {c}": grappa(halo=0, correction=c) for c in ("batch", "node")},
     "no halo, batch, empirical": grappa(halo=0, correction="batch", shrink="empirical"),
 }
-GONE = ("sweep, hops", "no halo, hops", "no halo, edge", "no halo, batch, james-stein")
-"""Ways that are no longer options: printed where a record has them, and not run."""
+UNWEIGHTED = "no halo, few epochs"
+WEIGHTED = {
+    UNWEIGHTED: grappa(halo=0),
+    f"{UNWEIGHTED}, batch": grappa(halo=0, correction="batch"),
+    f"{UNWEIGHTED}, batch, empirical": grappa(halo=0, correction="batch", shrink="empirical"),
+}
+"""Ways of the axis ``weights``."""
 CENTRE, PUBLISHED = "sweep", "no halo, batch"
 COMPARED = ("naive", "naive, halo", CENTRE)
-MOST_SEEN = ("no halo", "no halo, node", "no halo, edge", "dealt, all")
+MOST_SEEN = ("no halo", "no halo, node", "dealt, all")
 
 
 def cells(graph: str, axes: tuple[str, ...]) -> Iterator[Cell]:
     """Variants to train, the central one and its neighbours first."""
     at = Cell(graph)
+    if axes == ("weights",):
+        yield from weighted_cells(graph)
+        return
     yield from (*(replace(at, way=way) for way in ONE), at)
     if "schedule" in axes:
         seen = ("naive", "naive, halo", "fixed", "half a halo", "no halo", "dealt, half", "dealt, all")
         yield from (replace(at, way=way) for way in seen)
     if "correction" in axes:
-        yield from (replace(at, way=way) for way in (*WAYS, *GONE) if way.startswith(("sweep, ", "no halo, ")))
+        yield from (replace(at, way=way) for way in WAYS if way.startswith(("sweep, ", "no halo, ")))
     if "parts" in axes:
         for parts, method in ((4, "hash"), (16, "metis-work"), (16, "hash")):
             ways = (*COMPARED, PUBLISHED, *(MOST_SEEN if (parts, method) == (4, "hash") else ()))
@@ -135,12 +149,20 @@ def cells(graph: str, axes: tuple[str, ...]) -> Iterator[Cell]:
             yield from (replace(at, way=way, layers=layers) for way in (*ONE, *COMPARED))
 
 
+def weighted_cells(graph: str) -> Iterator[Cell]:
+    """Variants of the axis ``weights``."""
+    for (parts, method), layers in product(((4, "hash"), (16, "hash"), (16, "metis-work")), (2, 5)):
+        yield from (Cell(graph, way, layers, parts, method) for way in WEIGHTED)
+
+
 def store_of(args: argparse.Namespace, graph: str, seed: int) -> Path:
     """The graph with the split of this seed, stored on first use."""
     path = args.cache / "accuracy" / f"{graph}-{seed}"
     if not path.exists():
         if graph == "sbm":
             dataset = mr.open_dataset(SBM, seed=seed)
+        elif graph == "minesweeper":
+            dataset = mr.open_dataset(args.data / f"{graph}.npz", seed=seed)
         else:
             dataset = mr.open_dataset(args.data / f"{graph}.npz", split=SHCHUR, seed=seed)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,14 +174,17 @@ def train(cell: Cell, seed: int, args: argparse.Namespace, scratch: Path) -> dic
     """One run. Accuracy in percent."""
     setting = GRAPHS[cell.graph]
     options: dict[str, Any] = {"seed": seed, "hidden": setting.hidden}
-    ranks, batch = 1, setting.seeds_a_step
+    ranks, batch, epochs = 1, setting.seeds_a_step, setting.epochs
+    every = setting.every
+    if cell.way in WEIGHTED:
+        epochs, every = FEW_EPOCHS[cell.graph], 1
     if cell.way == ONE[1]:
         batch = setting.fewer_seeds
     elif cell.way != ONE[0]:
         # A sweep is as long for 16 parts as for 4: each rank sees fewer of the others.
         options |= {
             "system": "grappa",
-            "grappa": {"repartition_every": setting.every, **WAYS[cell.way]},
+            "grappa": {"repartition_every": every, **(WAYS | WEIGHTED)[cell.way]},
             "partition": {"method": cell.method},
         }
         ranks, batch = cell.parts, max(1, setting.seeds_a_step // cell.parts)
@@ -169,7 +194,7 @@ def train(cell: Cell, seed: int, args: argparse.Namespace, scratch: Path) -> dic
         store_of(args, cell.graph, seed),
         scratch,
         ranks,
-        setting.epochs,
+        epochs,
         rules,
         (setting.fanout,) * cell.layers,
         **options,
@@ -177,7 +202,7 @@ def train(cell: Cell, seed: int, args: argparse.Namespace, scratch: Path) -> dic
     return {
         "test": 100 * run["test_accuracy"],
         "val": 100 * run["best_accuracy"],
-        "cpu_s": run["cpu_s"] * setting.epochs,
+        "cpu_s": run["cpu_s"] * epochs,
     }
 
 
@@ -217,6 +242,29 @@ def table(found: Mapping[str, Mapping[int, float]], graph: str, args: argparse.N
         )
         told.append(line)
     return told
+
+
+def effects(found: Mapping[str, Mapping[int, float]], graph: str) -> list[dict[str, Any]]:
+    """Print the differences of the ways of ``weights`` to no correction, in points, seed by seed: of each cell, then
+    the mean over cells of each seed."""
+    lines: list[dict[str, Any]] = []
+    print(f"\n{graph}: points beside no correction, one epoch a super-epoch; +- half of the interval of 95 %")
+    for way in list(WEIGHTED)[1:]:
+        apart: dict[int, list[float]] = {}
+        for cell in (c for c in weighted_cells(graph) if c.way == way):
+            tests, plain = (found.get(replace(cell, way=w).key, {}) for w in (way, UNWEIGHTED))
+            if (effect := gap(tests, plain)) is not None:
+                lines.append({"cell": cell.key, **effect})
+                for seed in tests.keys() & plain.keys():
+                    apart.setdefault(seed, []).append(tests[seed] - plain[seed])
+        for line in lines:
+            if line["cell"].endswith("/" + way):
+                print(f"  {line['cell']:72} {line['mean']:+.2f} +- {line['half']:.2f}")
+        means = {seed: statistics.mean(found_here) for seed, found_here in apart.items()}
+        if (over := gap(means, dict.fromkeys(means, 0.0))) is not None:
+            lines.append({"cell": f"{graph}/all/{way}", **over})
+            print(f"  {way + ', all cells':72} {over['mean']:+.2f} +- {over['half']:.2f}", flush=True)
+    return lines
 
 
 def draw(tables: dict[str, list[dict[str, Any]]], path: Path) -> None:
@@ -270,15 +318,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Test accuracy of isolated training.")
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     names = lambda text: tuple(text.split(","))  # noqa: E731
-    axes = ("schedule", "correction", "parts", "depth")
+    axes = ("schedule", "correction", "parts", "depth", "weights")
     parser.add_argument(
         "--data", type=Path, default=Path(os.environ.get("MILLRACE_DATA", beside)), help="folder of the .npz files"
     )
     parser.add_argument(
         "--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="stored graphs"
     )
-    parser.add_argument("--only", type=names, default=tuple(GRAPHS), help=f"of {', '.join(GRAPHS)}")
-    parser.add_argument("--axes", type=names, default=axes, help=f"of {', '.join(axes)}")
+    parser.add_argument("--only", type=names, help=f"of {', '.join(GRAPHS)}")
+    parser.add_argument("--axes", type=names, default=axes[:-1], help=f"of {', '.join(axes)}; weights alone")
     parser.add_argument(
         "--seeds", type=lambda n: range(int(n)), default=range(5), help="runs of each cell, from seed 0"
     )
@@ -288,6 +336,10 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="run nothing, and print what is there")
     parser.add_argument("--plot", type=Path, help="a PNG or SVG of the gaps")
     args = parser.parse_args()
+    weights = args.axes == ("weights",)
+    args.only = args.only or (tuple(FEW_EPOCHS) if weights else tuple(GRAPHS)[:3])
+    if (weights and not set(args.only) <= set(FEW_EPOCHS)) or (not weights and "weights" in args.axes):
+        parser.error(f"weights is an axis by itself, of {', '.join(FEW_EPOCHS)}")
     if not set(args.only) <= set(GRAPHS) or not set(args.axes) <= set(axes) or not len(args.seeds):
         parser.error(f"graphs are {', '.join(GRAPHS)}, axes {', '.join(axes)}, and there is at least one seed")
     absent = [g for g in args.only if g != "sbm" and not (args.data / f"{g}.npz").exists()]
@@ -300,7 +352,7 @@ def main() -> int:
         for seed in args.seeds:
             for cell in dict.fromkeys(c for graph in args.only for c in cells(graph, args.axes)):
                 key = f"{cell.key}/seed {seed}"
-                if key not in runs and cell.way not in GONE and not args.table:
+                if key not in runs and not args.table:
                     runs[key] = train(cell, seed, args, Path(scratch))
                     print(f"{key}: test {runs[key]['test']:.1f}, {runs[key]['cpu_s']:.1f} CPU s", flush=True)
                     args.json.write_text(json.dumps(report, indent=1) + "\n")
@@ -309,10 +361,13 @@ def main() -> int:
         cell, _, seed = key.rpartition("/seed ")
         if int(seed) in args.seeds:
             found.setdefault(cell, {})[int(seed)] = run["test"]
-    report["tables"] = {graph: table(found, graph, args) for graph in args.only}
+    if weights:
+        report["effects"] = {graph: effects(found, graph) for graph in args.only}
+    else:
+        report["tables"] = {graph: table(found, graph, args) for graph in args.only}
     if not args.table:
         args.json.write_text(json.dumps(report, indent=1) + "\n")
-    if args.plot:
+    if args.plot and not weights:
         draw(report["tables"], args.plot)
     return 0
 

@@ -9,6 +9,7 @@
     python benchmarks/scale.py sample store/ --out samples/ --epochs 1 --fanout 10,5
     python benchmarks/scale.py train store/ --out run/ --ranks 2 --system sar --set partition.method=hash --epochs 1
     python benchmarks/scale.py evaluate store/ --run run/ --nodes 1e5 --fanout 15,10,5
+    python benchmarks/scale.py evaluate store/ --run run/ --exact --workers 2
 
 ``generate``  writes ``edges-*.parquet`` (``src``, ``dst``) and ``nodes-*.parquet`` (``label``, ``features``), slice by
               slice. ``--kind rmat``: a Kronecker graph (Chakrabarti, Zhan and Faloutsos, SDM 2004; quarters 0.57,
@@ -28,7 +29,8 @@
               run ``millrace partition --out``, ``partition --into``, ``sample`` and ``run`` on a store, with the
               further words of the command line, and print the same; the driver is the command's own process.
 ``evaluate``  the accuracy of a finished run for nodes spread evenly over the graph, by neighbourhoods sampled with the
-              fanout given, graph and features mapped, in one process. It is an estimate: `millrace evaluate` is exact.
+              fanout given, graph and features mapped, in one process. It is an estimate; with ``--exact``, `millrace
+              evaluate` reads all edges in each layer. ``generate --rest test`` makes all other nodes test nodes.
 
 Shared memory is ``RssShmem``: shmem, memfd and tmpfs. Pages of files that are mapped belong to the page cache and are
 not counted. Bytes are those of system calls (``rchar``, ``wchar``), beside those that reached the disk.
@@ -36,13 +38,16 @@ not counted. Bytes are those of system calls (``rchar``, ``wchar``), beside thos
 
 import argparse
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -159,7 +164,7 @@ def tables(args: argparse.Namespace, stem: str) -> Iterator[pa.Table]:
         columns: dict[str, Any] = {} if args.ids == "none" else {"id": rename(ids)}
         columns["label"] = labels.astype(np.int16)
         if args.train:
-            columns["split"] = pa.array(np.where(spread(ids, args.train, args.nodes), "train", None), pa.string())
+            columns["split"] = pa.array(np.where(spread(ids, args.train, args.nodes), "train", args.rest), pa.string())
         if args.features:
             columns["features"] = pa.FixedSizeListArray.from_arrays(flat, args.features)
         yield pa.table(columns)
@@ -214,8 +219,9 @@ def is_rank(pid: int) -> bool:
         return False
 
 
-def measured(command: list[str]) -> dict[str, Any]:
-    """Run a command; seconds, processor seconds, peak memory in bytes, and traffic in bytes, of all its processes."""
+def measured(command: list[str], most_bytes: float = float("inf")) -> dict[str, Any]:
+    """Run a command; seconds, processor seconds, peak memory in bytes, and traffic in bytes, of all its processes. They
+    are killed if they hold more than `most_bytes`."""
     import resource
 
     peak, io, stop = 0, dict.fromkeys(COUNTERS, 0), threading.Event()
@@ -246,6 +252,10 @@ def measured(command: list[str]) -> dict[str, Any]:
                     if key in now:
                         now[key] += value
             peak = max(peak, held)
+            if held > most_bytes:
+                for pid in tree(process.pid):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
             stages[told[0]] = max(stages.get(told[0], 0), held)
             # A process has the counts of its children that have ended.
             io.update({key: max(io[key], value) for key, value in now.items()})
@@ -361,7 +371,14 @@ def stage(args: argparse.Namespace, words: list[str]) -> None:
 
 
 def evaluate(args: argparse.Namespace) -> None:
-    """Measure `sampled_accuracy` in a process of its own."""
+    """Measure `sampled_accuracy`, or the exact evaluation, in processes of its own."""
+    if args.exact:
+        found = measured([sys.executable, "-m", "millrace", "evaluate", str(args.run), "--json", *args.words])
+        shown(
+            "evaluate", found, json.loads((args.source / "manifest.json").read_text())["arrays"]["indices"]["shape"][0]
+        )
+        print("  " + found["result"].strip(), flush=True)
+        return
     words = [str(args.source), "--run", str(args.run), "--nodes", str(args.nodes), "--fanout", args.fanout]
     found = measured([sys.executable, __file__, "evaluate", *words, "--here"])
     shown("evaluate", found, json.loads((args.source / "manifest.json").read_text())["arrays"]["indices"]["shape"][0])
@@ -404,6 +421,7 @@ def main() -> None:
     whole = {"type": lambda text: int(float(text))}
     for name, default in {"nodes": 4e6, "edges": 6e7, "features": 64, "classes": 16, "seed": 0, "train": 0}.items():
         make.add_argument(f"--{name}", default=int(default), **whole)
+    make.add_argument("--rest", choices=["val", "test"], help="split of all other nodes; none by default")
     make.add_argument("--noise", type=float, default=1.0, help="deviation of features; at 0 the files are small")
     make.add_argument("--out", type=Path, required=True)
     for name in ("ingest", "edges"):
@@ -430,9 +448,11 @@ def main() -> None:
     score.add_argument("--run", type=Path, required=True)
     score.add_argument("--nodes", default=100_000, **whole)
     score.add_argument("--fanout", default="15,10,5")
+    score.add_argument("--exact", action="store_true", help="by millrace evaluate, over all edges of every layer")
     score.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     args, words = parser.parse_known_args()
-    if words and args.command in ("generate", "evaluate", "peers"):
+    args.words = words
+    if words and (args.command in ("generate", "peers") or (args.command == "evaluate" and not args.exact)):
         parser.error(f"unrecognized arguments: {' '.join(words)}")
     if args.command == "generate":
         generate(args)
