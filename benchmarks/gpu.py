@@ -4,6 +4,10 @@ minutes, one command:
     python benchmarks/gpu.py --json gpu.json
     python benchmarks/gpu.py --all --against gpu.json
 
+A GPU that is lent for a quarter of an hour goes first into what would be wrong, then into what is too slow:
+
+    python benchmarks/gpu.py --only bits,runs,products,training,sampling --minutes 13 --json gpu.json
+
 `--all` tells all that a machine with GPUs can: also several ranks, where there are several GPUs (`--ranks` of them),
 and RAPIDS, where it is installed; it may take half an hour. `--against` sets each line beside that of an earlier run.
 
@@ -55,7 +59,7 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Millrace on one GPU, beside PyG and the machine's floor.")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="cpu: Triton's interpreter")
-    parser.add_argument("--only", type=lambda s: s.split(","), help=f"of {', '.join(ALL)}")
+    parser.add_argument("--only", type=lambda s: s.split(","), help=f"in this order: of {', '.join(ALL)}")
     parser.add_argument("--all", action="store_true", help="ranks on several GPUs and RAPIDS too, where they are")
     parser.add_argument("--ranks", type=int, help="number of ranks of the part ranks; default: of GPUs")
     parser.add_argument(
@@ -149,7 +153,7 @@ def main() -> int:
         rapids,
     )
     parts: dict[str, Callable[[Lab], None]] = dict(zip(ALL, functions, strict=True))
-    for name in (p for p in ALL if p in args.only):
+    for name in args.only:
         lab.say(f"{name} ({time.monotonic() - begun:.0f} s)")
         with lab.attempt(name):
             lab.check_time()

@@ -54,6 +54,8 @@ ALONE: dict[str, dict[str, Any]] = {
     "bulk, labels of edges": bulk(SAGE, dataset=PAID),
     "bulk, labels of edges by time": bulk(SAGE, dataset=PAID, split="time:0.7,0.1", **BY_TIME),
     "bulk, types": bulk(RGAT, dataset=TYPED),
+    "bulk, types, labor": bulk(RGAT, dataset=TYPED, sampler={"name": "labor", "fanout": [5, 4]}),
+    "bulk, links of several relations": bulk(RGAT, dataset=TYPED, task="link", relation="all"),
     "grappa": {"system": "grappa", "model": GAT, **SAMPLED, **CUT},
     "sar": {"system": "sar", "model": GAT},
     "sar, labels of edges": {"system": "sar", "model": SAGE, "dataset": PAID},

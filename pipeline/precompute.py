@@ -379,12 +379,7 @@ def _announce(sampling: Sampling, emit: Emit) -> int:
 
 
 def _fill(
-    sampling: Sampling,
-    queue: ZarrQueue,
-    fill: Callable[..., None],
-    rows: _Rows,
-    emit: Emit,
-    stop: Callable[[], bool],
+    sampling: Sampling, queue: ZarrQueue, fill: Callable[..., None], rows: _Rows, emit: Emit, stop: Callable[[], bool]
 ) -> int:
     """Sample the bulks missing from the queue, and return their number of edges."""
     total, edges = _announce(sampling, emit), 0

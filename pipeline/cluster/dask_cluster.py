@@ -188,10 +188,7 @@ def opened(job: Job, emit: Emit, workers: int, gpus: int = 0) -> Iterator[Client
                 emit(StageEnded("cluster", time.perf_counter() - start))
                 if cluster is not None or _has_dashboard(client):
                     emit(Note(f"dashboard: {client.dashboard_link}"))
-                with (
-                    emit.on_cluster(client) if isinstance(emit, OnCluster) else nullcontext(),
-                    named_cluster(client),
-                ):
+                with emit.on_cluster(client) if isinstance(emit, OnCluster) else nullcontext(), named_cluster(client):
                     yield client
             finally:
                 _close(None if client is held else client, cluster)

@@ -10,6 +10,7 @@ from ...storage.lazy_dataset import LazyDataset
 from ...storage.queue.zarr import ZarrQueue
 from ...storage.urls import is_url
 from ..assembly.data_part import DataPart
+from ..machine.gpus import visible
 from ..setup.sampling import Sampling
 from ..telemetry.events import Emit, Note
 from .dask_cluster import opened
@@ -45,7 +46,6 @@ def sample_on_cluster(
     """
     job, dataset, minibatches = sampling.job, sampling.dataset, sampling.minibatches_per_epoch
     assert isinstance(dataset, LazyDataset)
-    job = job.model_copy(update={"device": "cpu"})  # of the cluster's workers
     order = SampleOrder(
         DataPart(str(dataset.path.resolve()), dataset.name, dataset.features_access, job.graph),
         sampling.sample,
@@ -53,6 +53,7 @@ def sample_on_cluster(
         sampling.samples_fingerprint,
         minibatches,
         job.threads or 1,
+        may_choose="kernel" not in job.model_fields_set,
     )
     num_bulks = -(-minibatches // job.queue.bulk_size)
     lacking = [
@@ -62,8 +63,9 @@ def sample_on_cluster(
     ]
     if not lacking:
         return
+    gpus = len(visible()) if job.kernel == "cuda" else 0
     with (
-        opened(job, emit, job.cluster.producers) as client,
+        opened(job.model_copy(update={"device": "cpu"}), emit, job.cluster.producers, gpus) as client,
         closing(SchedulerWatch(client, job.cluster, lambda text: emit(Note(text)))) as watch,
     ):
         for first in range(0, len(lacking), BULKS_AT_ONCE):

@@ -6,10 +6,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...storage.errors import InputError
 from ...storage.queue.bulk_codec import packed_bytes
 from ..assembly.data_part import DataPart
 from ..assembly.sample_part import SamplePart
 
+GPU_SHARE = 0.6
+"""Share of a GPU's free memory that a graph may take there, where a rank works too."""
 PUT_S = 60.0
 """Longest wait of a put: the queue has no bound here, so only the disk can delay it."""
 
@@ -26,6 +29,8 @@ class SampleOrder:
     """That of the queue."""
     minibatches_per_epoch: int
     threads: int
+    may_choose: bool
+    """A worker without a GPU, or without room for the graph there, draws the same minibatches by its processors."""
 
 
 _local = threading.local()
@@ -98,4 +103,16 @@ def _open(order: SampleOrder) -> tuple[Any, ...]:
         sweep=False,
     )
     queue.release(sys.maxsize, 0)
-    return data.graph, order.sample.plan(data), sampling_backend(order.sample.kernel), queue
+    kernel = order.sample.kernel
+    if kernel == "cuda" and order.may_choose and not _fits_gpu(data.graph.nbytes):
+        kernel = "cpu"
+    return data.graph, order.sample.plan(data), sampling_backend(kernel), queue
+
+
+def _fits_gpu(num_bytes: int) -> bool:
+    from ..machine.gpus import free_bytes
+
+    try:
+        return num_bytes <= GPU_SHARE * free_bytes()
+    except InputError:
+        return False

@@ -26,14 +26,7 @@ def file_of(folder: Path, what: str, number: int) -> Path:
 
 
 def scan_nodes(
-    folder: Path,
-    table: Table,
-    number: int,
-    span: Span,
-    rows: int,
-    ids_are_text: bool,
-    columns: Columns,
-    labelled: bool,
+    folder: Path, table: Table, number: int, span: Span, rows: int, ids_are_text: bool, columns: Columns, labelled: bool
 ) -> dict[str, Any]:
     """Write ids (unless they are the rows' numbers), and if they are `labelled` labels and split of a span; return what
     else is to know."""

@@ -44,6 +44,7 @@ def open_flow(run: ClusterRun, generation: int, workers: list[str]) -> Flow | No
         sampling.samples_fingerprint,
         minibatches,
         job.threads or 1,
+        may_choose="kernel" not in job.model_fields_set,
     )
     return BulkFlow(
         run.client,

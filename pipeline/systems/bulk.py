@@ -218,9 +218,9 @@ class _Bulk(Registered):
 
     def complete(self, job: Job) -> Job:
         whole = job.options.topology == "replicated"
-        # Workers, which may lack a GPU, draw the samples of a store.
-        chosen = job.device == "cuda" and "kernel" not in job.model_fields_set and job.queue.kind == "memory"
-        if chosen and _draws_on_device(job):
+        # Owners of rows draw by their processors into a queue on disk.
+        chosen = job.device == "cuda" and "kernel" not in job.model_fields_set
+        if chosen and (whole or job.queue.kind == "memory") and _draws_on_device(job):
             job = job.with_defaults(kernel="cuda")
         if not whole and job.partition.method is None:
             job = job.model_copy(update={"partition": job.partition.model_copy(update={"method": "contiguous"})})

@@ -24,13 +24,7 @@ class SharedOwnersFeed(CheckedFeed):
     """
 
     def __init__(
-        self,
-        expected: Expected,
-        dealt: DealtBulks,
-        max_bytes: int,
-        phase: Phase,
-        job: RankJob,
-        first: tuple[int, int],
+        self, expected: Expected, dealt: DealtBulks, max_bytes: int, phase: Phase, job: RankJob, first: tuple[int, int]
     ) -> None:
         """
         Args:

@@ -95,6 +95,19 @@ def test_ranks_on_processors_are_held_by_the_workers_that_cut(store, started, tm
     assert started == [dask_cuda.LocalCUDACluster] and err.count("note: dashboard:") == 1
 
 
+def test_samples_of_a_store_are_drawn_on_the_gpus_of_one_cluster(store, started, tmp_path, monkeypatch):
+    """The processors' bits, by the workers of dask-cuda."""
+    rapids.install(monkeypatch, 1, processes=True)
+    monkeypatch.setattr("millrace.stages.comm.nccl.check_nccl", lambda: None)
+    sets = ("--fanout", "3,2", "--batch-size", 5, "--epochs", 1, "--set", "queue.bulk_size=4", "--dataset", store)
+    for name, more in (("there", ("--device", "cuda", "--executor", "dask")), ("host", ())):
+        code, _, err = command("sample", *sets, *more, "--out", tmp_path / name)
+        assert code == 0, err
+    assert started == [dask_cuda.LocalCUDACluster]
+    drawn = [[minibatch_digest(m) for m in mr.open_queue(tmp_path / name)] for name in ("there", "host")]
+    assert drawn[0] == drawn[1] and len(drawn[0]) == 10
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("gpus", [1, 2])
 def test_one_cluster_cuts_samples_into_the_queue_and_holds_ranks(store, started, tmp_path, monkeypatch, gpus):

@@ -100,14 +100,14 @@ def test_a_run_is_that_of_processors(links, on_host, tmp_path, queue, no_draws_o
 @pytest.mark.parametrize(
     ("there", "kernel"),
     [
-        ({"queue": {"kind": "zarr", "bulk_size": 2}}, "cpu"),
-        ({"queue": {"kind": "zarr", "bulk_size": 2}, "kernel": "cuda"}, "cuda"),
+        ({"queue": {"kind": "zarr", "bulk_size": 2}}, "cuda"),
+        ({"queue": {"kind": "zarr", "bulk_size": 2}, "kernel": "cpu"}, "cpu"),
         ({"kernel": "cpu"}, "cpu"),
     ],
     ids=str,
 )
 def test_who_draws_does_not_show(links, on_host, tmp_path, there, kernel):
-    """Workers may have no GPU, so a queue on disk is filled by processors unless the job says otherwise."""
+    """GPUs fill a queue on disk, too, unless the job says otherwise."""
     job = agree(links, tmp_path, there, on_host)
     assert job["kernel"] == kernel and job["queue"]["bulk_size"] == there.get("queue", {}).get("bulk_size", 2)
 

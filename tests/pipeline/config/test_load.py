@@ -168,8 +168,7 @@ def test_a_gpu_samples_there_in_large_bulks_unless_told_otherwise():
     assert seen() == ("cuda", 64)
     assert seen(queue={"bulk_size": 8}) == ("cuda", 8)
     assert seen(kernel="cpu") == ("cpu", 8)
-    # What goes through a store is drawn by workers, which need not have a GPU.
-    assert seen(queue={"kind": "zarr"}) == ("cpu", 8)
+    assert seen(queue={"kind": "zarr"}) == ("cuda", 64)
     # Owners of rows draw on GPUs for one sampler, by one algorithm.
     assert seen(bulk={"topology": "partitioned"}) == ("cuda", 64)
     assert seen(bulk={"topology": "partitioned", "algorithm": "auto"}) == ("cpu", 8)
