@@ -1,4 +1,4 @@
-# make venv | demo | check | bits | test | support | docs | newest | versions-gpu | lock: all that a clean clone needs is Python 3.11 to 3.13, make and a package index.
+# make venv | demo | check | bits | bounds | test | support | docs | newest | versions-gpu | lock: all that a clean clone needs is Python 3.11 to 3.13, make and a package index.
 PYTHON ?= python3
 VENV ?= .venv
 TORCH ?= torch==2.13.0
@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --no-compile --disable-pip-v
 # Tests start many processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo check bits test support lint types tests notebooks docs newest versions-gpu lock
+.PHONY: venv demo check bits bounds test support lint types tests notebooks docs newest versions-gpu lock
 
 venv: $(STAMP)
 
@@ -45,6 +45,11 @@ check: lint types
 # Whether any number has changed since BASE: see benchmarks/same_bits.py.
 bits: venv
 	@$(BIN)/python benchmarks/same_bits.py --base $(BASE)
+
+# Compiled kernels check no indices. Here they do, and are compiled into a cache of their own.
+bounds: venv
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(CURDIR)/build/bounds $(BIN)/pytest --numprocesses=2 --dist=loadfile --ignore=tests/stages/kernels/runtime \
+	  tests/stages tests/pipeline/interop
 
 lint: venv
 	$(BIN)/ruff check .

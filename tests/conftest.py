@@ -60,8 +60,9 @@ LONG = (
 def pytest_configure(config: pytest.Config) -> None:
     """Let several processes that share the files be forked from one that has imported what they need."""
     if config.getoption("numprocesses", None) and sys.platform == "linux":
-        from millrace.tests.contracts import forked_worker
+        from millrace.tests.contracts import each_test_once, forked_worker
 
+        each_test_once.end_if_silent()
         forked_worker.install(compiles=config.getoption("compile_kernels"))
 
 

