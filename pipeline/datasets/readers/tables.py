@@ -29,6 +29,8 @@ from .npy_edges import is_npy, read_ends
 from .npz_members import BOMB_BYTES
 
 EXAMPLES = {"edges": EDGES, "nodes": "id,label"}
+NODES = ("nodes", "target", "targets")
+"""Words in the names of files of nodes, where that of edges has ``edges``: ``musae_target.csv``."""
 BOMB_RATIO = 2000
 """Compression ratio above which a file is refused. Parquet packs a column of one value into next to nothing, but never
 all columns."""
@@ -170,7 +172,9 @@ def nodes_beside(edges: Path, options: ReadOptions) -> Path | None:
                 f"{edges.name}"
             )
         return path
-    found = [p for kind in of_folder.SUFFIXES if (p := edges.parent / f"nodes{kind}").is_file() and p != edges]
+    named = [f"nodes{kind}" for kind in of_folder.SUFFIXES]
+    named += [edges.name.replace("edges", word) for word in NODES if "edges" in edges.name]
+    found = [p for name in dict.fromkeys(named) if (p := edges.parent / name).is_file() and p != edges]
     if len(found) > 1:
         raise InputError(
             f"{' and '.join(map(str, found))} are both the nodes of {edges.name}; set nodes_file={found[0].name}, or "

@@ -236,7 +236,11 @@ def tables_of(entries: Mapping[str, tuple[Any, ...]], folder: object, needs_node
     found = find(entries, folder)
     expected = "expected edges* (columns src, dst) and nodes* (columns id, label, features)"
     if not found.edges:
-        raise InputError(f"{folder} holds no edges*.parquet or edges*.csv or edges*.npy; {expected}")
+        others = [name for name in entries if "edges" in name.lower() and name.lower().endswith(SUFFIXES)]
+        which = ""
+        if others:
+            which = f"; if {others[0]} is the one, give it: millrace inspect {quoted(f'{folder}/{others[0]}')}"
+        raise InputError(f"{folder} holds no edges*.parquet or edges*.csv or edges*.npy; {expected}{which}")
     if not found.nodes and needs_nodes:
         raise NoLabelsError(
             f"{folder} holds no nodes*.parquet or nodes*.csv; {expected}, or task=link, which predicts edges and takes "

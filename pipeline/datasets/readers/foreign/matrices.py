@@ -15,6 +15,7 @@ import scipy.sparse as sp
 
 from .....storage.errors import InputError, first_line
 from .npz_layouts import CSR, OwnArrays, ends_of, matrix_of
+from .npz_words import own_names
 
 FEW_NODES, PER_EDGE = 10_000_000, 100
 """Nodes that any matrix may have, and more of them for each of its entries."""
@@ -167,6 +168,12 @@ def read_mat(path: Path) -> OwnArrays:
     """
     held = _variables(path)
     square = [k for k, v in held.items() if sp.issparse(v) and v.shape[0] == v.shape[1]]
+    named, unread = own_names([k for k, v in held.items() if np.asarray(v).dtype.kind != "U"], path)
+    if not square and "edge_index" in named:
+        arrays = {name: held[key] for name, key in named.items()}
+        whole = ("x", "edge_index", "edge_attr")  # MATLAB makes vectors of others matrices
+        arrays |= {name: np.ravel(a) for name, a in arrays.items() if name not in whole and 1 in np.shape(a)}
+        return OwnArrays(arrays, notes=(f"Variables that were not read: {', '.join(unread)}.",) if unread else ())
     if len(square) != 1:
         shown = ", ".join(f"{key[:40]} {list(np.shape(value))}" for key, value in list(held.items())[:8]) or "nothing"
         raise InputError(

@@ -157,9 +157,15 @@ def read_property_graph(folder: Path, name: str, options: ReadOptions) -> GraphT
         tables = [_joined(kind, None, found) for kind, found in (("nodes", nodes), ("edges", edges)) if found]
         return GraphTables(name, folder, tuple(tables), tuple(left), None, tuple(notes))
     if not nodes:
-        raise InputError(
-            f"{folder} has edges of the types {', '.join(relations)[:80]}, and no file whose header has :ID or ~id"
-        )
+        ends = [part.rows[part.name_of(role)] for part in edges for role in ("source", "target")]
+        ids = pa.chunked_array([chunk for column in ends for chunk in column.chunks]).unique()
+        ids = ids.take(pc.sort_indices(ids))
+        tables = [SourceTable("nodes", (), NO_TYPE, pa.table({"id": ids}), {"id": "id"})]
+        for r in relations:
+            own = [part.of_type(pc.equal(part.types, r)) for part in edges]
+            tables.append(_joined("edges", (NO_TYPE, r, NO_TYPE), own))
+        notes.append(f"{counted(len(ids), 'node')} {were(len(ids))} taken from the ends of the edges.")
+        return GraphTables(name, folder, tuple(tables), tuple(left), None, tuple(notes))
     tables = [_joined("nodes", t, [part.of_type(pc.equal(part.types, t)) for part in nodes]) for t in node_types]
     found: dict[tuple[str, str, str], list[_Part]] = {}
     dangling = 0

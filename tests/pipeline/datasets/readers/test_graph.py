@@ -287,3 +287,14 @@ def test_other_tables_of_a_folder_are_named(tmp_path):
     assert not any("left out" in note for note in first.notes)
     again = mr.open_dataset(tmp_path / "g", options=mr.ReadOptions(direction="directed"))
     assert "labels.csv was left out: its name begins with neither nodes nor edges." in again.notes
+
+
+@pytest.mark.parametrize("names", [("musae_edges.csv", "musae_target.csv"), ("got-edges.csv", "got-nodes.csv")])
+def test_files_with_a_name_before_edges(tmp_path, names):
+    edges, nodes = (tmp_path / name for name in names)
+    edges.write_text(RING)
+    nodes.write_text("id,label\n" + "".join(f"{v},{i % 2}\n" for i, v in enumerate(IDS)))
+    with pytest.raises(InputError, match=f"give it: millrace inspect .*{names[0]}"):
+        mr.open_dataset(tmp_path)
+    data = mr.open_dataset(edges, options=mr.ReadOptions(direction="directed"))
+    assert data.num_classes == 2 and f"The nodes were read from {nodes}." in data.notes

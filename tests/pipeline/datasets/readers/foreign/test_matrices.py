@@ -129,3 +129,13 @@ def test_saint(tmp_path, several):
     (tmp_path / "class_map.json").write_text(json.dumps({"0": 1}))
     with pytest.raises(mr.InputError, match=r"class_map\.json with a class for each node"):
         _opened(tmp_path, DIRECTED)
+
+
+def test_arrays_in_a_mat_file_are_read_by_their_names(tmp_path):
+    x, y = np.arange(8.0).reshape(4, 2), np.array([0, 1, 1, 0])
+    held = {"edge_index": np.array([[0, 1, 2], [1, 2, 3]]), "node_feat": x, "label": y, "city": "Ulm", "z": np.ones(2)}
+    scipy.io.savemat(tmp_path / "g.mat", held)
+    d = mr.open_dataset(tmp_path / "g.mat", options=mr.ReadOptions(direction="directed"))
+    assert (d.graph.num_edges, d.num_nodes, np.asarray(d.labels).tolist()) == (3, 4, y.tolist())
+    np.testing.assert_array_equal(d.features.gather(np.arange(4)), x)
+    assert any("Variables that were not read: z" in note for note in d.notes)

@@ -92,7 +92,7 @@ def test_damaged(tmp_path, name, text, words):
 
 def test_types_without_nodes(tmp_path):
     files = {"edges.csv": NEPTUNE["edges.csv"]}
-    with pytest.raises(mr.InputError, match="edges of the types buys, knows, and no file whose header has :ID or ~id"):
+    with pytest.raises(mr.InputError, match="set relation, to node,buys,node or node,knows,node"):
         mr.open_dataset(_written(tmp_path, files), options=mr.ReadOptions(task="link"))
 
 
@@ -100,3 +100,19 @@ def test_nodes_alone(tmp_path):
     files = {"vertices.csv": NEPTUNE["vertices.csv"]}
     with pytest.raises(mr.InputError, match="has no file of edges; expected a header with :START_ID and :END_ID"):
         mr.open_dataset(_written(tmp_path, files), options=mr.ReadOptions(task="link"))
+
+
+NAMES = "abcdefghij"
+
+
+def test_nodes_are_the_ends_of_edges_where_no_file_has_them(tmp_path):
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g/relationships.csv").write_text(
+        ":START_ID,:END_ID,:TYPE\na,c,LIKES\n" + "".join(f"{a},{b},KNOWS\n" for a in NAMES for b in NAMES if a < b)
+    )
+    d = mr.open_dataset(tmp_path / "g", options=mr.ReadOptions(task="link", relation="node,KNOWS,node"))
+    assert sorted(d.node_names) == sorted(NAMES)
+    assert [r for r in d.graph.types.relations if not r[1].startswith("rev_")] == [
+        ("node", "KNOWS", "node"), ("node", "LIKES", "node")
+    ]  # fmt: skip
+    assert any("10 nodes were taken from the ends of the edges" in note for note in d.notes)
