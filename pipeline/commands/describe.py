@@ -36,7 +36,7 @@ from ..datasets.schema.source import GraphTables
 from ..setup.open_data import open_data
 from ..setup.open_queue import open_queue
 from ..setup.result import read_card, read_result
-from ..setup.run_folder import CHECKPOINTS, JOB
+from ..setup.run_folder import CHECKPOINTS, JOB, RESULT
 from ..telemetry.events import silent
 
 OF_LABELS = ("classes", "targets", "split", "split came about")
@@ -55,7 +55,8 @@ def describe(path: str, minibatch: str | None, job: Job | None = None) -> dict[s
         job: configuration with the options for reading a dataset; None: the defaults.
 
     Raises:
-        InputError: `minibatch` is malformed, `path` has no samples, or `job` is given and `path` is not a dataset.
+        InputError: `minibatch` is malformed, `path` has no samples, `job` is given and `path` is not a dataset, or a
+            run's folder has lost its job.
         StoreError: the store is damaged, or there is nothing at the URL.
         RunError: the object store does not answer.
     """
@@ -69,6 +70,10 @@ def describe(path: str, minibatch: str | None, job: Job | None = None) -> dict[s
         raise InputError(f"--minibatch needs a store of samples; {path} holds {format_ or 'none'}")
     if (folder / JOB).is_file():
         return _run(folder)
+    if format_ is None and (left := [name for name in (RESULT, CHECKPOINTS) if (folder / name).exists()]):
+        raise InputError(
+            f"{folder} has a run's {' and '.join(left)}, but no {JOB}, which says what was run; put it back"
+        )
     if format_ == "samples":
         return _samples(folder, minibatch)
     earlier = format_ == "dataset" and store_of_version_1(folder, format_) is not None

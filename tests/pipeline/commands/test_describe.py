@@ -59,3 +59,9 @@ def test_other_faults_are_refused(tmp_path):
     (tmp_path / "nodes.csv").write_text("id,kind\n1,x\n2,y\n")
     with pytest.raises(InputError, match="3 problems"):
         describe(str(tmp_path), None)
+
+
+def test_a_run_without_its_job_is_no_table(tmp_path):
+    (tmp_path / "result.json").write_text("{}")
+    with pytest.raises(InputError, match=r"has a run's result\.json, but no job\.toml, which says what was run"):
+        describe(str(tmp_path), None)
