@@ -4,7 +4,8 @@ from .cleaning.options import ReadOptions
 from .edges import edge_dataset
 from .links import link_dataset
 from .open import is_name, open_dataset, open_graph
-from .readers.python import from_networkx, from_pyg, from_scipy
+from .readers.pyg import from_pyg
+from .readers.python import from_networkx, from_scipy
 from .readers.reader import Reader, Request
 from .readers.typed import from_relations
 from .triples import from_triples

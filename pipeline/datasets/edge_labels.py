@@ -11,12 +11,13 @@ from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError
 from ...storage.store.paths import expanded
 from .cleaning.options import ReadOptions
-from .cleaning.raw import AnyArray
+from .cleaning.raw import AnyArray, GivenLabels
 from .pairs import Ends, as_pairs, ends_of_table, read_pairs, require_file
 from .readers.npz_members import load_members
-from .readers.python import has_targets, host
+from .readers.pyg import has_targets, store_of_pairs
 from .readers.reader import path_of
 from .readers.registry import is_table
+from .readers.typed import host
 from .schema.source import SourceTable
 
 ARRAYS = {
@@ -33,24 +34,15 @@ class LabelledEdges:
 
     pairs: AnyArray
     """int64 [N, 2], source and destination, as the dataset numbers nodes."""
-    labels: AnyArray
-    """See `Raw.labels`, of the edges."""
+    labels: GivenLabels
     features: AnyArray | None = None
     """[N, K] or [N]."""
     time: AnyArray | None = None
     """[N]."""
     split: Mapping[str, AnyArray] = field(default_factory=dict)
     """See `Raw.split`."""
-    class_names: tuple[str, ...] | None = None
-    label_names: tuple[str, ...] | None = None
-    nulls: int = 0
-    """See `Raw.nulls`."""
-    stripped: int = 0
-    """See `Raw.stripped`."""
     feature_columns: tuple[str, ...] = ()
-    """See `Raw.feature_columns`."""
-    task: Any = None
-    """See `Raw.task`."""
+    """See `RawEdges.columns`."""
     notes: tuple[str, ...] = ()
 
 
@@ -80,37 +72,26 @@ def labelled_edges(source: Any, options: ReadOptions, dataset: Dataset) -> Label
 
 
 def edges_of_file(path: Path, options: ReadOptions, dataset: Dataset, ends: Ends) -> LabelledEdges:
-    """The edges of a file that are to be predicted, whose labels are not read. `ends` as in `as_pairs`.
-
-    Raises:
-        InputError: see `labelled_edges`.
-    """
+    """The edges of a file that are to be predicted, whose labels are not read. `ends` as in `as_pairs`."""
     require_file(path)
     if path.suffix == ".npz":
         names = [key for keys in ARRAYS.values() for key in keys]
         return _unlabelled(load_members(path, names)[0], dataset, str(path), ends)
     if path.suffix == ".npy":
         pairs, _ = read_pairs(path, dataset, ends)
-        return LabelledEdges(pairs, np.zeros(len(pairs)))
+        return LabelledEdges(pairs, GivenLabels(np.zeros(len(pairs))))
     return _of_tables(SourceTable("edges", (path,)), path, options, dataset, ends)
 
 
 def all_edges(source: Any, options: ReadOptions, dataset: Dataset, ends: Ends) -> LabelledEdges:
     """The edges that `labelled_edges` would find in a source, whose labels are not read and need not be there. `ends`
     as in `as_pairs`.
-
-    Raises:
-        InputError: see `labelled_edges`.
     """
     path = path_of(source)
     if path is None:
         names = [key for keys in ARRAYS.values() for key in keys]
-        data: Any = source
-        if not (types := dataset.graph.types).is_single:
-            relation = types.relations[types.one_predicted]
-            data = source[relation] if relation in getattr(source, "edge_types", ()) else {}
-        arrays = {key: host(data[key]) for key in names if key in data}
-        return _unlabelled(arrays, dataset, f"the PyG data for {dataset.name}", ends)
+        data, where = store_of_pairs(source, dataset.graph.types, f"the PyG data for {dataset.name}")
+        return _unlabelled({key: host(data[key]) for key in names if key in data}, dataset, where, ends)
     if path.is_file() and not is_table(path):
         return edges_of_file(path, options, dataset, ends)
     return _of_tables(_edge_table(path, dataset), path, options, dataset, ends)
@@ -162,14 +143,10 @@ def _of_tables(
     when = columns.time or ("time" if "time" in rows.column_names else None)
     return LabelledEdges(
         ends_of_table(rows, source, dataset, to_predict, columns.ends),
-        found.values,
+        replace(found, label_names=columns.labels if options.named_labels else None),
         feature_rows(rows, columns.features, "edges"),
         times_of(rows, when, "edges"),
         sets_of(split_bits(rows, columns, "edges")),
-        found.class_names,
-        label_names=columns.labels if options.named_labels else None,
-        nulls=found.nulls,
-        stripped=found.stripped,
         notes=columns.notes if options.pairs is not None else (),  # those of the graph's own table are told already
     )
 
@@ -185,11 +162,7 @@ def _of_npz(path: Path, dataset: Dataset) -> LabelledEdges:
 
 
 def _of_pyg(data: Any, dataset: Dataset) -> LabelledEdges:
-    types, where = dataset.graph.types, f"the PyG data for {dataset.name}"
-    if not types.is_single:
-        relation = types.relations[types.one_predicted]
-        where += f" at {','.join(relation)}"
-        data = data[relation] if relation in getattr(data, "edge_types", ()) else {}
+    data, where = store_of_pairs(data, dataset.graph.types, f"the PyG data for {dataset.name}")
     names = ("edge_label", *(key for keys in ARRAYS.values() for key in keys))
     sets = [f"{part}_{form}" for part in SPLITS for form in ("idx", "mask")]
     by_part = {part: f"{part}_edge_label" for part in SPLITS}
@@ -223,7 +196,7 @@ def _joined(parts: Mapping[str, Mapping[str, AnyArray]], dataset: Dataset, where
 
 
 def _with_task(found: LabelledEdges, labels: Any) -> LabelledEdges:
-    return replace(found, task="regression") if has_targets(labels) else found
+    return replace(found, labels=replace(found.labels, task="regression")) if has_targets(labels) else found
 
 
 def _of_arrays(
@@ -248,4 +221,4 @@ def _of_arrays(
                 given = arrays[f"{part}_{form}"]
                 split.setdefault(part, given.astype(bool) if form == "mask" else given)
     pairs = as_pairs(ends.T, dataset, f"{where}: {key}", nodes)
-    return LabelledEdges(pairs, labels, found["features"], found["time"], split)
+    return LabelledEdges(pairs, GivenLabels(labels), found["features"], found["time"], split)

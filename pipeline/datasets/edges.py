@@ -12,14 +12,15 @@ from ...storage.plural import counted, were
 from ...storage.times.moments import as_times, in_one_unit
 from ...storage.typed.graph_types import RelationType
 from .cleaning.columns import LARGE_VALUE, clean_edge_features
-from .cleaning.labels import GivenLabels, settled_labels
+from .cleaning.labels import settled_labels
 from .cleaning.options import DEFAULT_OPTIONS, ReadOptions, require_options
+from .cleaning.raw import GivenLabels
 from .cleaning.splits import make_split
 from .edge_labels import LabelledEdges
 from .links import like_edges, without_pairs
 from .pair_relation import with_pair_relation
 from .pairs import as_pairs
-from .readers.python import has_targets
+from .readers.pyg import has_targets
 
 
 def edge_dataset(
@@ -77,10 +78,9 @@ def edge_dataset(
     if y is None:
         raise InputError("labels are None; expected one for each pair")
     sets = {part: _array(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None}
-    task = "regression" if hasattr(labels, "detach") and has_targets(labels) else None
-    return with_labelled_edges(
-        dataset, LabelledEdges(ends, y, rows["features"], rows["times"], sets, task=task), split, seed, options
-    )
+    own = GivenLabels(y, task="regression" if hasattr(labels, "detach") and has_targets(labels) else None)
+    raw = LabelledEdges(ends, own, rows["features"], rows["times"], sets)
+    return with_labelled_edges(dataset, raw, split, seed, options)
 
 
 def _array(given: Any) -> Any:
@@ -93,8 +93,7 @@ def with_labelled_edges(
     """The dataset with these labelled edges, checked and cleaned; its graph names the relation of pairs if it has
     several types. See `edge_dataset`."""
     notes = [*dataset.notes, *raw.notes]
-    given = GivenLabels(raw.labels, raw.class_names, raw.label_names, raw.nulls, raw.stripped, raw.task)
-    y, num_classes, task, class_names = settled_labels(given, options, notes, "edge")
+    y, num_classes, task, class_names = settled_labels(raw.labels, options, notes, "edge")
     times = None
     if raw.time is not None:
         timed = dataset.graph.has_edge_times or dataset.graph.has_node_times

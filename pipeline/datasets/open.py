@@ -128,9 +128,6 @@ def open_graph(spec: str | Path | object, options: ReadOptions, seed: int = 0) -
         spec: as in `open_dataset`; no source that is clean.
         options: treatment of defects.
         seed: as in `open_dataset`.
-
-    Raises:
-        InputError: see `open_dataset`.
     """
     return _opened(spec, Request(options=_of_graph(spec, options), seed=seed))
 

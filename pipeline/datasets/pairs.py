@@ -19,6 +19,7 @@ from ...storage.times.moments import as_times
 from ...storage.typed.graph_types import GraphTypes
 from .cleaning.options import DEFAULT_OPTIONS
 from .readers.npz_members import load_members
+from .readers.pyg import store_of_pairs
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -208,11 +209,7 @@ class GivenPairs:
 
 
 def read_pairs(path: Path, dataset: Dataset, ends: Ends | None = None) -> tuple[PairArray, npt.NDArray[Any] | None]:
-    """int64 [n, 2], the pairs of a file, and its times if it has some. `ends` as in `as_pairs`.
-
-    Raises:
-        InputError: see `read_sets`.
-    """
+    """int64 [n, 2], the pairs of a file, and its times if it has some. `ends` as in `as_pairs`."""
     given = GivenPairs.read(path, dataset)
     return given.ends(slice(None), dataset, ends), given.time
 
@@ -264,11 +261,7 @@ def own_ids(pairs: PairArray, dataset: Dataset) -> PairArray:
 
 
 def sets_of(pairs: Mapping[str, Any] | str | Path, dataset: Dataset) -> tuple[dict[str, PairArray], Times]:
-    """Sets of pairs, and their times if they have any, from a file, or from arrays by `SETS` and `TIMES`.
-
-    Raises:
-        InputError: see `read_sets`.
-    """
+    """Sets of pairs, and their times if they have any, from a file, or from arrays by `SETS` and `TIMES`."""
     if isinstance(pairs, str | Path):
         sets, times = read_sets(expanded(pairs), dataset)
     else:
@@ -318,11 +311,7 @@ def _of_relation(name: str, rows: Any, relation: int | None, types: GraphTypes) 
 def _of_pyg(data: Any, dataset: Dataset, name: str) -> dict[str, Any]:
     """Pairs and negatives of a set from what PyG's `RandomLinkSplit` makes: `edge_label_index` and `edge_label`, which
     is 0 for negatives."""
-    types, where = dataset.graph.types, f"the PyG data for {name}"
-    if not types.is_single:
-        relation = types.relations[types.one_predicted]
-        where += f" at {','.join(relation)}"
-        data = data[relation] if relation in getattr(data, "edge_types", ()) else {}
+    data, where = store_of_pairs(data, dataset.graph.types, f"the PyG data for {name}")
     if "edge_label_index" not in data:
         raise InputError(f"{where} has no edge_label_index; expected pairs [2, N], as RandomLinkSplit makes them")
     pairs = data["edge_label_index"].detach().cpu().numpy().T

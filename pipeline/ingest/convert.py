@@ -5,7 +5,6 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ from typing import Any
 from ...stages.capabilities import Cannot, Need
 from ...storage.dataset import counted_outputs
 from ...storage.dataset_store import KIND, FeaturesFormat, features_access, graph_access, write_dataset
-from ...storage.errors import InputError, RunError, StoreError, nearest, whole_number
+from ...storage.errors import InputError, RunError, StoreError, whole_number
 from ...storage.fingerprint import digest_record
-from ...storage.store.narrow import FEATURE_DTYPES, FeatureDtype
+from ...storage.store.narrow import FeatureDtype
 from ...storage.store.paths import expanded
 from ...storage.store.store import Store, open_store
 from ...storage.urls import is_url
@@ -23,7 +22,6 @@ from ..config.held_cluster import cluster_table
 from ..config.load import Job
 from ..dashboard.command import recorded_stages
 from ..datasets import is_name
-from ..datasets.cleaning.clean import check_no_target
 from ..datasets.cleaning.options import ReadOptions, require_options
 from ..datasets.readers.registry import reader_of
 from ..datasets.readers.tables import is_in_pieces
@@ -34,12 +32,10 @@ from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 from .budget import budget_of
 from .run import Ingest
 from .scratch import commit, scratch, scratch_of, sweep_committed
-from .source import Settings, find_source, stamp_of
+from .source import Formats, Settings, find_source, stamp_of
 from .tasks import Execute, Stages, inline, parse_memory
-from .typed import TypedIngest
 from .url_files import fetched_store, holds_store, uploaded
 
-FORMATS = ("zarr", "npy")
 LAYOUT = 7
 """Changes with the files of an ingest under way: one of another version is not gone on with."""
 DEFAULT_MEMORY = "2GiB"
@@ -50,26 +46,6 @@ IN_PIECES = (
     Cannot("labels of edges", Need.EDGE_LABELS, "are read beside the whole graph"),
 )
 """What is not read in pieces; such tables are read into memory first."""
-
-
-@dataclass(frozen=True)
-class Formats:
-    """Formats of a store's features and graph: zarr or npy; and how features are kept."""
-
-    features: str = "zarr"
-    graph: str = "zarr"
-    feature_dtype: Any = None
-
-    def check(self) -> "Formats":
-        """Raise InputError unless all are known."""
-        for name in ("features", "graph"):
-            if (value := getattr(self, name)) not in FORMATS:
-                raise InputError(f"{name} is '{value}'; expected zarr or npy{nearest(value, list(FORMATS))}")
-        kind = self.feature_dtype
-        if kind is not None and kind not in FEATURE_DTYPES:
-            known = f"{', '.join(FEATURE_DTYPES)}{nearest(str(kind), FEATURE_DTYPES)}"
-            raise InputError(f"feature_dtype is '{kind}'; expected {known}")
-        return self
 
 
 def convert_job(
@@ -169,16 +145,14 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
 def _ingest(job: Job, path: Path | str, out: Path, formats: Formats, memory: int, workers: int, emit: Emit) -> Store:
     start = time.perf_counter()
     source = find_source(path, job.read)
-    settings = Settings(job.read, job.split, job.seed_of("split"), **vars(formats))
+    settings = Settings(**vars(formats), options=job.read, split=job.split, seed=job.seed_of("split"))
     in_process = workers == 1 and job.cluster.scheduler is None
     plan = _plan(source, settings, memory, workers)
     with scratch(out, plan) as (folder, resumed), executing(job, workers, in_process, emit, 0) as (execute, slots):
         if resumed and any((folder / "done").glob("*")):
             emit(Note(f"going on with the conversion into {out} that was stopped"))
         budget = budget_of(memory, slots, in_process)
-        if not (typed := any(t.type is not None for t in source.tables)):
-            check_no_target(job.read)
-        (TypedIngest if typed else Ingest)(source, settings, budget, Stages(folder, execute, emit)).run()
+        Ingest(source, settings, budget, Stages(folder, execute, emit)).run()
         commit(folder, out)
     store = open_store(out, KIND)
     nodes, edges = store.entries["indptr"]["shape"][0] - 1, store.entries["indices"]["shape"][0]

@@ -1,7 +1,9 @@
 """Edges: cleaned and spilled by ranges of destinations, then sorted and merged range by range."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,6 @@ from ...storage.stored.edge_features import OF_EDGES
 from ...storage.typed.graph_types import edge_dtype
 from ..datasets.cleaning.edges import (
     OfEdges,
-    WeightFaults,
     as_weights,
     edge_keys,
     is_symmetric,
@@ -25,12 +26,13 @@ from ..datasets.cleaning.edges import (
 )
 from ..datasets.cleaning.filling import AS_IT_IS, Seen, Treatment, taken_out
 from ..datasets.cleaning.options import DEFAULT_OPTIONS, ReadOptions
-from ..datasets.cleaning.raw import AnyArray
-from ..datasets.readers.parquet import numbers_of
+from ..datasets.cleaning.raw import AnyArray, about
+from ..datasets.readers.parquet import feature_rows, numbers_of
 from ..datasets.schema.columns import Columns
-from .features import FeatureRows
+from .budget import Budget
+from .features import FeatureRows, Run, feature_width, treatment_of
 from .names import NodeMap
-from .source import Span, Table, batches
+from .source import Span, Table, batches, spans_of
 from .spill import Cells, Field, RunWriter, read_cells
 
 
@@ -110,18 +112,47 @@ class EdgeTable:
         options = replace(self.options, normalize_features="none")
         return FeatureRows(self.table, self.columns.features, self.read_width, self.batch_rows, options)
 
+    def in_pieces(self, budget: Budget, row_bytes: int = 0) -> "EdgeTable":
+        """The table with its rows in pieces, where the features of a row take `row_bytes` or more."""
+        features = self.columns.features
+        row = 4 * len(features) + 2 * self.table.row_bytes if features else 0
+        batch = budget.edge_batch(self.weighted, max(row, row_bytes))
+        spans = spans_of(self.table, budget.span(batch, self.table.num_rows))
+        return replace(self, batch_rows=batch, spans=tuple(spans))
+
+
+def edge_table(table: Table, columns: Columns, options: ReadOptions, budget: Budget, run: Run) -> EdgeTable:
+    """The rows of a table of edges in pieces, and the width and treatment of their features, whose stages `run`
+    runs. Raises InputError: a column holds no numbers."""
+    with about(table.source.of_type):
+        if columns.weight is not None:
+            numbers_of(table.empty[columns.weight], f"{table.called}.{columns.weight}")
+        rows = feature_rows(table.empty, columns.features, table.called)
+        weighted = columns.weight is not None and options.edge_weights == "use"
+        own = EdgeTable(table, (), 0, columns, weighted, options=options).in_pieces(budget)
+        if not columns.features or not table.num_rows:
+            return own if rows is None else replace(own, read_width=rows.shape[1], width=rows.shape[1])
+        own = replace(own, read_width=feature_width(table, own.spans, columns.features))
+        called = partial(_run_of, run, table.called)
+        treatment = treatment_of(own.feature_rows, own.spans, called)
+        return replace(own, width=own.read_width + len(treatment.indicated), treatment=treatment)
+
+
+def _run_of(run: Run, table: str, stage: str, *more: Any) -> list[dict[str, Any]]:
+    return run(f"{stage}-{table}", *more)
+
 
 def spill_edges(work: EdgeWork, own: EdgeTable, number: int, span: Span) -> dict[str, Any]:
     """Clean the edges of a span, and spill them by ranges of destinations. Returns the defects that were seen."""
-    cells, seen, held = work.cells, dict(_NOTHING), Held(Seen.none(own.read_width))
     weight = (own.columns.weight,) if own.weighted and own.columns.weight is not None else ()
-    columns = (*own.columns.ends, *weight, *own.columns.features)
-    writers = [RunWriter(work.folder / way, number, work.fields, len(cells)) for way in work.ways]
-    try:
-        for writer in writers:
-            writer.__enter__()
+    columns, cells = (*own.columns.ends, *weight, *own.columns.features), work.cells
+    seen, first = [nothing_seen(own)], span.first
+    with ExitStack() as stack:
+        writers = [stack.enter_context(RunWriter(work.folder / w, number, work.fields, len(cells))) for w in work.ways]
         for batch in batches(own.table, span, columns, own.batch_rows):
-            edges = _cleaned(batch, work, own, seen, held, span.first)
+            seen.append(nothing_seen(own) | {"edges": batch.num_rows})
+            edges = _cleaned(batch, work, own, seen[-1], first)
+            first += batch.num_rows
             if edges is None:
                 continue
             src, dst, w = edges
@@ -129,13 +160,8 @@ def spill_edges(work: EdgeWork, own: EdgeTable, number: int, span: Span) -> dict
             for at, a, b, kind, relation in _ways(work, own, src, dst):
                 rows = b.astype(np.int64) * work.relations + relation if work.relations else b
                 writers[at].add(cells.numbered(b, kind), edge_keys(a, rows, work.num_nodes), *more)
-    except BaseException as e:
-        for writer in writers:
-            writer.__exit__(type(e), e, None)
-        raise
-    for writer in writers:
-        writer.__exit__(None, None, None)
-    return seen | {"features": held.seen.record()}
+            seen = [total_of(seen)]
+    return total_of(seen)
 
 
 def _ways(
@@ -149,76 +175,76 @@ def _ways(
         yield 0, dst, src, own.kinds[0], own.reverse
 
 
-_NOTHING: dict[str, Any] = {
-    "edges": 0,
-    "nulls": (0, 0),
-    "unknown": (0, 0),
-    "first_unknown": ("", ""),
-    "least": (1 << 62, 1 << 62),
-    "largest": (-1, -1),
-    "infinite": 0,
-    "negative": 0,
-    "least_weight": 0.0,
-    "loops": 0,
-    "first_loop": 0,
-    "dropped": 0,
-}
+LARGEST = (1 << 63) - 1
 
 
-@dataclass
-class Held:
-    """What features of the edges so far hold."""
+def _first(values: Sequence[Any]) -> Any:
+    return next((v for v in values if v is not None), None)
 
-    seen: Seen
+
+_TOTALS: dict[str, tuple[Any, Callable[[Sequence[Any]], Any]]] = {
+    "edges": (0, sum), "nulls": ((0, 0), sum), "unknown": ((0, 0), sum), "first_unknown": ((None, None), _first),
+    "least": ((LARGEST, LARGEST), min), "largest": ((-1, -1), max), "infinite": (0, sum), "negative": (0, sum),
+    "least_weight": (0.0, min), "loops": (0, sum), "first_loop": (None, _first), "dropped": (0, sum),
+}  # fmt: skip
+"""What is seen of edges, of both ends where there are two values: of none, and the total of several records."""
+
+
+def nothing_seen(own: EdgeTable) -> dict[str, Any]:
+    """The record of no edges."""
+    return {key: nothing for key, (nothing, _) in _TOTALS.items()} | {"features": Seen.none(own.read_width).record()}
+
+
+def total_of(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The record of all edges of one or more records."""
+    total: dict[str, Any] = {}
+    for key, (_, rule) in _TOTALS.items():
+        values = [record[key] for record in records]
+        several = isinstance(values[0], tuple | list)
+        total[key] = tuple(rule(side) for side in zip(*values)) if several else rule(values)
+    every = [Seen.of_record(record["features"]) for record in records]
+    return total | {"features": sum(every[1:], every[0]).record()}
 
 
 def _cleaned(
-    batch: Any, work: EdgeWork, own: EdgeTable, seen: dict[str, Any], held: "Held", first: int
+    batch: Any, work: EdgeWork, own: EdgeTable, seen: dict[str, Any], first: int
 ) -> tuple[AnyArray, AnyArray, OfEdges] | None:
-    """Ends and values of the edges of a batch; None if they have defects that no option mends."""
-    begin = first + seen["edges"]
-    seen["edges"] += batch.num_rows
-    nulls = tuple(batch[end].null_count for end in own.columns.ends)
-    seen["nulls"] = tuple(a + b for a, b in zip(seen["nulls"], nulls))
-    if any(nulls) or not batch.num_rows:
+    """Ends and values of the edges of a batch, whose first has the number `first`; None if they have defects that no
+    option mends."""
+    seen["nulls"] = tuple(batch[end].null_count for end in own.columns.ends)
+    if any(seen["nulls"]) or not batch.num_rows:
         return None
-    found = [known.numbers(batch[end], f"edges.{end}") for end, known in zip(own.columns.ends, own.maps)]
+    found = [known.numbers(batch[end], f"{own.table.called}.{end}") for end, known in zip(own.columns.ends, own.maps)]
     outside = [(numbers < 0) | (numbers >= known.num_nodes) for numbers, known in zip(found, own.maps)]
     if work.options.dangling_edges == "drop" and (dangling := outside[0] | outside[1]).any():
-        seen["dropped"] += int(dangling.sum())
+        seen["dropped"] = int(dangling.sum())
         batch, found = batch.filter(pa.array(~dangling)), [numbers[~dangling] for numbers in found]
         if not batch.num_rows:
             return None
         outside = [np.zeros(batch.num_rows, bool)] * 2
-    for i, (end, numbers) in enumerate(zip(own.columns.ends, found)):
-        if count := int(outside[i].sum()):
-            first_unknown = batch[end][int(np.argmax(outside[i]))]
-            shown = f"'{first_unknown}'" if own.maps[i].kind == "text" else str(first_unknown)
-            seen["first_unknown"] = _put(seen["first_unknown"], i, seen["first_unknown"][i] or shown)
-            seen["unknown"] = _put(seen["unknown"], i, seen["unknown"][i] + count)
-        seen["least"] = _put(seen["least"], i, min(seen["least"][i], int(numbers.min())))
-        seen["largest"] = _put(seen["largest"], i, max(seen["largest"][i], int(numbers.max())))
+    seen["unknown"] = tuple(int(o.sum()) for o in outside)
+    seen["least"], seen["largest"] = (tuple(int(f(n)) for n in found) for f in (np.min, np.max))
     if any(seen["unknown"]):
+        quotes = ["'" if known.kind == "text" else "" for known in own.maps]
+        firsts = [batch[end][int(np.argmax(o))] if o.any() else None for end, o in zip(own.columns.ends, outside)]
+        seen["first_unknown"] = tuple(None if v is None else f"{q}{v}{q}" for v, q in zip(firsts, quotes))
         return None
     ends = [n.astype(np.int64) + work.offsets[kind] if kind else n for n, kind in zip(found, own.kinds)]
     w, rows = None, None
     if own.width:
         rows, given = own.feature_rows.of_batch(batch)
         bad = taken_out(rows)
-        held.seen += Seen.from_rows(rows, bad, begin, given)
+        seen["features"] = Seen.from_rows(rows, bad, first, given).record()
         rows = own.treatment.apply(rows, bad)
     if own.width < work.width:
         rows = _widened(rows, batch.num_rows, work.width)
     if own.weighted:
-        w, faults = as_weights(numbers_of(batch[own.columns.weight], f"edges.{own.columns.weight}"))
-        both = WeightFaults(seen["infinite"], seen["negative"], seen["least_weight"]) + faults
-        seen["infinite"], seen["negative"], seen["least_weight"] = both.infinite, both.negative, both.least
+        w, faults = as_weights(numbers_of(batch[own.columns.weight], f"{own.table.called}.{own.columns.weight}"))
+        seen["infinite"], seen["negative"], seen["least_weight"] = faults.infinite, faults.negative, faults.least
     elif work.weighted:
         w = np.ones(batch.num_rows, np.float32)
     src, dst, w, (loops, first_loop) = without_loops(ends[0], ends[1], OfEdges(w, rows), work.options)
-    if loops and not seen["loops"]:
-        seen["first_loop"] = first_loop
-    seen["loops"] += loops
+    seen["loops"], seen["first_loop"] = loops, first_loop if loops else None
     return (dst, src, w) if work.options.direction == "reverse" else (src, dst, w)
 
 
@@ -228,29 +254,6 @@ def _widened(rows: AnyArray | None, count: int, width: int) -> AnyArray:
     if rows is not None:
         out[:, : rows.shape[1]] = rows
     return out
-
-
-def _put(pair: tuple[Any, Any], i: int, value: Any) -> tuple[Any, Any]:
-    return (value, pair[1]) if i == 0 else (pair[0], value)
-
-
-def total_of(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The defects of all spans."""
-    total = dict(_NOTHING)
-    for seen in records:
-        for key in ("edges", "infinite", "negative", "dropped"):
-            total[key] += seen[key]
-        for key in ("nulls", "unknown"):
-            total[key] = tuple(a + b for a, b in zip(total[key], seen[key]))
-        total["first_unknown"] = tuple(a or b for a, b in zip(total["first_unknown"], seen["first_unknown"]))
-        total["least"] = tuple(map(min, total["least"], seen["least"]))
-        total["largest"] = tuple(map(max, total["largest"], seen["largest"]))
-        total["least_weight"] = min(total["least_weight"], seen["least_weight"])
-        if not total["loops"]:
-            total["first_loop"] = seen["first_loop"]
-        total["loops"] += seen["loops"]
-    every = [Seen.of_record(seen["features"]) for seen in records] or [Seen.none(0)]
-    return total | {"features": sum(every[1:], every[0]).record()}
 
 
 def groups_of(sizes: AnyArray, most: int) -> list[tuple[int, int]]:

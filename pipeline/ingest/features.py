@@ -9,21 +9,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...storage.errors import InputError
 from ..datasets.cleaning.columns import degree_rows
 from ..datasets.cleaning.filling import (
+    Bins,
+    Counts,
     Seen,
     Treatment,
-    is_measured,
-    medians_of,
-    middle_bins,
     normalized_rows,
     taken_out,
+    treatment_by,
     value_counts,
 )
 from ..datasets.cleaning.moments import Moments
 from ..datasets.cleaning.options import ReadOptions
-from ..datasets.readers.parquet import OR_NAN, UnequalListsError, feature_rows
+from ..datasets.cleaning.raw import AnyArray
+from ..datasets.readers.parquet import UnequalListsError, check_lists, feature_rows
 from ..datasets.schema.columns import is_list
 from .arrays import Matrix
 from .names import NodeMap
@@ -42,7 +42,7 @@ class FeatureRows(NamedTuple):
     batch_rows: int
     options: ReadOptions
 
-    def of_batch(self, batch: pa.Table) -> tuple[npt.NDArray[np.float32], npt.NDArray[Any]]:
+    def of_batch(self, batch: pa.Table) -> tuple[npt.NDArray[np.float32], AnyArray]:
         """float32 [n, F], and the numbers as they were. Raises UnequalListsError for lists that are null or of several
         lengths."""
         rows = feature_rows(batch, self.columns, self.table.called)
@@ -51,7 +51,7 @@ class FeatureRows(NamedTuple):
         with np.errstate(over="ignore"):
             return np.array(rows, np.float32, order="C"), rows
 
-    def parts(self, span: Span) -> Iterator[tuple[int, npt.NDArray[np.float32], npt.NDArray[Any]]]:
+    def parts(self, span: Span) -> Iterator[tuple[int, npt.NDArray[np.float32], AnyArray]]:
         """First row of each batch, and its features: see `of_batch`."""
         first = span.first
         for batch in batches(self.table, span, self.columns, self.batch_rows):
@@ -65,21 +65,15 @@ Run = Callable[[str, str, Any, list[tuple[Any, ...]]], list[dict[str, Any]]]
 
 def treatment_of(rows: FeatureRows, spans: Sequence[Span], run: Run) -> Treatment:
     """The treatment of features, by as many passes over their rows as it needs."""
-    options = rows.options
-    if not is_measured(options):
-        return Treatment(options)
 
-    def each(*more: Any) -> list[tuple[Any, ...]]:
-        return [(rows, *more, span) for span in spans]
+    def moments() -> Moments:
+        seen = run("moments", "means of features", measure, [(rows, span) for span in spans])
+        return sum(map(Moments.of_record, seen), Moments.none(rows.width))
 
-    seen = run("moments", "means of features", measure, each())
-    moments, medians = sum(map(Moments.of_record, seen), Moments.none(rows.width)), None
-    gaps = [c for c, known in enumerate(moments.known) if known < moments.rows]
-    if options.nan_features == "median" and gaps:
-        found = middle_bins(run("bins", "medians of features", count_values, each(dict.fromkeys(gaps))))
-        wanted = {c: bins for c, (bins, _) in found.items()}
-        medians = medians_of(run("medians", "medians", count_values, each(wanted)), found, moments.known)
-    return Treatment.from_moments(options, moments, medians)
+    def counts(stage: str, bins: Bins) -> Sequence[Counts]:
+        return run(stage, "medians of features", count_values, [(rows, bins, span) for span in spans])
+
+    return treatment_by(rows.options, moments, counts)
 
 
 def measure(rows: FeatureRows, span: Span) -> dict[str, Any]:
@@ -91,7 +85,7 @@ def measure(rows: FeatureRows, span: Span) -> dict[str, Any]:
     return found.record()
 
 
-def count_values(rows: FeatureRows, bins: dict[int, Any], span: Span) -> dict[str, Any]:
+def count_values(rows: FeatureRows, bins: Bins, span: Span) -> dict[str, Any]:
     """See `value_counts`, of a span."""
     found: dict[str, Any] = {str(c): [[], []] for c in bins}
     for _, x, _ in rows.parts(span):
@@ -115,28 +109,12 @@ def feature_width(table: Table, spans: Sequence[Span], columns: tuple[str, ...])
     raise AssertionError("a span has rows")
 
 
-def explain_lists(table: Table, spans: Sequence[Span], columns: Sequence[str], rows: int) -> InputError | None:
-    """The error for lists that are null or of several lengths, None if there are none; reads the columns again."""
-    lists = [c for c in columns if c in table.empty.column_names and is_list(table.empty.schema.field(c).type)]
-    for name in lists:
-        nulls, width, ragged = 0, None, None
-        for span in spans:
-            first = span.first
-            for batch in batches(table, span, (name,), rows):
-                nulls += batch[name].null_count
-                for row, length in enumerate(batch[name].to_pylist()):
-                    if length is not None and ragged is None:
-                        width = len(length) if width is None else width
-                        ragged = (first + row, len(length)) if len(length) != width else None
-                first += batch.num_rows
-        if nulls:
-            return InputError(f"column {table.called}.{name} holds {nulls} nulls; expected a list in every row{OR_NAN}")
-        if ragged is not None:
-            return InputError(
-                f"column {table.called}.{name} has lists of {width} and of {ragged[1]} values (row {ragged[0]}); "
-                "expected one length"
-            )
-    return None
+def check_table_lists(table: Table, columns: Sequence[str], rows: int) -> None:
+    """Raise UnequalListsError, which says where, for lists that are null or of several lengths; reads the columns
+    again, so many rows at a time."""
+    for name in columns:
+        if name in table.schema.names and is_list(table.schema.field(name).type):
+            check_lists((c for p in table.pieces((name,), rows) for c in p[name].chunks), f"{table.called}.{name}")
 
 
 @dataclass(frozen=True)
@@ -154,27 +132,40 @@ class FeatureWork:
         """Arrays of a row that is spilled: its node's number, and its features."""
         return (Field("int64"), Field("float32", (self.matrix.shape[1],)))
 
+    def cleaned(
+        self,
+        x: npt.NDArray[np.float32],
+        given: AnyArray,
+        numbers: int | npt.NDArray[np.integer],
+        seen: list[Seen],
+    ) -> npt.NDArray[np.float32]:
+        """Rows after cleaning, and what they held, which is added to `seen`; `numbers` is that of the first row's node,
+        or those of all."""
+        bad = taken_out(x)
+        seen[0] += Seen.from_rows(x, bad, numbers, given)
+        return self.treatment.apply(x, bad)
+
 
 def write_features(work: FeatureWork, number: int, span: Span) -> dict[str, Any]:
     """Write the features of a span of nodes whose numbers are those of their rows."""
-    seen = _Cleaning(work)
-    parts = (seen.cleaned(x, given, first) for first, x, given in work.rows.parts(span))
+    seen = [Seen.none(work.rows.width)]
+    parts = (work.cleaned(x, given, first, seen) for first, x, given in work.rows.parts(span))
     seams = work.folder / "seams" / f"{number:06d}"
     seams.parent.mkdir(exist_ok=True)
-    return work.matrix.put_stream(seams, span.first, span.first + span.rows, parts) | seen.seen.record()
+    return work.matrix.put_stream(seams, span.first, span.first + span.rows, parts) | seen[0].record()
 
 
 def spill_features(work: FeatureWork, number: int, span: Span) -> dict[str, Any]:
     """Spill the features of a span of nodes that have numbers of their own."""
-    seen, at = _Cleaning(work), work.nodes.positions(number, span.first, span.rows)
+    seen, at = [Seen.none(work.rows.width)], work.nodes.positions(number, span.first, span.rows)
     assert not isinstance(at, slice) or at.start == span.first
     numbers = np.arange(at.start, at.stop) if isinstance(at, slice) else at
     shift = shift_of(work.nodes.num_nodes)
     with RunWriter(work.folder / "features", number, work.fields, cells_of(work.nodes.num_nodes)) as writer:
         for first, x, given in work.rows.parts(span):
             of_rows = numbers[first - span.first : first - span.first + len(x)]
-            writer.add((of_rows >> shift).astype(np.int16), of_rows, seen.cleaned(x, given, of_rows))
-    return seen.seen.record()
+            writer.add((of_rows >> shift).astype(np.int16), of_rows, work.cleaned(x, given, of_rows, seen))
+    return seen[0].record()
 
 
 def gather_features(work: FeatureWork, tasks: int, number: int, first: int, stop: int) -> dict[str, Any]:
@@ -192,18 +183,3 @@ def write_degrees(folder: Path, matrix: Matrix, indptr: Path, number: int, first
     x, seams = degree_rows(np.diff(ends, prepend=0)), folder / "seams" / f"{number:06d}"
     seams.parent.mkdir(exist_ok=True)
     return matrix.put_stream(seams, first, first + rows, iter([x]))
-
-
-class _Cleaning:
-    """Cleans the features of a span, and says what they held."""
-
-    def __init__(self, work: FeatureWork) -> None:
-        self._treatment, self.seen = work.treatment, Seen.none(work.rows.width)
-
-    def cleaned(
-        self, x: npt.NDArray[np.float32], given: npt.NDArray[Any], numbers: int | npt.NDArray[np.integer]
-    ) -> npt.NDArray[np.float32]:
-        """Rows after cleaning; `numbers` is that of the first row's node, or those of all."""
-        bad = taken_out(x)
-        self.seen += Seen.from_rows(x, bad, numbers, given)
-        return self._treatment.apply(x, bad)

@@ -1,8 +1,7 @@
 """A table of nodes and the stages of an ingest on it: ids are numbered, names and features written."""
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,17 +14,19 @@ from ...storage.store.narrow_loss import NarrowLoss
 from ..datasets.cleaning import columns as columns_of
 from ..datasets.cleaning.columns import Card
 from ..datasets.cleaning.filling import Seen, Treatment
-from ..datasets.cleaning.labels import GivenLabels, settled_labels
+from ..datasets.cleaning.labels import settled_labels
 from ..datasets.cleaning.node_ids import check_id_column, check_one_kind, have_gaps
 from ..datasets.cleaning.options import ReadOptions
+from ..datasets.cleaning.raw import GivenLabels
 from ..datasets.cleaning.splits import make_split
-from ..datasets.readers.parquet import UnequalListsError, sets_of
+from ..datasets.readers.described import text_without_ids
+from ..datasets.readers.parquet import sets_of
 from ..datasets.schema.columns import Columns
 from . import features as feature_tasks
 from .arrays import Matrix, Piece, join_seams, seams_of
 from .budget import Budget
 from .edges import groups_of
-from .features import FeatureRows, explain_lists, feature_width, treatment_of
+from .features import FeatureRows, feature_width, treatment_of
 from .names import NodeMap, index_names, name_ids, sort_ids
 from .scan import ascend, gathered_labels, gathered_split, scan_nodes
 from .source import Table, spans_of
@@ -41,26 +42,22 @@ SEAMS_PER_TASK = 16
 """Chunks of features with several writers that one task joins."""
 
 
-class IdColumn(NamedTuple):
-    """A column of ids as it is seen before rows are read."""
-
-    kind: pa.DataType
-    from_csv: bool
-    are_numbers: bool
-    """True if a CSV file has whole numbers in all its rows."""
-
-
-def are_text(columns: Mapping[str, IdColumn]) -> bool:
-    """True if the ids in columns, by their names, are text; False if all are whole numbers.
+def called_by_text(source: object, nodes: Table, own: Columns, ends: Sequence[tuple[Table, Columns, int]]) -> bool:
+    """True if nodes and the ends of edges there, as sides of tables, are called by text; False if by whole numbers.
 
     Raises:
-        InputError: some are, or a column is neither.
+        InputError: some are, or a column is neither, or nodes have no such names.
     """
-    for what, column in columns.items():
-        check_id_column(what, column.kind, 0, column.from_csv)
-    if all(column.are_numbers or pa.types.is_integer(column.kind) for column in columns.values()):
+    columns = {f"{t.called}.{of.ends[side]}": (t, of.ends[side]) for t, of, side in ends}
+    columns |= {} if own.id is None else {f"nodes.{own.id}": (nodes, own.id)}
+    kinds = {what: table.schema.field(name).type for what, (table, name) in columns.items()}
+    for what, (table, _) in columns.items():
+        check_id_column(what, kinds[what], 0, table.from_csv)
+    if all(t.numbers.get(name, False) or pa.types.is_integer(kinds[what]) for what, (t, name) in columns.items()):
         return False
-    check_one_kind({what: column.kind for what, column in columns.items()})
+    check_one_kind(kinds)
+    if own.id is None:
+        raise text_without_ids(source, own.table)
     return True
 
 
@@ -103,24 +100,9 @@ class NodeTable:
         folder.mkdir(parents=True, exist_ok=True)
         row = 4 * len(feature_columns) + 2 * table.row_bytes
         self._batch = budget.rows(row)
-        self.spans = spans_of(table, max(budget.span(self._batch, table.rows), SPAN_ROWS))
-        self.width = self._width() if feature_columns else 0
+        self.spans = spans_of(table, max(budget.span(self._batch, table.num_rows), SPAN_ROWS))
+        self.width = feature_width(table, self.spans, feature_columns) if feature_columns else 0
         """F; 0: there are no features."""
-
-    def _width(self) -> int:
-        with self.explained():
-            return feature_width(self.table, self.spans, self.columns.features)
-
-    @contextmanager
-    def explained(self) -> Iterator[None]:
-        """Context in which lists of several lengths raise an error that says which."""
-        try:
-            yield
-        except UnequalListsError as e:
-            columns = [*(self.columns.labels if self.labelled else ()), *self.columns.features]
-            found = explain_lists(self.table, self.spans, columns, self._batch)
-            assert found is not None, "all lists have one length"
-            raise found from e
 
     def _run(self, stage: str, text: str, task: Any, items: Any) -> list[dict[str, Any]]:
         return self._stages.run(f"{stage}{self._of[0]}", f"{text}{self._of[1]}", task, items)
@@ -128,7 +110,7 @@ class NodeTable:
     @property
     def feature_values(self) -> int:
         """Numbers of all rows of features on disk at once; see `DiskNeed`."""
-        return self.table.rows * self.width * (1 if self.columns.id is None else 2)
+        return self.table.num_rows * self.width * (1 if self.columns.id is None else 2)
 
     def number(self, ids_are_text: bool, options: ReadOptions, notes: list[str]) -> None:
         """Number the nodes from their ids, which makes `map`; put labels and split as they are into files.
@@ -139,8 +121,7 @@ class NodeTable:
         rows = max(1, min(self._budget.task_bytes // (4 * SCAN_BYTES), 1 << 20))
         more = rows, ids_are_text, self.columns, self.labelled
         items = [(self.folder, self.table, k, span, *more) for k, span in enumerate(self.spans)]
-        with self.explained():
-            self.scanned = self._run("scan", "reading ids and labels", scan_nodes, items)
+        self.scanned = self._run("scan", "reading ids and labels", scan_nodes, items)
         what = f"nodes.{self.columns.id}"
         check_id_column(what, pa.int64(), sum(r["nulls"] for r in self.scanned), self.table.from_csv)
         kind, ranges = "rows", self.ranges
@@ -149,9 +130,9 @@ class NodeTable:
             self._run("number", "numbering names", index_names, [(self.folder, len(ranges), what)])
         elif self.columns.id is not None and not all(r.get("are_rows") for r in self.scanned):
             (ends,) = self._run("number", "sorting ids", sort_ids, [(self.folder, ranges, what)])
-            gaps = have_gaps(self.table.rows, ends["least"], ends["largest"], options, notes, what)
+            gaps = have_gaps(self.table.num_rows, ends["least"], ends["largest"], options, notes, what)
             kind = "gaps" if gaps else "dense"
-        self.map = NodeMap(kind, self.folder, self.table.rows)
+        self.map = NodeMap(kind, self.folder, self.table.num_rows)
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
@@ -182,7 +163,7 @@ class NodeTable:
         return FeatureRows(self.table, self.columns.features, self.width, self._batch, options)
 
     def treatment(self, options: ReadOptions) -> Treatment:
-        """How features are scaled and filled. Raises UnequalListsError: see `explained`."""
+        """How features are scaled and filled."""
         return treatment_of(self.feature_rows(options), self.spans, self._run)
 
     def write_features(
@@ -192,7 +173,7 @@ class NodeTable:
 
         Raises:
             InputError: they are no numbers, or NaN where that is an error.
-            UnequalListsError: see `explained`.
+            UnequalListsError: lists are null or differ in length.
         """
         options = treatment.options
         work = feature_tasks.FeatureWork(self.folder, self.feature_rows(options), self.map, matrix, treatment)

@@ -1,10 +1,12 @@
-"""An ingest from end to end: the stages, what they hand to each other, and the manifest at the end."""
+"""An ingest from end to end: the stages, what they hand to each other, and the manifest at the end.
+
+Node types are ranges of ids, and a relation is part of the key that edges are sorted by. A graph with one type is
+numbered and written likewise, and its edges are mended besides.
+"""
 
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from ...storage.fingerprint import (
 from ...storage.graph import degree_summary, index_dtype
 from ...storage.node_names import INTEGER_NAMES, noted_kind
 from ...storage.store.manifest import write_manifest
+from ...storage.store.narrow_loss import NarrowLoss
 from ...storage.stored.data_card import CARD, data_card, names_in, titled
 from ...storage.stored.edge_features import OF_EDGES
 from ...storage.typed.graph_types import SINGLE, GraphTypes, edge_dtype
@@ -42,29 +45,39 @@ from ..datasets.cleaning.edges import (
 )
 from ..datasets.cleaning.filling import Seen, Treatment
 from ..datasets.cleaning.node_ids import check_id_column, unknown
+from ..datasets.cleaning.options import ReadOptions
+from ..datasets.cleaning.raw import about, noted
+from ..datasets.cleaning.typed import note_of_types, note_unweighted, reversed_relations
 from ..datasets.readers.csv_file import is_csv
-from ..datasets.readers.graph import check_edge_rows, dropped_note, no_nodes, text_without_ids
-from ..datasets.readers.parquet import UnequalListsError, feature_rows, labels_of, numbers_of
-from ..datasets.readers.tables import check_columns
-from ..datasets.schema.columns import Columns
-from ..datasets.schema.roles import Schema, schema_of
+from ..datasets.readers.described import (
+    check_options,
+    check_unread_columns,
+    described,
+    dropped_notes,
+    is_typed,
+)
+from ..datasets.readers.parquet import UnequalListsError, feature_rows, labels_of
 from ..datasets.schema.source import GraphTables, SourceTable
-from ..datasets.schema.unread import check_sets, check_unread
 from . import edges as edge_tasks
 from . import features as feature_tasks
 from .arrays import Matrix, Output, Piece, Written, make_outputs, sample_of, write_slice
 from .budget import Budget, DiskNeed, check_disk, held_by
-from .edges import EdgeTable
-from .features import explain_lists, feature_width, treatment_of
-from .nodes import IdColumn, NodeTable, WrittenRows, are_text, settle_labels
+from .edges import edge_table
+from .features import check_table_lists
+from .nodes import NodeTable, WrittenRows, called_by_text, settle_labels
 from .scratch import STORE
-from .source import Settings, Table, describe, import_csv, spans_of
+from .source import Settings, Table, describe, import_csv
 from .spill import cell_sizes
 from .tasks import Stages
 
+KEYS = 1 << 63
+"""Numbers of (destination, relation, source) that a key can tell apart."""
+AS_THEY_ARE = ReadOptions(direction="directed", duplicates="keep")
+"""Treatment of the edges of relations, but for those with an end that is no node."""
+
 
 class Ingest:
-    """One ingest of a table of nodes and one of edges, in the folder of `stages`. Call `run`."""
+    """One ingest of tables of nodes and edges, in the folder of `stages`. Call `run`."""
 
     def __init__(self, source: GraphTables, settings: Settings, budget: Budget, stages: Stages) -> None:
         self.source, self.settings, self.budget, self.stages = source, settings, budget, stages
@@ -74,6 +87,7 @@ class Ingest:
         self.integer_names: bool | None = None
         self.card: columns_of.Card = []
         self.lost: list[str] = []
+        self.typed = is_typed(source, settings.options)
 
     def run(self) -> None:
         """Make the store, with its manifest.
@@ -82,29 +96,38 @@ class Ingest:
             InputError: the input is refused, with the sentence of `open_dataset`.
             RunError: a task failed; the same command goes on.
         """
-        self._describe()
-        self.nodes.number(self.ids_are_text, self.settings.options, self.notes)
-        self._put_names([self.nodes])
-        with self._named():
-            self._settle_labels(self.nodes)
-        self._spill_edges()
-        with self._named():
-            groups = self._sort_edges()
-            self.notes += self.labels["notes"]
-            features = self._write_features(groups)
-            self.notes += self.labels["split_notes"]
-        self._write_manifest([features])
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Context whose refusals begin with the name of the input."""
         try:
-            with self.nodes.explained():
-                yield
-        except InputError as e:
-            if isinstance(e.__cause__, UnequalListsError):
-                raise
-            raise type(e)(f"{self.source.name}: {e}") from e
+            with about(self.source.name if self.typed else ""):
+                self._run()
+        except UnequalListsError as e:
+            self._explain_lists()
+            raise AssertionError("all lists have one length") from e
+
+    def _run(self) -> None:
+        check_options(self.source, self.settings.options)
+        self._describe()
+        for t in self.source.nodes:
+            notes = list[str]()
+            with about(t.of_type):
+                self.of_types[t.type].number(self.ids_are_text[t.type], self.settings.options, notes)
+            self.notes += noted(t.type, notes)
+        self._put_names(list(self.of_types.values()))
+        with about(self.source.name):
+            self._settle_labels()
+        self._spill_edges()
+        with about(self.source.name):
+            self._note_edges()
+            groups = self._sorted(self.work)
+            if not self.typed:
+                self._note_sorted(groups)
+            self.notes += self.labels["notes"]
+            features = [self._features_of(k, own, groups) for k, own in enumerate(self.of_types.values())]
+            self.notes += self.labels["split_notes"]
+            more: dict[str, Any] = {}
+            if self.typed:
+                self.notes.append(note_of_types(self.types))
+                more["edges_of_types"] = np.sum([r["of_relations"] for r in groups], axis=0).tolist()
+        self._write_manifest(features, **more)
 
     # -- what is there
 
@@ -117,119 +140,75 @@ class Ingest:
         found = self.stages.run(f"import-{stage}", f"reading {table.title} from CSV", import_csv, items)
         return describe(table, imported, found)
 
-    def _read_schema(self) -> Schema:
-        """The columns of all tables, in `nodes_tables` and `edge_tables`, and what they refuse before rows are
-        read."""
+    def _describe(self) -> None:
+        """The columns of all tables, and what they refuse before rows are read."""
         source, options = self.source, self.settings.options
         number = {t: i for kind in (source.nodes, source.edges) for i, t in enumerate(kind)}
-        several = any(t.type is not None for t in source.tables)
-        tables = [self._table(t, f"{t.kind}-{number[t]}" if several else t.kind) for t in source.tables]
-        for table in tables:
-            if table.source.kind == "nodes" and not table.rows:
-                raise no_nodes(source.path, table.source)
-        schema = schema_of(source, [t.empty.schema for t in tables], options)
-        self.notes += schema.notes
-        self.read = schema.record()
-        for table, columns in zip(tables, schema.of_tables):
-            check_columns(table.heads, table.source, columns, options)
-        self.node_tables = [t for t in tables if t.source.kind == "nodes"]
-        self.edge_tables = [t for t in tables if t.source.kind == "edges"]
-        self.notes += check_edge_rows(source.path, [(t.source, t.rows) for t in self.edge_tables])
-        for table, columns in zip(self.node_tables, schema.nodes):
-            self._check_unread(table, columns, schema)
-        return schema
+        tables = [self._table(t, f"{t.kind}-{number[t]}" if self.typed else t.kind) for t in source.tables]
+        schema = described(source, tables, options, self.notes)
+        self.read, self.target = schema.record(), schema.target
+        check_unread_columns(schema, tables, options, self.settings.split is None and options.split is None)
+        every = list(zip(tables, schema.of_tables))
+        nodes, edges = ([own for own in every if own[0].source.kind == kind] for kind in ("nodes", "edges"))
+        self.described = [*edges, *nodes]
+        self.ids_are_text, self.of_types = {}, dict[Any, NodeTable]()
+        for table, own in nodes:
+            ends = [(t, of, side) for t, of in edges for side in t.source.sides_at(table.source)]
+            with about(table.source.of_type):
+                self.ids_are_text[table.source.type] = called_by_text(source.path, table, own, ends)
+        for table, own in edges:
+            with about(table.source.of_type):
+                feature_rows(table.empty, own.features, table.called)
+        for table, own in sorted(nodes, key=lambda each: each[0].source.type != self.target):
+            t, labelled = table.source.type, table.source.type == self.target
+            with about(table.source.of_type):
+                labels_of(table.empty, own.labels)
+                feature_rows(table.empty, own.features)
+                where = self.folder / "types" / str(len(self.of_types)) if self.typed else self.folder
+                number = len(self.of_types) if self.typed else None
+                common = self.stages, self.budget, own
+                self.of_types[t] = NodeTable(table, where, *common, labelled=labelled, number=number, node_type=str(t))
+        self.tables = [edge_table(*own, options, self.budget, self.stages.run) for own in edges]
+        self._make_types()
+        bare: list[Any] = [t.source.type for t, own in edges if own.weight is None]
+        self.weight_notes = list[str]()
+        if len(bare) < len(edges):
+            note_unweighted(bare, self.weight_notes)
+            self.weight_notes = [IGNORED] if options.edge_weights == "ignore" else self.weight_notes
 
-    def _check_unread(self, table: Table, columns: Columns, schema: Schema) -> None:
-        """See `schema.unread`; edges have ends in the table by their relation."""
-        rows = self.budget.rows(2 * table.row_bytes)
-        if self.settings.split is None and self.settings.options.split is None:
-            check_sets(columns, table.empty.schema, partial(table.pieces, rows), self.source.path)
-        if self.settings.options.id is not None:
-            return
-        ends = [
-            (partial(edges.pieces, rows), own.ends[i])
-            for edges, own in zip(self.edge_tables, schema.edges)
-            for i in (0, 1)
-            if edges.source.type is None or edges.source.type[2 * i] == table.source.type
-        ]
-        check_unread(columns, table.empty.schema, partial(table.pieces, rows), ends, self.source.path)
-
-    def _describe(self) -> None:
-        """The schemas of both tables, and what they refuse before any row is read."""
-        options, schema = self.settings.options, self._read_schema()
-        ((nodes, of_nodes),) = zip(self.node_tables, schema.nodes)
-        ((edges, of_edges),) = zip(self.edge_tables, schema.edges)
-        self.ids_are_text = self._are_text(nodes, of_nodes, [(edges, of_edges, 0), (edges, of_edges, 1)])
-        labels_of(nodes.empty, of_nodes.labels)
-        feature_rows(nodes.empty, of_nodes.features)
-        feature_rows(edges.empty, of_edges.features, "edges")
-        self.ignored = of_edges.weight is not None and options.edge_weights != "use"
-        self.nodes = NodeTable(nodes, self.folder, self.stages, self.budget, of_nodes, labelled=True)
-        self.tables = [self._edge_table(edges, of_edges)]
-        self._check_space([self.nodes], self._edge_work((0, nodes.rows)), turned=False)
-
-    def _are_text(self, nodes: Table, of_nodes: Columns, ends: Sequence[tuple[Table, Columns, int]]) -> bool:
-        """True if nodes and the ends of edges there are called by text."""
-        types = {f"{t.called}.{own.ends[i]}": _id_column(t, own.ends[i]) for t, own, i in ends}
-        if of_nodes.id is not None:
-            types[f"nodes.{of_nodes.id}"] = _id_column(nodes, of_nodes.id)
-        if not are_text(types):
-            return False
-        if of_nodes.id is None:
-            raise text_without_ids(self.source.path, of_nodes.table)
-        return True
-
-    def _edge_table(self, table: Table, columns: Columns) -> EdgeTable:
-        """The rows of a table of edges in pieces, and the width of their features."""
-        if columns.weight is not None:
-            numbers_of(table.empty[columns.weight], f"{table.called}.{columns.weight}")
-        weighted = columns.weight is not None and self.settings.options.edge_weights == "use"
-        rows = feature_rows(table.empty, columns.features, table.called)
-        own = self._in_pieces(EdgeTable(table, (), 0, columns, weighted))
-        if not columns.features or not table.rows:
-            return own if rows is None else replace(own, read_width=rows.shape[1], width=rows.shape[1])
-        try:
-            width = feature_width(table, own.spans, columns.features)
-            own = replace(own, read_width=width, options=self.settings.options)
-            treatment = treatment_of(
-                own.feature_rows,
-                own.spans,
-                lambda stage, text, task, items: self.stages.run(f"{stage}-{table.called}", text, task, items),
-            )
-            return replace(own, width=own.read_width + len(treatment.indicated), treatment=treatment)
-        except UnequalListsError as e:
-            raise self._explained(own) from e
-
-    def _note_edge_features(self, own: EdgeTable, totals: dict[str, Any], notes: list[str]) -> None:
-        """Note what features of edges hold. Raises InputError: see `Seen.check`."""
-        seen, columns, key = Seen.of_record(totals["features"]), own.columns.features, own.table.source.type
-        seen.check(replace(self.settings.options, normalize_features="none"), notes, columns, "edge")
-        of = ",".join(key) if isinstance(key, tuple) else "edges"
-        self.card += own.treatment.columns_of(seen, columns, of) if columns else []
-
-    def _in_pieces(self, own: EdgeTable, row_bytes: int = 0) -> EdgeTable:
-        """A table of edges whose rows are in pieces, where the features of a row take `row_bytes` or more."""
-        features = own.columns.features
-        row = 4 * len(features) + 2 * own.table.row_bytes if features else 0
-        batch = self.budget.edge_batch(own.weighted, max(row, row_bytes))
-        return replace(own, batch_rows=batch, spans=tuple(spans_of(own.table, self.budget.span(batch, own.table.rows))))
-
-    def _check_space(self, nodes: Sequence[NodeTable], work: edge_tasks.EdgeWork, turned: bool) -> None:
-        """Raise InputError unless there is space for spilled and sorted edges, reversed ones too if `turned`, and the
-        store."""
-        spilled, placed = edge_tasks.edge_bytes(work, turned)
-        total = sum(own.table.rows for own in self.tables)
+    def _make_types(self) -> None:
+        """The types of the graph, and how the edges of its tables are spilled. Raises InputError: see `check_disk`."""
+        nodes, options, name = list(self.of_types.values()), self.settings.options, self.source.name
+        self.offsets = tuple(np.cumsum([0, *(own.table.num_rows for own in nodes)]).tolist())
+        widest = max(own.width for own in self.tables)
+        self.types, self.turned = SINGLE, self.typed and options.direction == "undirected"
+        if self.typed:
+            if widest:  # rows of all relations are so wide
+                self.tables = [own.in_pieces(self.budget, 4 * widest) for own in self.tables]
+            relations: Any = tuple(own.table.source.type for own in self.tables)
+            both = (*relations, *(reversed_relations(name, relations) if self.turned else ()))
+            widths = tuple(own.width for own in self.tables) * (1 + self.turned) if widest else ()
+            self.types = GraphTypes(tuple(self.of_types), self.offsets, both, widths).check(self.offsets[-1], widest)
+            if self.offsets[-1] ** 2 * len(both) >= KEYS:
+                raise InputError(
+                    f"there are {self.offsets[-1]:,} nodes and {len(both)} relations; edges are sorted by numbers "
+                    "below 2**63, and nodes times nodes times relations are more: leave some out"
+                )
+            options = replace(AS_THEY_ARE, dangling_edges=options.dangling_edges)
+        weighted, relations = any(own.weighted for own in self.tables), len(self.types.relations) if self.typed else 0
+        self.work = edge_tasks.EdgeWork(self.folder, options, self.offsets, weighted, widest, relations)
+        spilled, placed = edge_tasks.edge_bytes(self.work, self.turned)
         # Features made of degrees have two columns.
-        values = sum(own.feature_values for own in nodes) or (0 if work.relations else 2 * work.num_nodes)
-        need = DiskNeed(work.num_nodes, total, values, spilled, placed).nbytes
-        check_disk(self.folder.parent, need, held_by(self.folder))
+        values = sum(own.feature_values for own in nodes) or (0 if self.typed else 2 * self.offsets[-1])
+        need = DiskNeed(self.offsets[-1], sum(own.table.num_rows for own in self.tables), values, spilled, placed)
+        check_disk(self.folder.parent, need.nbytes, held_by(self.folder))
 
-    def _explained(self, *tables: EdgeTable) -> InputError:
-        """The error for lists of several lengths in some of the tables of edges."""
-        found = [explain_lists(t.table, t.spans, t.columns.features, t.batch_rows) for t in tables]
-        own, error = next((own, error) for own, error in zip(tables, found) if error is not None)
-        relation = own.table.source.type
-        return error if relation is None else InputError(f"relation {','.join(relation)}: {error}")
+    def _explain_lists(self) -> None:
+        """Raise UnequalListsError for the first column of lists that are null or of several lengths."""
+        for table, own in self.described:
+            with about(self.source.name if self.typed else ""), about(table.source.of_type):
+                rows = self.budget.rows(4 * len(own.features) + 2 * table.row_bytes)
+                check_table_lists(table, (*own.labels, *own.features), rows)
 
     # -- nodes
 
@@ -247,8 +226,9 @@ class Ingest:
         self.outputs.append(Output("node_name_starts", "int64", tuple(starts)))
         self.integer_names = noted_kind(own.map.kind != "text" for own in tables)
 
-    def _settle_labels(self, nodes: NodeTable, others: int = 0) -> None:
-        """Labels and split of the nodes; so many others behind them have none."""
+    def _settle_labels(self) -> None:
+        """Labels and split of the nodes that are predicted; those of other types have none."""
+        nodes, others = self.of_types[self.target], sum(np.diff(self.offsets)[1:].tolist())
         chosen = self.settings.options, self.settings.split, self.settings.seed
         item = (nodes.map, nodes.ranges, nodes.scanned, *chosen, nodes.columns.labels)
         (self.labels,) = self.stages.run("labels", "labels and split", settle_labels, [item])
@@ -262,57 +242,70 @@ class Ingest:
 
     # -- edges
 
-    def _edge_work(self, offsets: tuple[int, ...], relations: int = 0) -> edge_tasks.EdgeWork:
-        weighted, width = any(own.weighted for own in self.tables), max(own.width for own in self.tables)
-        return edge_tasks.EdgeWork(self.folder, self.settings.options, offsets, weighted, width, relations)
-
-    def _spilled(self, work: edge_tasks.EdgeWork) -> list[dict[str, Any]]:
-        """Spill the edges of all tables; what was seen of each."""
-        every = [(replace(own, spans=()), span) for own in self.tables for span in own.spans]
-        items = [(work, own, k, span) for k, (own, span) in enumerate(every)]
-        try:
-            seen = self.stages.run("spill", "reading edges", edge_tasks.spill_edges, items)
-        except UnequalListsError as e:
-            raise self._explained(*self.tables) from e
-        ends = np.cumsum([len(own.spans) for own in self.tables]).tolist()
-        return [edge_tasks.total_of(seen[end - len(own.spans) : end]) for own, end in zip(self.tables, ends)]
-
     def _spill_edges(self) -> None:
-        known = self.nodes.map
-        self.tables = [replace(self.tables[0], maps=(known, known))]
-        self.work = self._edge_work((0, known.num_nodes))
-        (self.totals,) = self._spilled(self.work)
-        totals, (table,) = self.totals, self.tables
-        kind = pa.string() if self.ids_are_text else pa.int64()
-        for what, count in zip(table.columns.ends, totals["nulls"]):
-            check_id_column(f"edges.{what}", kind, count, table.table.from_csv)
-        for what, count, first in zip(table.columns.ends, totals["unknown"], totals["first_unknown"]):
-            if count and self.nodes.is_named:
-                raise unknown(count, f"edges.{what}", first)
-        if totals["dropped"]:
-            self.notes.append(dropped_note(totals["dropped"], table.table.called))
+        """Spill the edges of all tables, and check that their ends are nodes."""
+        types = list(self.of_types)
+        for k, own in enumerate(self.tables):
+            source, destination = own.table.source.ends
+            self.tables[k] = replace(
+                own,
+                maps=(self.of_types[source].map, self.of_types[destination].map),
+                kinds=(types.index(source), types.index(destination)),
+                number=k,
+                reverse=k + len(self.tables) if self.turned else None,
+            )
+        every = [(replace(own, spans=()), span) for own in self.tables for span in own.spans]
+        items = [(self.work, own, k, span) for k, (own, span) in enumerate(every)]
+        seen = self.stages.run("spill", "reading edges", edge_tasks.spill_edges, items)
+        stops = np.cumsum([len(own.spans) for own in self.tables]).tolist()
+        self.seen = [
+            edge_tasks.total_of([edge_tasks.nothing_seen(own), *seen[stop - len(own.spans) : stop]])
+            for own, stop in zip(self.tables, stops)
+        ]
+        for t in self.source.nodes:
+            ends = [
+                (f"{own.table.called}.{own.columns.ends[side]}", own.table.from_csv, seen, side)
+                for own, seen in zip(self.tables, self.seen)
+                for side in own.table.source.sides_at(t)
+            ]
+            kind = pa.string() if self.ids_are_text[t.type] else pa.int64()
+            with about(t.of_type):
+                for what, from_csv, seen, side in ends:
+                    check_id_column(what, kind, seen["nulls"][side], from_csv)
+                for what, _, seen, side in ends:
+                    if (count := seen["unknown"][side]) and (self.typed or self.of_types[t.type].is_named):
+                        raise unknown(count, what, seen["first_unknown"][side])
+        self.notes += dropped_notes([(own.table.called, seen["dropped"]) for own, seen in zip(self.tables, self.seen)])
 
-    def _sort_edges(self) -> list[dict[str, Any]]:
-        totals, work = self.totals, self.work
-        options, notes, num_nodes = work.options, self.notes, work.num_nodes
-        if totals["edges"]:
-            for name, low, high in zip(("source", "destination"), totals["least"], totals["largest"]):
-                check_range(name, low, high, num_nodes)
-        if self.ignored:
-            notes.append(IGNORED)
-        self._note_edge_features(self.tables[0], totals, notes)
-        check_weights(WeightFaults(totals["infinite"], totals["negative"], totals["least_weight"]))
-        note_loops(totals["loops"], totals["first_loop"], options, notes)
-        if options.direction == "reverse":
-            notes.append(REVERSED)
-        found = self._sorted(work)
+    def _note_edges(self) -> None:
+        """Note what was seen of the edges' values; of one type, their loops and direction too."""
+        options = replace(self.settings.options, normalize_features="none")
+        if not self.typed and self.seen[0]["edges"]:
+            for name, low, high in zip(("source", "destination"), self.seen[0]["least"], self.seen[0]["largest"]):
+                check_range(name, low, high, self.offsets[-1])
+        self.notes += self.weight_notes
+        for own, seen in zip(self.tables, self.seen):
+            kind, columns, notes = own.table.source.type, own.columns.features, list[str]()
+            with about(own.table.source.of_type):
+                check_weights(WeightFaults(seen["infinite"], seen["negative"], seen["least_weight"]))
+                held = Seen.of_record(seen["features"])
+                held.check(options, notes, columns, "edge")
+            self.card += own.treatment.columns_of(held, columns, ",".join(kind) if kind else "edges") if columns else []
+            self.notes += noted(kind, notes)
+        if not self.typed:
+            note_loops(self.seen[0]["loops"], self.seen[0]["first_loop"], options, self.notes)
+            self.notes += [REVERSED] if options.direction == "reverse" else []
+
+    def _note_sorted(self, found: Sequence[dict[str, Any]]) -> None:
+        """Note repeated edges and the direction, of one type. Raises InputError if they are an error."""
+        work, notes = self.work, self.notes
         repeats = [r["repeats"] for r in found]
         first = next((key for count, key in repeats if count), 0)
-        note_repeats((sum(c for c, _ in repeats), first), num_nodes, work.weighted, work.width > 0, options, notes)
+        total = sum(c for c, _ in repeats), first
+        note_repeats(total, work.num_nodes, work.weighted, work.width > 0, work.options, notes=notes)
         before, after = sum(r["before"] for r in found), sum(r["edges"] for r in found)
-        settled_direction(all(r["symmetric"] for r in found), before, options, None, notes)
+        settled_direction(all(r["symmetric"] for r in found), before, work.options, None, notes)
         note_reverses(before, after, notes)
-        return found
 
     def _sorted(self, work: edge_tasks.EdgeWork) -> list[dict[str, Any]]:
         """Sort the spilled edges, by ranges of destinations, into outputs."""
@@ -359,30 +352,38 @@ class Ingest:
 
     # -- features and the rest
 
-    def _write_features(self, groups: Sequence[dict[str, Any]]) -> Written:
-        options, nodes = self.settings.options, self.nodes
-        treatment = nodes.treatment(options) if nodes.width else Treatment(options)
-        shape = nodes.map.num_nodes, nodes.width + len(treatment.indicated) or 2
-        matrix = Matrix(self.store, shape, self.settings.features == "npy", kind=self.settings.feature_dtype)
+    def _features_of(self, number: int, own: NodeTable, groups: Sequence[dict[str, Any]]) -> Written:
+        """Write the features of the nodes of a type; of one type without any, they are made of degrees."""
+        options, kind = self.settings.options, own.table.source.type
+        called, notes = str(kind) if self.typed else "nodes", list[str]()
+        first, stop = self.offsets[number : number + 2]
+        treatment = own.treatment(options) if own.width else Treatment(options)
+        width = own.width + len(treatment.indicated) or (0 if self.typed else 2)
+        npy, narrow = self.settings.features == "npy", self.settings.feature_dtype
+        matrix = Matrix(self.store, (stop - first, width), npy, kind=narrow)
+        if self.typed:
+            matrix = matrix._replace(suffix=f"_{number}", nodes_before=first, num_nodes=self.offsets[-1])
         entries = matrix.make()
-        if nodes.width:
-            return self._written(matrix, entries, nodes.write_features(matrix, treatment, self.notes, self.card))
-        columns_of.note_missing(options, self.notes)
-        begins = np.cumsum([0, *(r["rows"] for r in groups)]).tolist()
-        ends = [edge_tasks.sorted_file(self.folder, "indptr", k) for k in range(len(groups))]
-        items = [(self.folder, matrix, ends[k], k, begins[k], r["rows"]) for k, r in enumerate(groups)]
-        made = self.stages.run("features", "features from degrees", feature_tasks.write_degrees, items)
-        return self._written(matrix, entries, nodes.joined(matrix, made))
-
-    def _written(self, matrix: Matrix, entries: dict[str, Any], rows: WrittenRows, node_type: str = "") -> Written:
-        """Features of the nodes, or of a type; what narrowing lost is noted at the end. Raises InputError: see
-        `NarrowLoss.check`."""
-        names = names_in({"columns": self.card}, node_type or "nodes", matrix.shape[1])
-        self.lost += titled(node_type, matrix.lost(rows.loss, names))
+        if own.width:
+            with about(f"features of {own.table.source.of_type}" if self.typed else ""):
+                rows = own.write_features(matrix, treatment, notes, self.card, called)
+            self.notes += noted(kind, notes)
+        elif self.typed:
+            rows = WrittenRows({}, NarrowLoss.none(0))
+        else:
+            columns_of.note_missing(options, self.notes)
+            begins = np.cumsum([0, *(r["rows"] for r in groups)]).tolist()
+            ends = [edge_tasks.sorted_file(self.folder, "indptr", k) for k in range(len(groups))]
+            items = [(self.folder, matrix, ends[k], k, begins[k], r["rows"]) for k, r in enumerate(groups)]
+            made = self.stages.run("features", "features from degrees", feature_tasks.write_degrees, items)
+            rows = own.joined(matrix, made)
+        names = names_in({"columns": self.card}, called, matrix.shape[1])
+        self.lost += titled(called if self.typed else "", matrix.lost(rows.loss, names))
         return Written(matrix, entries, rows.leaves)
 
-    def _write_manifest(self, features: Sequence[Written], types: GraphTypes = SINGLE, **meta: Any) -> None:
+    def _write_manifest(self, features: Sequence[Written], **meta: Any) -> None:
         """Write the other arrays, and the manifest, which has `meta` too."""
+        types = self.types
         entries = make_outputs(self.store, self.outputs)
         items = [(self.store, output, *rows) for output in self.outputs for rows in output.slices()]
         written = self.stages.run("arrays", "writing arrays", write_slice, items)
@@ -438,7 +439,3 @@ class Ingest:
         if not types.is_single:
             meta["types"] = types.record()
         write_manifest(self.store, KIND, fingerprint, meta, entries)
-
-
-def _id_column(table: Table, key: str) -> IdColumn:
-    return IdColumn(table.empty.schema.field(key).type, table.from_csv, table.numbers.get(key, False))

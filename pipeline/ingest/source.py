@@ -9,10 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...storage.errors import InputError, RunError
-from ...storage.store.narrow import FeatureDtype
+from ...storage.errors import InputError, RunError, nearest
+from ...storage.store.narrow import FEATURE_DTYPES
+from ..datasets.cleaning.arrow import reading
 from ..datasets.cleaning.node_ids import as_numbers, is_text
-from ..datasets.cleaning.options import ReadOptions
+from ..datasets.cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..datasets.readers.csv_file import LABEL_KINDS, AsText, fits, is_csv, read_blocks, typed_label
 from ..datasets.readers.npy_edges import ends_table, is_npy, open_ends
 from ..datasets.readers.tables import (
@@ -22,7 +23,6 @@ from ..datasets.readers.tables import (
     check_ratio,
     joined,
     plain,
-    reading,
     tables_of_edge_file,
     tables_of_folder,
 )
@@ -31,28 +31,45 @@ from ..datasets.schema.files import tables_of
 from ..datasets.schema.source import GraphTables, Kind, SourceTable
 from .url_files import UrlFile, names_at, opened
 
+FORMATS = ("zarr", "npy")
 BUFFER_BYTES = 1 << 20
 """Bytes of a column that are read at a time."""
 ROWS_PER_GROUP = 1 << 20
 """Rows of a row group of what is imported."""
 IMPORT_BYTES = 32 << 20
 """Bytes in memory of rows that are imported at a time."""
+PIECE_ROWS = 1 << 16
+"""Rows of `Table.pieces`, unless it is told how many."""
 File = Path | UrlFile
 
 
 @dataclass(frozen=True)
-class Settings:
+class Formats:
+    """Formats of a store's features and graph, zarr or npy; and the dtype of feature rows there, None: their own."""
+
+    features: str = "zarr"
+    graph: str = "zarr"
+    feature_dtype: Any = None
+
+    def check(self) -> "Formats":
+        """Raise InputError unless all are known."""
+        for name in ("features", "graph"):
+            if (value := getattr(self, name)) not in FORMATS:
+                raise InputError(f"{name} is '{value}'; expected zarr or npy{nearest(value, list(FORMATS))}")
+        kind = self.feature_dtype
+        if kind is not None and kind not in FEATURE_DTYPES:
+            known = f"{', '.join(FEATURE_DTYPES)}{nearest(str(kind), FEATURE_DTYPES)}"
+            raise InputError(f"feature_dtype is '{kind}'; expected {known}")
+        return self
+
+
+@dataclass(frozen=True)
+class Settings(Formats):
     """Options of a conversion that decide the contents of the store."""
 
-    options: ReadOptions
-    split: str | None
-    seed: int
-    features: str
-    """Form of the feature rows: zarr or npy."""
-    graph: str = "zarr"
-    """Form of the graph's arrays: zarr or npy."""
-    feature_dtype: FeatureDtype | None = None
-    """Dtype of stored feature rows; None: their own."""
+    options: ReadOptions = DEFAULT_OPTIONS
+    split: str | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,7 +98,7 @@ class Table:
     """No rows; the columns, and their types."""
     heads: tuple[pa.Schema, ...]
     """Columns of each file."""
-    rows: int
+    num_rows: int
     row_bytes: int
     """Bytes of a row in memory, estimated."""
     numbers: Mapping[str, bool] = field(default_factory=dict)
@@ -102,7 +119,12 @@ class Table:
         """Its name in messages."""
         return "nodes" if self.source.kind == "nodes" else self.source.title
 
-    def pieces(self, rows: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns, and their types."""
+        return self.empty.schema
+
+    def pieces(self, columns: Sequence[str], rows: int = PIECE_ROWS) -> Iterator[pa.Table]:
         """The rows of some columns, so many at a time."""
         for span in spans_of(self, rows):
             yield from batches(self, span, columns, rows)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ....storage.dataset import Dataset
+from ....storage.dataset import MATRIX_TASKS, SPLITS, Dataset, Split
 from ....storage.errors import InputError
 from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph
@@ -13,17 +13,20 @@ from ....storage.node_names import NodeNames
 from ....storage.plural import counted, were
 from ....storage.stored.data_card import data_card
 from ....storage.times.moments import as_times, in_one_unit
-from .columns import clean_features
+from ....storage.typed.features import TypedFeatures
+from .columns import Card, clean_features
 from .components import in_largest_component, restricted, restricted_split
 from .edges import clean_edges, clean_ordered
-from .labels import GivenLabels, settled_labels
+from .labels import CleanLabels, settled_labels
 from .options import ReadOptions
-from .raw import AnyArray, Raw
+from .raw import AnyArray, Counts, GivenLabels, Raw, RawNodes, about
 from .splits import make_split
+from .typed import count_nodes, features_of_type, joined_names, note_of_types, typed_graph
 
 
 def clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Dataset:
-    """Check and repair `raw`. V is the number of labels.
+    """Check and repair `raw`. Of a graph with several types, the target's nodes come first, those of the other types
+    follow, and all edges are kept as they are.
 
     Args:
         raw: the arrays of a reader.
@@ -34,52 +37,36 @@ def clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Datas
     Raises:
         InputError: starts with the name of the input, and names the defect and what to change.
     """
-    try:
+    with about(raw.name):
         return replace(_clean(raw, options, split, seed), read_as=options.given)
-    except InputError as e:
-        raise type(e)(f"{raw.name}: {e}") from e
 
 
 def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Dataset:
-    notes, card = list(raw.notes), list[dict[str, Any]]()
-    (edge_time, node_time), unit = in_one_unit((raw.edge_time, raw.node_time))
-    check_no_target(options)
-    labels, class_names = np.asarray(raw.labels), raw.class_names
-    if options.task == "link":  # the pairs take their place
-        labels, class_names = np.zeros(len(labels) if labels.ndim else 0, np.int64), None
-    if labels.ndim == 0 or len(labels) == 0:
-        raise InputError("there are no nodes (no labels); expected one label for each node")
-    if raw.ordered is not None:
-        graph = clean_ordered(raw.ordered, len(labels), options, raw.hint, notes)
+    notes, card, given = list(raw.notes), list[dict[str, Any]](), raw.labels
+    if not raw.is_typed:
+        check_no_target(options)
+    if given is not None and not (np.ndim(given.values) and len(given.values)):
+        what = f"labels; expected one for each node of type '{raw.target}'"
+        raise InputError(f"there are no {what if raw.is_typed else 'nodes (no labels); expected one for each node'}")
+    counts = count_nodes(raw)
+    if given is not None and options.task == "link":  # pairs take their place
+        given = None if raw.is_typed else GivenLabels(np.zeros(counts[None], np.int64))
+    graph = (typed_graph if raw.is_typed else _graph)(raw, counts, options, notes, card)
+    settled = CleanLabels(np.empty(0, np.int64), 0, "multiclass", None)
+    if given is not None:
+        settled = settled_labels(given, options, notes)
+    y, num_classes, task, class_names = settled
+    own = raw.nodes.get(raw.target, RawNodes())
+    names = joined_names(raw, counts) if raw.is_typed else own.names
+    stored = {part: _by_name(part, np.asarray(ids), own.names) for part, ids in raw.split.items()}
+    if raw.is_typed:
+        of_types = [features_of_type(t, raw, n, options, notes, card=card) for t, n in counts.items()]
+        features: Any = TypedFeatures(tuple(map(ArrayFeatures, of_types)), graph.types.offsets)
     else:
-        graph = clean_edges(
-            np.asarray(raw.src),
-            np.asarray(raw.dst),
-            raw.edge_weight,
-            len(labels),
-            options,
-            raw.hint,
-            notes=notes,
-            features=raw.edge_features,
-            time=edge_time,
-            columns=raw.edge_feature_columns,
-            card=card,
-        )
-    graph = replace(with_node_times(graph, node_time, notes), time_unit=unit)
-    given = GivenLabels(labels, class_names, raw.label_names, raw.nulls, raw.stripped, raw.task)
-    y, num_classes, task, class_names = settled_labels(given, options, notes)
-    x = clean_features(raw.features, graph, options, notes, raw.feature_columns, card)
-    names = raw.node_names
-    stored = (
-        raw.split
-        if names is None
-        else {part: _by_name(part, np.asarray(ids), names) for part, ids in raw.split.items()}
-    )
-    if options.task == "link":
-        stored = {"train": np.ones(len(y), bool)}
-    if options.components == "largest":
-        keep = in_largest_component(graph)
-        if not keep.all():
+        x = clean_features(own.features, graph, options, notes, own.columns, card)
+        if options.task == "link":
+            stored = {"train": np.ones(len(y), bool)}
+        if options.components == "largest" and not (keep := in_largest_component(graph)).all():
             outside = int((~keep).sum())
             notes.append(
                 f"{counted(outside, 'node')} outside the largest connected component {were(outside)} left out "
@@ -87,12 +74,20 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
             )
             graph, y, x, stored = restricted(graph, keep), y[keep], x[keep], restricted_split(stored, keep)
             names = NodeNames.of_integers(np.flatnonzero(keep)) if names is None else names.kept(keep)
-    of_split = [] if options.task == "link" else notes  # the set of all nodes is no stored split
-    parts = make_split(y, stored, split, seed, options, of_split, times=graph.node_time, time_unit=unit)
+        features = ArrayFeatures(x)
+    parts = Split(*(np.empty(0, np.int64) for _ in SPLITS))
+    if given is not None:
+        of_split = [] if options.task == "link" else notes  # the set of all nodes is no stored split
+        times, unit = None if graph.node_time is None else graph.node_time[: len(y)], graph.time_unit
+        parts = make_split(y, stored, split, seed, options, of_split, times=times, time_unit=unit)
+    if raw.is_typed:
+        full = np.full((graph.num_nodes, *y.shape[1:]), np.nan if task in MATRIX_TASKS else -1, y.dtype)
+        full[: len(y)] = y
+        y, notes = full, notes if given is None else [*notes, note_of_types(graph.types)]
     return Dataset(
         raw.name,
         graph,
-        ArrayFeatures(x),
+        features,
         y,
         parts,
         num_classes,
@@ -102,6 +97,24 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
         class_names=class_names,
         card=data_card(card, **card_facts(split, seed, bool(raw.split)), read=dict(raw.read)),
     ).check()
+
+
+def _graph(raw: Raw, counts: Counts, options: ReadOptions, notes: list[str], card: Card) -> Graph:
+    """The graph of one type of nodes and edges. Edges without times get those of their sources."""
+    edges, nodes, num_nodes = raw.edges[None], raw.nodes[None], counts[None]
+    (edge_time, node_time), unit = in_one_unit((edges.time, nodes.time))
+    if raw.ordered is not None:
+        graph = clean_ordered(raw.ordered, num_nodes, options, raw.hint, notes)
+    else:
+        more: Any = {"features": edges.features, "time": edge_time, "columns": edges.columns, "card": card}
+        src, dst = map(np.asarray, edges.ends)
+        graph = clean_edges(src, dst, edges.weight, num_nodes, options, raw.hint, notes=notes, **more)
+    if node_time is not None:
+        node_time = as_times(node_time, "node_time", num_nodes)
+        if graph.edge_time is None:
+            notes.append("Edges have no times of their own, and have those of their sources.")
+            graph = replace(graph, edge_time=node_time[graph.indices])
+    return replace(graph, node_time=node_time, time_unit=unit)
 
 
 def card_facts(split: str | None, seed: int, stored: bool) -> dict[str, Any]:
@@ -115,24 +128,9 @@ def check_no_target(options: ReadOptions) -> None:
         raise InputError(f"target is '{options.target}', but there is one type of nodes; leave target out")
 
 
-def with_node_times(graph: Graph, given: AnyArray | None, notes: list[str]) -> Graph:
-    """The graph with times of nodes. Edges without times get those of their sources.
-
-    Raises:
-        InputError: they are no times, one for each node.
-    """
-    if given is None:
-        return graph
-    times = as_times(given, "node_time", graph.num_nodes)
-    if graph.edge_time is None:
-        notes.append("Edges have no times of their own, and have those of their sources.")
-        graph = replace(graph, edge_time=times[graph.indices])
-    return replace(graph, node_time=times)
-
-
-def _by_name(part: str, ids: AnyArray, names: NodeNames) -> AnyArray:
+def _by_name(part: str, ids: AnyArray, names: NodeNames | None) -> AnyArray:
     """A stored set, whose nodes may be given by name, as ids or a mask."""
-    if ids.dtype.kind not in "UOiu" or ids.ndim != 1:
+    if names is None or ids.dtype.kind not in "UOiu" or ids.ndim != 1:
         return ids
     try:
         return names.meant(ids)

@@ -82,11 +82,11 @@ def clean_edges(
         InputError: names the defect and the option that resolves it.
     """
     src, dst = _checked_ids(src, dst, num_nodes)
-    rows = None
+    weight, rows = _checked_weight(weight, len(src), options, notes), None
     if features is not None and not (features.ndim == 2 and not features.shape[1]):
         rows = clean_edge_features(features, len(src), options, notes, columns, card)
     w = OfEdges(
-        _checked_weight(weight, len(src), options, notes),
+        weight,
         None if rows is None else np.arange(len(src)),
         None if time is None else as_times(time, "edge_time", len(src)),
     )
@@ -117,11 +117,7 @@ def _keeping(options: ReadOptions, notes: list[str]) -> ReadOptions:
 
 
 def clean_ordered(ordered: Ordered, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]) -> Graph:
-    """Build the graph and notes of `clean_edges` from edges that are already checked and sorted.
-
-    Raises:
-        InputError: see `clean_edges`.
-    """
+    """Build the graph and notes of `clean_edges` from edges that are already checked and sorted."""
     if ordered.has_weights and options.edge_weights == "ignore":
         notes.append(IGNORED)
     if ordered.loops:
@@ -256,11 +252,6 @@ class WeightFaults:
     """Number that are NaN or infinite as float32."""
     negative: int = 0
     least: float = 0.0
-
-    def __add__(self, other: "WeightFaults") -> "WeightFaults":
-        return WeightFaults(
-            self.infinite + other.infinite, self.negative + other.negative, min(self.least, other.least)
-        )
 
 
 def as_weights(weight: AnyArray) -> tuple[npt.NDArray[np.float32], WeightFaults]:

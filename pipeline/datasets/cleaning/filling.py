@@ -1,6 +1,6 @@
 """Missing values of features: columns are scaled by the values that are known, and then filled."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,10 @@ from .options import ReadOptions
 Mask = npt.NDArray[np.bool_] | None
 """[n, F], True where a value is missing: NaN, or infinite as float32. None: nowhere."""
 Rows = npt.NDArray[np.float32]
+Bins = Mapping[int, Sequence[int] | None]
+"""Bins of values by column; None: all."""
+Counts = Mapping[str, Any]
+"""See `value_counts`."""
 EXACT = 1 << 24
 """Whole numbers up to it are exact in float32."""
 SHOWN = 8
@@ -252,26 +256,38 @@ class Treatment:
         return found + [found[c] | flag | {"name": f"{found[c]['name']} is missing"} for c in self.indicated]
 
 
-def is_measured(options: ReadOptions) -> bool:
-    """True if a `Treatment` depends on the values of all rows."""
-    return options.normalize_features == "standard" or options.nan_features in ("mean", "median", "indicator")
+def treatment_by(
+    options: ReadOptions, moments: Callable[[], Moments], counts: Callable[[str, Bins], Sequence[Counts]]
+) -> Treatment:
+    """The treatment of features, by as many passes over their rows as it needs.
+
+    Args:
+        options: of scaling and filling.
+        moments: those of all rows.
+        counts: of the name of a pass and bins of columns, records of `value_counts` of all rows.
+    """
+    if options.normalize_features != "standard" and options.nan_features not in ("mean", "median", "indicator"):
+        return Treatment(options)
+    found, medians = moments(), None
+    gaps = [c for c, known in enumerate(found.known) if known < found.rows]
+    if options.nan_features == "median" and gaps:
+        bins = middle_bins(counts("bins", dict.fromkeys(gaps)))
+        medians = medians_of(counts("medians", {c: own for c, (own, _) in bins.items()}), bins, found.known)
+    return Treatment.from_moments(options, found, medians)
 
 
 def treatment_of(x: Rows, bad: Mask, options: ReadOptions) -> Treatment:
     """The treatment of all rows, which are in memory."""
-    if not is_measured(options) or (bad is None and options.normalize_features != "standard"):
+    if bad is None and options.normalize_features != "standard":
         return Treatment(options)
-    rows, medians = normalized_rows(x, options), None
-    if options.nan_features == "median" and bad is not None:
-        known = [rows[~bad[:, c], c].astype(np.float64) if bad[:, c].any() else rows[:0, c] for c in range(x.shape[1])]
-        medians = np.array([np.median(values) if len(values) else 0.0 for values in known])
-    return Treatment.from_moments(options, Moments.from_rows(rows, bad), medians)
+    rows = normalized_rows(x, options)
+    return treatment_by(options, lambda: Moments.from_rows(rows, bad), lambda _, bins: [value_counts(rows, bad, bins)])
 
 
-# -- medians of rows that are not all in memory: values are counted by their upper bits, then some by all bits
+# -- medians: values are counted by their upper bits, then some by all bits
 
 
-def value_counts(x: Rows, bad: Mask, bins: Mapping[int, Sequence[int] | None]) -> dict[str, Any]:
+def value_counts(x: Rows, bad: Mask, bins: Bins) -> Counts:
     """Numbers of known values in columns, by keys that ascend with the values: by the upper half of their bits, or of
     the values in some of these `bins` by all bits."""
     found = {}
@@ -284,7 +300,7 @@ def value_counts(x: Rows, bad: Mask, bins: Mapping[int, Sequence[int] | None]) -
     return found
 
 
-def total_counts(records: Sequence[Mapping[str, Any]]) -> dict[int, tuple[list[int], npt.NDArray[np.int64]]]:
+def total_counts(records: Sequence[Counts]) -> dict[int, tuple[list[int], npt.NDArray[np.int64]]]:
     """Ascending keys of each column, and how many values have one of the keys so far."""
     total = {}
     for c in records[0]:
@@ -294,7 +310,7 @@ def total_counts(records: Sequence[Mapping[str, Any]]) -> dict[int, tuple[list[i
     return total
 
 
-def middle_bins(records: Sequence[Mapping[str, Any]]) -> dict[int, tuple[list[int], int]]:
+def middle_bins(records: Sequence[Counts]) -> dict[int, tuple[list[int], int]]:
     """Bins with the middle values of each column, and how many values lie below them."""
     found = {}
     for c, (keys, so_far) in total_counts(records).items():
@@ -305,7 +321,7 @@ def middle_bins(records: Sequence[Mapping[str, Any]]) -> dict[int, tuple[list[in
 
 
 def medians_of(
-    records: Sequence[Mapping[str, Any]], bins: Mapping[int, tuple[list[int], int]], known: Sequence[int]
+    records: Sequence[Counts], bins: Mapping[int, tuple[list[int], int]], known: Sequence[int]
 ) -> npt.NDArray[np.float64]:
     """[F], medians of the columns in `bins`, and 0 of others, from counts of the values in these bins."""
     medians = np.zeros(len(known))

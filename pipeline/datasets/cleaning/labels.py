@@ -1,6 +1,6 @@
 """Cleaning of labels: class numbers, multi-label matrices, and targets of a regression."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +11,7 @@ from ....storage.errors import InputError
 from ....storage.plural import are, counted, were
 from .class_names import Numbered, numbered_text, without_ignored
 from .options import ReadOptions
-from .raw import AnyArray
+from .raw import AnyArray, GivenLabels
 
 FEWEST_NAMES, NAMES_SHARE = 10, 0.9
 """Labels from which on they are taken for names, if so large a share of them are different."""
@@ -19,24 +19,6 @@ FEW_CLASSES = 1000
 """Number of classes up to which empty ones are not worth an error."""
 LARGE_TARGET = 100
 """Target beyond which there is a note: outputs begin near 0."""
-
-
-@dataclass(frozen=True, eq=False)
-class GivenLabels:
-    """Labels as a source has them."""
-
-    values: AnyArray
-    """[V], [V, 1] or [V, C]: numbers, or text."""
-    class_names: tuple[str, ...] | None = None
-    """Names of classes that are text, where `values` are their numbers already."""
-    label_names: tuple[str, ...] | None = None
-    """Names of the columns of `values`; None if they are numbered."""
-    nulls: int = 0
-    """NaN among the values that stand for a missing value."""
-    stripped: int = 0
-    """Labels that had blanks around them."""
-    task: Task | None = None
-    """Task according to the source; None: it follows from the values."""
 
 
 class CleanLabels(NamedTuple):

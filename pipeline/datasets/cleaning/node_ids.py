@@ -1,19 +1,17 @@
 """Renumbering of a table's node ids, numbers or names, to 0 to V - 1."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
 from ....storage.errors import InputError
 from ....storage.node_names import NodeNames
+from .arrow import pc
 from .options import ReadOptions
 from .raw import AnyArray
 
-pc: Any = pyarrow.compute
-"""Functions that pyarrow generates when it is imported, which type checkers cannot see."""
 Columns = dict[str, pa.ChunkedArray]
 
 
@@ -79,6 +77,13 @@ def as_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
     except pa.ArrowException:
         return None
     return numbers if numbers.cast(column.type).equals(column) else None
+
+
+def in_one_kind(columns: Sequence[pa.ChunkedArray]) -> list[pa.ChunkedArray]:
+    """Columns of ids as integers where all are whole numbers, written as text or not; else as text."""
+    numbers = [as_numbers(column) if is_text(column.type) else column for column in columns]
+    found = [column for column in numbers if column is not None]
+    return found if len(found) == len(columns) else [column.cast(pa.string()) for column in columns]
 
 
 def numbered_by_name(

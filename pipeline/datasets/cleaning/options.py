@@ -144,16 +144,6 @@ class ReadOptions:
         return _names(getattr(self, key))
 
     @property
-    def named_features(self) -> tuple[str, ...] | None:
-        """The names in `feature_columns`."""
-        return _names(self.feature_columns)
-
-    @property
-    def named_edge_features(self) -> tuple[str, ...] | None:
-        """The names in `edge_feature_columns`."""
-        return _names(self.edge_feature_columns)
-
-    @property
     def named_labels(self) -> tuple[str, ...] | None:
         """The names in `label_columns`."""
         return _names(self.label_columns)

@@ -1,6 +1,7 @@
 """Unchecked arrays that a reader passes to the cleaner."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,10 +9,36 @@ import numpy as np
 import numpy.typing as npt
 
 from ....storage.dataset import Task
+from ....storage.errors import InputError
 from ....storage.node_names import NodeNames
+from ....storage.typed.graph_types import RelationType
 from .options import Direction
 
 AnyArray = npt.NDArray[Any]
+Counts = Mapping[Any, int]
+"""Numbers of nodes by type; None in a graph with one."""
+
+
+def type_text(kind: str | RelationType | None) -> str:
+    """A node type or relation in messages; empty in a graph with one type."""
+    if kind is None:
+        return ""
+    return f"node type '{kind}'" if isinstance(kind, str) else f"relation {','.join(kind)}"
+
+
+def noted(kind: str | RelationType | None, notes: Iterable[str]) -> list[str]:
+    """Notes on a node type or relation, with its name."""
+    what = type_text(kind)
+    return [f"{what[0].upper()}{what[1:]}: {note[0].lower()}{note[1:]}" if what else note for note in notes]
+
+
+@contextmanager
+def about(what: str) -> Iterator[None]:
+    """Context whose errors begin with `what`, once, unless it is empty."""
+    try:
+        yield
+    except InputError as e:
+        raise type(e)(f"{what}: {str(e).removeprefix(f'{what}: ')}" if what else str(e)) from e
 
 
 @dataclass(frozen=True)
@@ -43,46 +70,81 @@ class Ordered:
 
 
 @dataclass(frozen=True, eq=False)
+class GivenLabels:
+    """Labels as a source has them."""
+
+    values: AnyArray
+    """[V], [V, 1] or [V, C]: numbers, or text."""
+    class_names: tuple[str, ...] | None = None
+    """Names of classes that are text, where `values` are their numbers already."""
+    label_names: tuple[str, ...] | None = None
+    """Names of the columns of `values`; None if they are numbered."""
+    nulls: int = 0
+    """NaN among the values that stand for a missing value."""
+    stripped: int = 0
+    """Labels that had blanks around them."""
+    task: Task | None = None
+    """Task according to the source; None: it follows from the values."""
+
+
+@dataclass(frozen=True, eq=False)
+class RawNodes:
+    """The nodes of a graph, or of one of its types."""
+
+    features: Any = None
+    """[V, F] numbers, dense or a SciPy sparse matrix, or None."""
+    columns: tuple[str, ...] = ()
+    """Columns of a table that features come from, see `filling.column_names`; empty: they have no names."""
+    time: AnyArray | None = None
+    """[V] numbers or dates, or None."""
+    names: NodeNames | None = None
+    """Names of nodes in the source; None if they are 0 to V - 1."""
+    count: int | None = None
+    """V; None: as many as there are labels or features."""
+
+
+@dataclass(frozen=True, eq=False)
+class RawEdges:
+    """The edges of a graph, or of one of its relations."""
+
+    ends: Any
+    """Sources and destinations, [E] integers each, those of nodes within their types; messages flow from sources to
+    destinations unless an option says otherwise."""
+    weight: AnyArray | None = None
+    """[E] or None."""
+    features: AnyArray | None = None
+    """[E, D] or [E] numbers, or None."""
+    columns: tuple[str, ...] = ()
+    """See `RawNodes.columns`."""
+    time: AnyArray | None = None
+    """[E] numbers or dates, or None."""
+
+
+@dataclass(frozen=True, eq=False)
 class Raw:
     """One graph as a source stores it."""
 
     name: str
-    src: AnyArray
-    """[E] integers; messages flow src -> dst unless an option says otherwise."""
-    dst: AnyArray
-    labels: AnyArray
-    """[V], [V, 1] or [V, C]. Its length decides V."""
-    features: Any = None
-    """[V, F] numbers, dense or a SciPy sparse matrix, or None."""
-    edge_weight: AnyArray | None = None
-    """[E] or None."""
-    edge_features: AnyArray | None = None
-    """[E, D] or [E] numbers, or None."""
-    edge_time: AnyArray | None = None
-    """[E] numbers or dates, or None."""
-    node_time: AnyArray | None = None
-    """[V] numbers or dates, or None."""
+    edges: Mapping[Any, RawEdges]
+    """By relation; None in a graph with one type of nodes and edges."""
+    labels: GivenLabels | None
+    """Of the nodes, or those of the type `target`; None: there are none."""
+    nodes: Mapping[Any, RawNodes] = field(default_factory=lambda: {None: RawNodes()})
+    """By type; None: as `edges`."""
+    target: str | None = None
+    """Node type that is predicted, of a graph with several."""
     split: Mapping[str, AnyArray] = field(default_factory=dict)
     """'train', 'val', 'test' to node ids [n] or masks [V]; empty when the source stores no split."""
     hint: Hint | None = None
     notes: tuple[str, ...] = ()
     ordered: Ordered | None = None
-    """Sorted edges in place of `src`, `dst` and `edge_weight`, which are then empty."""
-    node_names: NodeNames | None = None
-    """Names of nodes in the source; None if they are 0 to V - 1."""
-    class_names: tuple[str, ...] | None = None
-    """Names of classes in the source; None if they are 0 to C - 1."""
-    label_names: tuple[str, ...] | None = None
-    """Names of the columns of `labels` in the source; None if they are numbered."""
-    nulls: int = 0
-    """NaN among `labels` that stand for a missing value."""
-    stripped: int = 0
-    """Labels that had blanks around them."""
-    feature_columns: tuple[str, ...] = ()
-    """Columns of a table that `features` come from, see `filling.column_names`; empty: they have no names."""
-    edge_feature_columns: tuple[str, ...] = ()
-    """Likewise of `edge_features`."""
+    """Sorted edges in place of the ends and weights of `edges`, which are then empty."""
+    add_reverse: bool = False
+    """Add the relation ``rev_NAME`` with all edges reversed, for each relation."""
     read: Mapping[str, Any] = field(default_factory=dict)
     """What was read, for the data card: files, and roles of columns, as plain values."""
-    task: Task | None = None
-    """Task according to the source; None: it follows from `labels`."""
+
+    @property
+    def is_typed(self) -> bool:
+        """True for a graph with several types of nodes or edges."""
+        return None not in self.nodes

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from ..cleaning.raw import Raw
+from ..cleaning.raw import GivenLabels, Raw, RawEdges, RawNodes
 
 NEIGHBOURS = 10
 
@@ -25,7 +25,8 @@ def read_digits(name: str | None = None) -> Raw:
     nearest = np.argpartition(far, NEIGHBOURS, axis=1)[:, :NEIGHBOURS].ravel()
     rows = np.repeat(np.arange(n), NEIGHBOURS)
     pairs = np.unique(np.concatenate([rows * n + nearest, nearest * n + rows]))
-    return Raw(name or "digits", pairs // n, pairs % n, labels, (pixels / 16).astype(np.float32))
+    edges, nodes = RawEdges((pairs // n, pairs % n)), RawNodes((pixels / 16).astype(np.float32))
+    return Raw(name or "digits", {None: edges}, GivenLabels(labels), {None: nodes})
 
 
 def _pixels_and_labels() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:

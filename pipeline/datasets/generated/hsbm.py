@@ -4,15 +4,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ....stages.random import Purpose, stream
 from ....storage.dataset import Dataset
 from ....storage.features import ArrayFeatures
 from ....storage.typed.features import TypedFeatures
 from ....storage.typed.graph_types import GraphTypes
-from ..cleaning.options import DEFAULT_OPTIONS
 from ..cleaning.relations import graph_of_relations
-from ..cleaning.splits import make_split
-from .spec import number, parse_spec
+from .spec import generator, number, parse_spec, split_of, unit_vectors
 
 NODE_TYPES = ("item", "user", "shop")
 
@@ -46,17 +43,12 @@ class Hsbm:
     seed: int = number(0, 0, 2**63 - 1)
 
 
-def generate_hsbm(text: str, name: str | None, split: str | None, seed: int) -> Dataset:
-    """The graph described by `text`, with reverse relations. A pure function of `text`; `split` and `seed` only choose
-    another split than the stored one.
-
-    Raises:
-        InputError: see `parse_spec` and `make_split`.
-    """
+def generate_hsbm(text: str, name: str | None) -> Dataset:
+    """The graph described by `text`, with reverse relations. A pure function of `text`."""
     p = parse_spec(text, Hsbm)
     items, users, shops = p.nodes, max(p.classes, p.nodes // 2), max(1, p.nodes // 10)
     offsets = (0, items, items + users, items + users + shops)
-    rng = np.random.Generator(np.random.Philox(key=stream(p.seed, Purpose.DATA, 4)))
+    rng = generator(p, 4)
     of_items = rng.permutation(np.arange(items) % p.classes)
     of_users = rng.permutation(np.arange(users) % p.classes)
     members = [np.flatnonzero(of_users == c) for c in range(p.classes)]
@@ -72,22 +64,20 @@ def generate_hsbm(text: str, name: str | None, split: str | None, seed: int) -> 
     edges["shop", "sells", "item"] = shop, item
     edges["item", "sold_in", "shop"] = item, shop
     graph = graph_of_relations(edges, GraphTypes(NODE_TYPES, offsets, tuple(edges)))
-    means = rng.standard_normal((p.classes, p.features))
-    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    means = unit_vectors(rng, p.classes, p.features, np.float64)
     known = means[of_users] + p.spread * rng.standard_normal((users, p.features))
     blank = rng.standard_normal((items, max(1, p.features // 2)))
     parts = (blank, known, np.zeros((shops, 0)))
     moved = rng.random(items) < p.noise
     labels = np.full(offsets[-1], -1)
     labels[:items] = np.where(moved, (of_items + rng.integers(1, p.classes, items)) % p.classes, of_items)
-    stored = make_split(labels[:items], None, f"fraction:{p.train},{p.val}", p.seed, DEFAULT_OPTIONS, [])
     notes = [f"Generated: no model is more accurate than {1 - p.noise:g} on average."]
     return Dataset(
         name=name or text,
         graph=graph,
         features=TypedFeatures(tuple(ArrayFeatures(x.astype(np.float32)) for x in parts), offsets),
         labels=labels,
-        split=make_split(labels, stored, split, seed, DEFAULT_OPTIONS, notes),
+        split=split_of(p, labels[:items]),
         num_classes=p.classes,
         notes=tuple(notes),
     ).check()

@@ -5,15 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ....stages.random import Purpose, stream
 from ....storage.dataset import Dataset
 from ....storage.features import ArrayFeatures
 from ....storage.typed.features import TypedFeatures
 from ....storage.typed.graph_types import GraphTypes
-from ..cleaning.options import DEFAULT_OPTIONS
 from ..cleaning.relations import graph_of_relations
-from ..cleaning.splits import make_split
-from .spec import number, parse_spec
+from .spec import generator, number, parse_spec, split_of, unit_vectors
 
 NODE_TYPES = ("person", "company", "city")
 
@@ -59,16 +56,11 @@ class Kg:
         return 1 - self.noise + self.noise * min(k - 1, self.cities - 1) / (self.cities - 1)
 
 
-def generate_kg(text: str, name: str | None, split: str | None, seed: int) -> Dataset:
-    """The graph described by `text`. A pure function of `text`; `split` and `seed` only choose another split than the
-    stored one.
-
-    Raises:
-        InputError: see `parse_spec` and `make_split`.
-    """
+def generate_kg(text: str, name: str | None) -> Dataset:
+    """The graph described by `text`. A pure function of `text`."""
     p = parse_spec(text, Kg)
     offsets = (0, p.people, p.people + p.companies, p.people + p.companies + p.cities)
-    rng = np.random.Generator(np.random.Philox(key=stream(p.seed, Purpose.DATA, 5)))
+    rng = generator(p, 5)
 
     def other_than(right: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
         """`right`, but with probability `noise` one of the other numbers below `count`."""
@@ -96,10 +88,8 @@ def generate_kg(text: str, name: str | None, split: str | None, seed: int) -> Da
     country = rng.permutation(np.arange(p.cities) % p.countries)
     labels = np.full(offsets[-1], -1)
     labels[: p.people] = other_than(country[lives_in], p.countries)
-    known = rng.standard_normal((p.cities, p.features), np.float32)
-    known /= np.linalg.norm(known, axis=1, keepdims=True)
+    known = unit_vectors(rng, p.cities, p.features)
     parts = (np.zeros((p.people, 0), np.float32), np.zeros((p.companies, 0), np.float32), known)
-    stored = make_split(labels[: p.people], None, f"fraction:{p.train},{p.val}", p.seed, DEFAULT_OPTIONS, [])
     notes = [
         f"Generated: no model is more accurate than {1 - p.noise:g} on average, or as links of lives_in has an MRR "
         f"above {p.best_mrr:.3f}."
@@ -109,7 +99,7 @@ def generate_kg(text: str, name: str | None, split: str | None, seed: int) -> Da
         graph=graph,
         features=TypedFeatures(tuple(map(ArrayFeatures, parts)), offsets),
         labels=labels,
-        split=make_split(labels, stored, split, seed, DEFAULT_OPTIONS, notes),
+        split=split_of(p, labels[: p.people]),
         num_classes=p.countries,
         notes=tuple(notes),
     ).check()

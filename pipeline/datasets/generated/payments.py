@@ -4,13 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ....stages.random import Purpose, stream
 from ....storage.dataset import Dataset
 from ....storage.features import ArrayFeatures
 from ....storage.graph import from_edges
-from ..cleaning.options import DEFAULT_OPTIONS
-from ..cleaning.splits import make_split
-from .spec import number, parse_spec
+from .spec import generator, number, parse_spec, split_of, unit_vectors
 
 
 @dataclass(frozen=True)
@@ -40,16 +37,13 @@ class Payments:
     seed: int = number(0, 0, 2**63 - 1)
 
 
-def generate_payments(text: str, name: str | None, split: str | None, seed: int) -> Dataset:
+def generate_payments(text: str, name: str | None) -> Dataset:
     """The graph described by `text`: an edge for each payment, from the payer, with its amount and its time. A pure
-    function of `text`; `split` and `seed` only choose another split than the stored one. Payments are labelled: 1 for
+    function of `text`. Payments are labelled: 1 for
     frauds. Their amount, the only feature of an edge, is one of theirs too.
-
-    Raises:
-        InputError: see `parse_spec` and `make_split`.
     """
     p = parse_spec(text, Payments)
-    rng = np.random.Generator(np.random.Philox(key=stream(p.seed, Purpose.DATA, 0)))
+    rng = generator(p, 0)
     is_mule = rng.random(p.accounts) < p.mules
     payer, n = np.repeat(np.arange(p.accounts), p.degree), p.accounts * p.degree
     ordered, size = np.argsort(is_mule, kind="stable"), np.bincount(is_mule, minlength=2)
@@ -60,13 +54,11 @@ def generate_payments(text: str, name: str | None, split: str | None, seed: int)
     fraud = is_mule[payee] & (amount > 0)
     labels = (fraud ^ (rng.random(n) < p.flips)).astype(np.int64)
     graph = from_edges(payer, payee, p.accounts, edge_time=time, edge_features=amount[:, None])
-    means = rng.standard_normal((2, p.features), np.float32)
-    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    means = unit_vectors(rng, 2, p.features)
     x = np.float32(p.noise) * rng.standard_normal((p.accounts, p.features), np.float32)
     x += means[is_mule.astype(np.int64)]
-    stored = make_split(labels, None, f"fraction:{p.train},{p.val}", p.seed, DEFAULT_OPTIONS, [], unit="edge")
     notes = [f"Generated: no model is more accurate than {1 - p.flips:.3f} on average."]
-    parts = make_split(labels, stored, split, seed, DEFAULT_OPTIONS, notes, times=time, unit="edge")
+    parts = split_of(p, labels, unit="edge")
     return Dataset(
         name or text,
         graph,

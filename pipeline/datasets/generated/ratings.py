@@ -4,13 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ....stages.random import Purpose, stream
 from ....storage.dataset import Dataset
 from ....storage.features import ArrayFeatures
 from ....storage.graph import from_edges
-from ..cleaning.options import DEFAULT_OPTIONS
-from ..cleaning.splits import make_split
-from .spec import number, parse_spec
+from .spec import generator, number, parse_spec, split_of, unit_vectors
 
 
 @dataclass(frozen=True)
@@ -45,16 +42,12 @@ class Ratings:
         return 0.5 + self.taste * (1 - 1 / self.genres) / 2
 
 
-def generate_ratings(text: str, name: str | None, split: str | None, seed: int) -> Dataset:
+def generate_ratings(text: str, name: str | None) -> Dataset:
     """The graph described by `text`: each rating is an edge from the user to the item and back, at the time of the
-    first rating of that item by that user. A pure function of `text`; `split` and `seed` only choose another split than
-    the stored one. Nodes to classify are items, by genre; users are unlabelled.
-
-    Raises:
-        InputError: see `parse_spec` and `make_split`.
-    """
+    first rating of that item by that user. A pure function of `text`. Nodes to classify are items, by genre; users are
+    unlabelled."""
     p = parse_spec(text, Ratings)
-    rng = np.random.Generator(np.random.Philox(key=stream(p.seed, Purpose.DATA, 0)))
+    rng = generator(p, 0)
     genre = rng.permutation(np.arange(p.items) % p.genres)
     liked, changes = rng.integers(0, p.genres, (p.users, 2)), rng.integers(0, p.days, p.users)
     user = np.repeat(np.arange(p.users), p.degree)
@@ -72,12 +65,10 @@ def generate_ratings(text: str, name: str | None, split: str | None, seed: int) 
     graph = from_edges(
         np.concatenate([ends[0], ends[1]]), np.concatenate([ends[1], ends[0]]), p.users + p.items, edge_time=twice
     )
-    means = rng.standard_normal((p.genres, p.features), np.float32)
-    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    means = unit_vectors(rng, p.genres, p.features)
     x = np.float32(p.noise) * rng.standard_normal((graph.num_nodes, p.features), np.float32)
     x[p.users :] += means[genre]
     labels = np.concatenate([np.full(p.users, -1), genre])
-    stored = make_split(labels, None, f"fraction:{p.train},{p.val}", p.seed, DEFAULT_OPTIONS, [])
     notes = [f"Generated: as links, no model has an AUC above {p.best_auc:.3f} on average, against negatives of items."]
-    parts = make_split(labels, stored, split, seed, DEFAULT_OPTIONS, notes)
+    parts = split_of(p, labels)
     return Dataset(name or text, graph, ArrayFeatures(x), labels, parts, p.genres, notes=tuple(notes)).check()

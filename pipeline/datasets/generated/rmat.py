@@ -6,15 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse as sp
 
-from ....stages.random import Purpose, stream
 from ....storage.dataset import Dataset
 from ....storage.errors import InputError
 from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph
 from ..cleaning.edges import graph_of_keys
-from ..cleaning.options import DEFAULT_OPTIONS
-from ..cleaning.splits import make_split
-from .spec import number, parse_spec
+from .spec import generator, number, parse_spec, split_of
 
 SLICE = 1 << 18
 """Edges drawn at a time: few enough for the cache, and fixed so that the graph does not depend on the machine."""
@@ -47,9 +44,8 @@ class Rmat:
     seed: int = number(0, 0, 2**63 - 1)
 
 
-def generate_rmat(text: str, name: str | None, split: str | None, seed: int) -> Dataset:
-    """The graph described by `text`, with permuted ids, without self loops or multi-edges. A pure function of `text`;
-    `split` and `seed` only choose another split than the stored one.
+def generate_rmat(text: str, name: str | None) -> Dataset:
+    """The graph described by `text`, with permuted ids, without self loops or multi-edges. A pure function of `text`.
 
     Features are standard normal. The label of a node is the largest of C random projections of the mean of its own and
     its in-neighbours' features, so that one mean aggregation and one linear layer can represent it.
@@ -63,23 +59,18 @@ def generate_rmat(text: str, name: str | None, split: str | None, seed: int) -> 
     notes: list[str] = []
     graph = _graph(p)
     notes.append(f"Generated: {graph.num_edges} edges after duplicates and self loops were removed.")
-    x = _rng(p, 2).standard_normal((graph.num_nodes, p.features), np.float32)
+    x = generator(p, 2).standard_normal((graph.num_nodes, p.features), np.float32)
     labels = _labels(p, graph, x)
-    stored = make_split(labels, None, f"fraction:{p.train},{p.val}", p.seed, DEFAULT_OPTIONS, [])
-    parts = make_split(labels, stored, split, seed, DEFAULT_OPTIONS, notes)
+    parts = split_of(p, labels)
     return Dataset(name or text, graph, ArrayFeatures(x), labels, parts, p.classes, notes=tuple(notes)).check()
-
-
-def _rng(p: Rmat, part: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=stream(p.seed, Purpose.DATA, part)))
 
 
 def _graph(p: Rmat) -> Graph:
     num_nodes = 1 << p.scale
     drawn = num_nodes * p.edge_factor
-    rng = _rng(p, 0)
+    rng = generator(p, 0)
     keys = np.empty(drawn * (2 if p.symmetric else 1), np.int64)
-    names = _rng(p, 1).permutation(num_nodes)
+    names = generator(p, 1).permutation(num_nodes)
     filled = 0
     for low in range(0, drawn, SLICE):
         src, dst = _draw(p, rng, min(SLICE, drawn - low))
@@ -111,7 +102,7 @@ def _draw(p: Rmat, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np
 
 def _labels(p: Rmat, graph: Graph, x: np.ndarray) -> np.ndarray:
     """int64 [V]. Features are projected before averaging, since C is smaller than F."""
-    directions = _rng(p, 3).standard_normal((p.features, p.classes), np.float32)
+    directions = generator(p, 3).standard_normal((p.features, p.classes), np.float32)
     directions /= np.linalg.norm(directions, axis=0)
     score = x @ directions
     adjacency = sp.csr_matrix(

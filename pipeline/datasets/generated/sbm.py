@@ -5,14 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.sparse as sp
 
-from ....stages.random import Purpose, stream
 from ....storage.dataset import Dataset
 from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph
 from ..cleaning.edges import graph_of_keys
-from ..cleaning.options import DEFAULT_OPTIONS
-from ..cleaning.splits import make_split
-from .spec import number, parse_spec
+from .spec import generator, number, parse_spec, split_of, unit_vectors
 
 
 @dataclass(frozen=True)
@@ -43,41 +40,31 @@ class Sbm:
     seed: int = number(0, 0, 2**63 - 1)
 
 
-def generate_sbm(text: str, name: str | None, split: str | None, seed: int) -> Dataset:
-    """The graph described by `text`: symmetric, without self loops or multi-edges. A pure function of `text`; `split`
-    and `seed` only choose another split than the stored one.
-
-    Raises:
-        InputError: see `parse_spec` and `make_split`.
-    """
+def generate_sbm(text: str, name: str | None) -> Dataset:
+    """The graph described by `text`: symmetric, without self loops or multi-edges. A pure function of `text`."""
     p = parse_spec(text, Sbm)
     notes: list[str] = []
-    classes = _rng(p, 0).permutation(np.arange(p.nodes, dtype=np.int64) % p.classes)
+    classes = generator(p, 0).permutation(np.arange(p.nodes, dtype=np.int64) % p.classes)
     keys = _edges(p, classes)
     notes.append(f"Generated: {len(keys)} edges (both directions) after duplicates and self loops were removed.")
     graph, x = graph_of_keys(keys, p.nodes), _features(p, classes)
     labels = _targets(p, graph, x) if p.targets else classes
-    stored = make_split(labels, None, f"fraction:{p.train},{p.val}", p.seed, DEFAULT_OPTIONS, [])
     return Dataset(
         name=name or text,
         graph=graph,
         features=ArrayFeatures(x),
         labels=labels,
-        split=make_split(labels, stored, split, seed, DEFAULT_OPTIONS, notes),
+        split=split_of(p, labels),
         num_classes=p.targets or p.classes,
         task="regression" if p.targets else "multiclass",
         notes=tuple(notes),
     ).check()
 
 
-def _rng(p: Sbm, part: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(key=stream(p.seed, Purpose.DATA, part)))
-
-
 def _edges(p: Sbm, labels: np.ndarray) -> np.ndarray:
     """Ascending keys dst * V + src, int64 [E]: each drawn edge picks one end uniformly, then a class for the other,
     then a member."""
-    rng = _rng(p, 1)
+    rng = generator(p, 1)
     drawn = round(p.nodes * p.degree / 2)
     member = np.argsort(labels, kind="stable").astype(np.int32)
     size = np.bincount(labels, minlength=p.classes)
@@ -100,9 +87,8 @@ def _edges(p: Sbm, labels: np.ndarray) -> np.ndarray:
 
 
 def _features(p: Sbm, labels: np.ndarray) -> np.ndarray:
-    rng = _rng(p, 2)
-    means = rng.standard_normal((p.classes, p.features), np.float32)
-    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    rng = generator(p, 2)
+    means = unit_vectors(rng, p.classes, p.features)
     x = rng.standard_normal((p.nodes, p.features), np.float32)
     x *= np.float32(p.noise)
     # In slices, so that the gathered means need no second [V, F].
@@ -114,7 +100,7 @@ def _features(p: Sbm, labels: np.ndarray) -> np.ndarray:
 def _targets(p: Sbm, graph: Graph, x: np.ndarray) -> np.ndarray:
     """float32 [V, targets]. A target is a random projection of the mean of the in-neighbours' features, shifted and
     scaled to mean 0 and standard deviation 1 over all nodes, plus normal noise of standard deviation `target_noise`."""
-    rng = _rng(p, 3)
+    rng = generator(p, 3)
     projected = x.astype(np.float64) @ rng.standard_normal((p.features, p.targets))
     ones = np.ones(graph.num_edges)
     adjacency = sp.csr_matrix((ones, graph.indices, graph.indptr), shape=(p.nodes, p.nodes))

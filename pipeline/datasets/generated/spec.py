@@ -3,9 +3,32 @@
 from dataclasses import MISSING, Field, field, fields
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
+from ....stages.random import Purpose, stream
+from ....storage.dataset import Split
 from ....storage.errors import InputError, nearest
+from ..cleaning.options import DEFAULT_OPTIONS
+from ..cleaning.splits import make_split
 
 T = TypeVar("T")
+
+
+def split_of(p: Any, labels: npt.NDArray[Any], kind: str = "fraction", **more: Any) -> Split:
+    """The stored split of a graph with the parameters `p`, by their shares; `more` for `make_split`."""
+    return make_split(labels, None, f"{kind}:{p.train},{p.val}", p.seed, DEFAULT_OPTIONS, [], **more)
+
+
+def generator(p: Any, part: int) -> np.random.Generator:
+    """Random numbers for one part of a graph with the parameters `p`."""
+    return np.random.Generator(np.random.Philox(key=stream(p.seed, Purpose.DATA, part)))
+
+
+def unit_vectors(rng: np.random.Generator, count: int, width: int, dtype: Any = np.float32) -> npt.NDArray[Any]:
+    """[count, width], random rows of length 1."""
+    rows = rng.standard_normal((count, width), dtype)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 def number(default: float, low: float, high: float) -> Any:

@@ -4,13 +4,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ....stages.random import Purpose, stream
 from ....storage.dataset import Dataset
 from ....storage.features import ArrayFeatures
 from ....storage.graph import from_edges
-from ..cleaning.options import DEFAULT_OPTIONS
-from ..cleaning.splits import make_split
-from .spec import number, parse_spec
+from .spec import generator, number, parse_spec, split_of, unit_vectors
 
 
 @dataclass(frozen=True)
@@ -37,21 +34,17 @@ class Tsbm:
     seed: int = number(0, 0, 2**63 - 1)
 
 
-def generate_tsbm(text: str, name: str | None, split: str | None, seed: int) -> Dataset:
-    """The graph described by `text`: directed, with multi-edges. A pure function of `text`; `split` and `seed` only
-    choose another split than the stored one.
+def generate_tsbm(text: str, name: str | None) -> Dataset:
+    """The graph described by `text`: directed, with multi-edges. A pure function of `text`.
 
     A node to predict is in one community until its time and in another one afterwards; its class is the first one. Its
     in-edges come from members of the community that it is in at the edge's time, and as many are later as are not. So
     the edges until its time tell its class, while all edges together name two communities alike: without times, no
     model is right for more than half of the nodes on average. Its own features are noise. Members have in-edges from
     members of their own community, and features that tell it.
-
-    Raises:
-        InputError: see `parse_spec` and `make_split`.
     """
     p = parse_spec(text, Tsbm)
-    rng = np.random.Generator(np.random.Philox(key=stream(p.seed, Purpose.DATA, 0)))
+    rng = generator(p, 0)
     half = p.nodes // 2
     members = np.arange(half, p.nodes)
     # Each community has a member if there are as many members as communities.
@@ -74,12 +67,10 @@ def generate_tsbm(text: str, name: str | None, split: str | None, seed: int) -> 
     start, keep = np.cumsum(size) - size, size[wanted] > 0
     src = ordered[np.minimum(start[wanted] + rng.integers(0, np.maximum(size[wanted], 1)), len(members) - 1)]
     graph = from_edges(src[keep], dst[keep], p.nodes, edge_time=edge_time[keep], node_time=time)
-    means = rng.standard_normal((p.classes, p.features), np.float32)
-    means /= np.linalg.norm(means, axis=1, keepdims=True)
+    means = unit_vectors(rng, p.classes, p.features)
     x = np.float32(p.noise) * rng.standard_normal((p.nodes, p.features), np.float32)
     x[half:] += means[community[half:]]
     labels = np.where(np.arange(p.nodes) < half, community, -1)
-    stored = make_split(labels, None, f"time:{p.train},{p.val}", p.seed, DEFAULT_OPTIONS, [], times=time)
     votes = np.zeros((half, p.classes))
     np.add.at(votes, (dst[:first], community[src[:first]]), 1)
     right = (votes.argmax(1) == community[:half]).mean()
@@ -87,5 +78,5 @@ def generate_tsbm(text: str, name: str | None, split: str | None, seed: int) -> 
         f"Generated: the majority of the edges until its time tells the class of {right:.1%} of the nodes; without "
         "times no model is right for more than half on average."
     ]
-    parts = make_split(labels, stored, split, seed, DEFAULT_OPTIONS, notes, times=time)
+    parts = split_of(p, labels, "time", times=time)
     return Dataset(name or text, graph, ArrayFeatures(x), labels, parts, p.classes, notes=tuple(notes)).check()

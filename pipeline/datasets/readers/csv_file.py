@@ -4,20 +4,17 @@ tabs), or by what else separates its header; a list of edges by number needs no 
 import csv
 import io
 import re
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
-import pyarrow.compute
 from pyarrow import csv as arrow_csv
 
 from ....storage.errors import InputError
+from ..cleaning.arrow import pc, reading
 from ..schema.files import CSV
 
-pc: Any = pyarrow.compute
-"""Functions that pyarrow generates when it is imported, which type checkers cannot see."""
 EDGES = "src,dst"
 """Header of a table of edges; one of numbers alone may lack it."""
 BLOCK_BYTES = 1 << 20
@@ -92,9 +89,6 @@ def read_blocks(path: Path, as_text: AsText, example: str, begin: Begin, as_labe
         begin: called with the schema; returns what is called with each block. It is called again, for all blocks, if
             a later one shows that a column is of another type.
         as_label: see `read_csv`.
-
-    Raises:
-        InputError: see `read_csv`.
     """
     layout = _Layout(path, as_text, example, as_label)
     try:
@@ -154,16 +148,9 @@ class _Layout:
         blocks = arrow_csv.ReadOptions(block_size=BLOCK_BYTES, column_names=self.own_names)
         return arrow_csv.open_csv(self.path, blocks, self.parsing, self.converting(types))
 
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        """Turn errors of pyarrow into one that names the file."""
-        try:
-            yield
-        except (pa.ArrowException, OSError) as e:
-            raise InputError(
-                f"{self.path}: {str(e).splitlines()[0]}; expected a CSV file in UTF-8 with the same columns in every "
-                "row"
-            ) from e
+    def reading(self) -> Any:
+        """Context whose errors name the file."""
+        return reading(self.path, "a CSV file in UTF-8 with the same columns in every row")
 
     def named(self, table: pa.Table) -> pa.Table:
         """The table with stripped names, and stripped text."""

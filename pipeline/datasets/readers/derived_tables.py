@@ -2,22 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute
 import pyarrow.parquet as pq
 
 from ....storage.errors import InputError, NoLabelsError
 from ....storage.plural import counted, were
+from ..cleaning.arrow import pc, reading
 from ..cleaning.node_ids import as_one_kind
 from ..cleaning.options import ReadOptions
 from ..schema.roles import schema_of
 from ..schema.source import GraphTables, SourceTable
-from .tables import ReadTable, joined, plain, reading
+from .tables import ReadTable, joined, plain
 
-pc: Any = pyarrow.compute
-"""Functions that pyarrow generates when it is imported, which type checkers cannot see."""
 ONE_TYPE = "node"
 """Node type of a graph whose relations are those of a column."""
 
@@ -25,26 +22,31 @@ ONE_TYPE = "node"
 def with_nodes_of_edges(
     source: GraphTables, edges: Sequence[ReadTable], options: ReadOptions
 ) -> tuple[GraphTables, list[ReadTable]]:
-    """The source with a table of nodes that are the ends of its edges, in the order of their ids."""
-    if options.task != "link" and options.labels_of != "edges":
+    """The source with a table for nodes of each type that has none, the ends of its edges in the order of their ids;
+    and these tables."""
+    if not source.adds_nodes and options.task != "link" and options.labels_of != "edges":
         raise NoLabelsError(
             f"{source.path}: there is no table of nodes, so there are no labels; give nodes.csv (columns id, label, "
             "features), or set task=link to predict edges, whose ends are the nodes"
         )
-    bare = replace(source, tables=source.edges)
-    columns = schema_of(bare, [read.rows.schema for read in edges], options).edges
-    if any(t.type is not None for t in source.edges):
+    columns = schema_of(replace(source, tables=source.edges), [read.schema for read in edges], options).edges
+    if not source.adds_nodes and source.is_typed:
         raise InputError(f"{source.path}: relations have no tables of nodes; give nodes-TYPE for each type")
-    ends = {f"edges.{name}": read.rows[name] for read, own in zip(edges, columns) for name in own.ends}
-    from_csv = {f"edges.{name}" for read, own in zip(edges, columns) for name in own.ends if read.from_csv}
-    chunks = [c for column in as_one_kind(ends, from_csv).values() for c in column.chunks]
-    ids = pa.chunked_array(chunks).unique() if chunks else pa.array([], pa.int64())
-    rows = pa.table({"id": ids.take(pc.sort_indices(ids))})
-    table = SourceTable("nodes", rows=rows, roles={"id": "id"})
-    note = f"{counted(len(ids), 'node')} {were(len(ids))} taken from the ends of the edges: there is no table of nodes."
-    return replace(source, tables=(table, *source.tables), notes=(*source.notes, note)), [
-        ReadTable(table, rows, (rows.schema,))
-    ]
+    types = dict.fromkeys(t for read in edges for t in read.source.ends)
+    added, notes = list[ReadTable](), list[str]()
+    for t in [t for t in types if t not in {table.type for table in source.nodes}]:
+        table = SourceTable("nodes", type=t, roles={"id": "id"})
+        at = [(read, own.table, own.ends[i]) for read, own in zip(edges, columns) for i in read.source.sides_at(table)]
+        ends = {f"{title}.{name}": read.rows[name] for read, title, name in at}
+        from_csv = {f"{title}.{name}" for read, title, name in at if read.from_csv}
+        chunks = [c for column in as_one_kind(ends, from_csv).values() for c in column.chunks]
+        ids = pa.chunked_array(chunks).unique() if chunks else pa.array([], pa.int64())
+        rows = pa.table({"id": ids.take(pc.sort_indices(ids))})
+        added.append(ReadTable(replace(table, rows=rows), rows, (rows.schema,)))
+        what = counted(len(ids), "node") + ("" if t is None else f" of type '{t}'")
+        notes.append(f"{what} {were(len(ids))} taken from the ends of the edges: there is no table of nodes.")
+    tables = (*(read.source for read in added), *source.tables)
+    return replace(source, tables=tables, notes=(*source.notes, *notes)), added
 
 
 def by_relation(
@@ -64,9 +66,9 @@ def by_relation(
     found, names = list[ReadTable](), sorted(values.unique().to_pylist())
     for value in names:
         rows = read.rows.filter(pc.equal(values, value)).drop_columns([column])
-        found.append(ReadTable(replace(read.table, type=(ONE_TYPE, value, ONE_TYPE)), rows, read.heads))
-    of_nodes = [replace(r, table=replace(r.table, type=ONE_TYPE)) for r in nodes]
-    tables = (*(r.table for r in of_nodes), *(r.table for r in found))
+        found.append(ReadTable(replace(read.source, type=(ONE_TYPE, value, ONE_TYPE)), rows, read.heads))
+    of_nodes = [replace(r, source=replace(r.source, type=ONE_TYPE)) for r in nodes]
+    tables = (*(r.source for r in of_nodes), *(r.source for r in found))
     note = f"Relations are the values of {column} (relation_column={column}): {', '.join(names)}."
     return replace(source, tables=tables, notes=(*source.notes, note)), of_nodes, found
 

@@ -1,69 +1,43 @@
 """The tables of a graph, read into memory by their schema: nodes are numbered, and columns become arrays."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
 
-from ....storage.dataset import Dataset
-from ....storage.errors import InputError, nearest
+from ....storage.errors import InputError
 from ....storage.node_names import NodeNames
 from ....storage.plural import counted, were
-from ....storage.typed.graph_types import RelationType
-from ..cleaning.clean import check_no_target
-from ..cleaning.labels import GivenLabels
+from ..cleaning.arrow import pc
 from ..cleaning.node_ids import Columns as IdColumns
 from ..cleaning.node_ids import as_one_kind, check_id_column, is_text, numbered_by_name, renumbered, unknown, with_gaps
 from ..cleaning.options import ReadOptions
-from ..cleaning.raw import AnyArray, Ordered, Raw
-from ..cleaning.typed import OF_NODES, TypedRaw, check_followed, clean_typed, noted
+from ..cleaning.raw import AnyArray, Ordered, Raw, RawEdges, RawNodes, about, noted
 from ..schema.columns import NONE, Columns
 from ..schema.roles import Schema, schema_of
-from ..schema.source import GraphTables, SourceTable
-from ..schema.unread import check_sets, check_unread
+from ..schema.source import GraphTables
 from .derived_tables import by_relation, schema_only, with_nodes_of_edges
+from .described import (
+    check_edge_rows,
+    check_options,
+    check_unread_columns,
+    described,
+    dropped_notes,
+    is_typed,
+    text_without_ids,
+)
 from .parquet import feature_rows, labels_of, numbers_of, sets_of, split_bits, times_of
 from .parquet_rapids import ordered_edges
 from .reader import Request
-from .tables import ReadTable, check_columns, read_rows
+from .tables import ReadTable, read_rows
 
-pc: Any = pyarrow.compute
-"""Functions that pyarrow generates when it is imported, which type checkers cannot see."""
-OF_TABLES = (
-    *OF_NODES, "feature_columns", "edge_feature_columns", "label_columns", "missing_ids", "direction", "edge_time",
-    "node_time", "id", "src", "dst", "weight", "split", "relation_column", "dangling_edges", "one_hot",
-)  # fmt: skip
-"""Options that tables of several types follow."""
 End = tuple[int, int]
 """A table of edges, and 0 for its sources or 1 for its destinations."""
 
 
-@contextmanager
-def about(what: str) -> Iterator[None]:
-    """Context whose errors begin with `what`, once."""
-    try:
-        yield
-    except InputError as e:
-        text = str(e).removeprefix(f"{what}: ")
-        raise type(e)(f"{what}: {text}") from e
-
-
-def check_options(source: object, options: ReadOptions) -> None:
-    """Raise InputError for an option that tables of several types do not follow."""
-    check_followed(str(source), options, OF_TABLES)
-    if options.direction == "reverse":
-        raise InputError(
-            "direction is 'reverse', but the names of the files say where edges begin and end; leave it out, or rename "
-            "the files"
-        )
-
-
-def read_graph(source: GraphTables, request: Request) -> Raw | Dataset:
-    """The graph of some tables: of one type as arrays to be cleaned, of several as a dataset.
+def read_graph(source: GraphTables, request: Request) -> Raw:
+    """The graph of some tables, as arrays to be cleaned.
 
     Raises:
         InputError: a file, a column or an id is not as expected; says what to change.
@@ -71,64 +45,9 @@ def read_graph(source: GraphTables, request: Request) -> Raw | Dataset:
     options = request.options
     if request.is_divided and options.split is None:
         options = replace(options, split=NONE)
-    draws = request.split is None and options.split is None
-    if is_typed(source, options):
-        with about(source.name):
-            check_options(source.path, options)
-            raw = _Reading(source, options, draws).typed()
-            plain = replace(
-                options, feature_columns=None, label_columns=None, edge_time=None, node_time=None, split=None, id=None,
-                src=None, dst=None, weight=None, relation_column=None, dangling_edges="error", one_hot=None,
-            )  # fmt: skip
-            turned = options.direction == "undirected"
-            data = clean_typed(source.name, raw, plain, request.split, request.seed, add_reverse=turned)
-            return replace(data, read_as=options.given)
-    check_no_target(options)
-    return _Reading(source, options, draws).raw()
-
-
-def is_typed(source: GraphTables, options: ReadOptions) -> bool:
-    """True for the tables of a graph with several types of nodes or edges."""
-    return options.relation_column is not None or any(t.type is not None for t in source.tables)
-
-
-def no_nodes(source: object, table: SourceTable) -> InputError:
-    """Error for a table of nodes without rows."""
-    file = table.files[0].name if table.files else table.title
-    if table.type is None:
-        return InputError(f"{source}: there are no nodes; expected a row for each node in {file}")
-    return InputError(f"node type '{table.type}' has no nodes; expected a row for each in {file}")
-
-
-def check_edge_rows(source: object, rows: Sequence[tuple[SourceTable, int]]) -> list[str]:
-    """Notes on tables of edges without rows. Raises InputError if there is no edge at all."""
-    if any(count for _, count in rows):
-        return [f"Relation {t.title.removeprefix('edges-')} has no edges." for t, count in rows if not count]
-    if not rows:
-        raise InputError(f"{source}: there is no table of edges; expected one with the columns src and dst")
-    table = rows[0][0]
-    file = table.files[0].name if table.files else table.title
-    if table.rows is not None:
-        raise InputError(f"{source} has no edges")
-    raise InputError(f"{source}: {file} has a header and no rows; expected an edge in each row")
-
-
-def text_without_ids(source: object, table: str) -> InputError:
-    """Error for edges that call nodes by text which their table does not have."""
-    return InputError(
-        f"{source}: the ends of edges are text, but {table} has no column 'id'; give each node the id that edges call "
-        "it by, or set read.id to the column that has it"
-    )
-
-
-def check_ends(key: RelationType, node_types: Sequence[str]) -> None:
-    """Raise InputError if a relation begins or ends at a type that has no table."""
-    for t in (key[0], key[2]):
-        if t not in node_types:
-            raise InputError(
-                f"the relation {','.join(key)} has ends of type '{t}', but there is no nodes-{t}; expected one of "
-                f"{', '.join(node_types)}{nearest(t, list(node_types))}: rename the file of edges, or give the nodes"
-            )
+    with about(source.name if is_typed(source, options) else ""):
+        check_options(source, options)
+        return _Reading(source, options, request.split is None and options.split is None).raw()
 
 
 def schema_at(source: GraphTables, options: ReadOptions) -> Schema:
@@ -167,68 +86,60 @@ class _Reading:
     def __init__(self, source: GraphTables, options: ReadOptions, draws_split: bool) -> None:
         self.options, self.path, self.draws_split = options, source.path, draws_split
         nodes = [read_rows(t, options) for t in source.nodes]
-        for read in nodes:
-            if not read.rows.num_rows:
-                raise no_nodes(self.path, read.table)
         on_gpu = options.edges_on == "gpu" and all(t.files for t in source.edges)
         edges = [schema_only(t) if on_gpu else read_rows(t, options) for t in source.edges]
-        if not nodes:
-            source, nodes = with_nodes_of_edges(source, edges, options)
-        if options.relation_column is not None and not any(t.type is not None for t in source.tables):
+        if not nodes or source.adds_nodes:
+            source, added = with_nodes_of_edges(source, edges, options)
+            nodes = [*added, *nodes]
+        if options.relation_column is not None and not source.is_typed:
             source, nodes, edges = by_relation(source, nodes, edges, options)
             self.options = options = replace(options, relation_column=None)
         self.source = source
         reads = iter(nodes), iter(edges)
         every = [next(reads[t.kind == "edges"]) for t in source.tables]
-        self.schema: Schema = schema_of(source, [read.rows.schema for read in every], options)
-        self.notes = [*source.notes, *self.schema.notes]
-        for read, columns in zip(every, self.schema.of_tables):
-            if read.table.files:
-                check_columns(read.heads, read.table, columns, options)
+        self.every, self.notes = every, list(source.notes)
+        self.schema: Schema = described(source, every, options, self.notes, has_edges=not on_gpu)
         self.edges, self.on_gpu = list(zip(edges, self.schema.edges)), on_gpu
-        self.nodes = {str(r.table.type): _Nodes(r, c) for r, c in zip(nodes, self.schema.nodes)}
+        self.nodes = {str(r.source.type): _Nodes(r, c) for r, c in zip(nodes, self.schema.nodes)}
         if on_gpu:
             self._check_gpu()
-        if not on_gpu:
-            self.notes += check_edge_rows(self.path, [(read.table, read.rows.num_rows) for read in edges])
-
-    # -- one type
 
     def raw(self) -> Raw:
-        """The graph of a table of nodes and one of edges."""
-        ((own, (edges, columns)),) = zip(self.nodes.values(), self.edges)
-        by_name = own.columns.id is not None and is_text(own.read.rows[own.columns.id].type)
-        given: dict[str, Any] = {"hint": self.source.hint}
-        if self.on_gpu and not by_name and (found := self._ordered(own, edges)) is not None:
-            ordered, none = found, np.empty(0, np.int64)
-            given |= {"src": none, "dst": none, "ordered": ordered}
+        """The graph."""
+        edges, given = {}, {}
+        own, (read, columns) = next(iter(self.nodes.values())), self.edges[0]
+        if self.on_gpu and (found := self._ordered(own, read)) is not None:
+            none = np.empty(0, np.int64)
+            edges, given = {None: RawEdges((none, none), columns=columns.features)}, {"ordered": found}
         else:
             if self.on_gpu:  # the CPU reads names, and reports defects
-                self.on_gpu, edges = False, read_rows(edges.table, self.options)
-                check_edge_rows(self.path, [(edges.table, edges.rows.num_rows)])
-                self.edges = [(edges, columns)]
-            self._check_unread()
+                self.on_gpu, read = False, read_rows(read.source, self.options)
+                check_edge_rows(self.path, [(read.source, read.num_rows)])
+                self.edges, self.every = [(read, columns)], [own.read, read]
             self._number()
-            ends, kept = self._ends(0)
-            weight, features, times = self._values(0, kept)
-            given |= {"src": ends[0], "dst": ends[1], "edge_weight": weight, "edge_features": features}
-            given["edge_time"] = times
-        rows, of_nodes = own.read.rows, own.columns
-        labels, bits = labels_of(rows, of_nodes.labels), split_bits(rows, of_nodes)
+            edges = {read.source.type: self._edges_of(k) for k, (read, _) in enumerate(self.edges)}
+        nodes = {}
+        target, labels, bits = self.schema.target, None, None
+        for own in sorted(self.nodes.values(), key=lambda own: own.read.source.type != target):  # that one comes first
+            rows, columns, kind = own.read.rows, own.columns, own.read.source.type
+            with about(own.read.source.of_type):
+                if kind == target:
+                    labels, bits = labels_of(rows, columns.labels), own.ordered(split_bits(rows, columns))
+                    names = columns.labels if self.options.named_labels and columns.labels else None
+                    labels = replace(labels, values=own.ordered(labels.values), label_names=names)
+                x, time = feature_rows(rows, columns.features), times_of(rows, columns.time, columns.table)
+                x, time = own.ordered(x), own.ordered(time)
+                nodes[kind] = RawNodes(x, columns.features, time, own.names, count=rows.num_rows)
         return Raw(
             self.source.name,
-            labels=own.ordered(labels.values),
-            features=own.ordered(feature_rows(rows, of_nodes.features)),
-            feature_columns=of_nodes.features,
-            edge_feature_columns=columns.features,
-            node_time=own.ordered(times_of(rows, of_nodes.time, "nodes")),
-            split=sets_of(own.ordered(bits)),
-            nulls=labels.nulls,
-            stripped=labels.stripped,
-            label_names=of_nodes.labels if self.options.named_labels else None,
-            class_names=labels.class_names,
-            node_names=own.names,
+            edges,
+            labels,
+            nodes,
+            target,
+            split=sets_of(bits),
+            hint=self.source.hint,
             notes=tuple(self.notes),
+            add_reverse=self.schema.source.is_typed and self.options.direction == "undirected",
             read=self.schema.record(),
             **given,
         )
@@ -244,9 +155,10 @@ class _Reading:
 
     def _ordered(self, own: _Nodes, edges: ReadTable) -> Ordered | None:
         """The edges as GPUs sort them; None if the CPU has to report a defect."""
-        columns = self.edges[0][1]
+        columns, of_nodes = self.edges[0][1], own.columns
         if (
-            columns.ends != ("src", "dst")
+            (of_nodes.id is not None and is_text(own.read.rows[of_nodes.id].type))
+            or columns.ends != ("src", "dst")
             or columns.weight not in (None, "weight")
             or self.options.dangling_edges != "error"
         ):
@@ -257,7 +169,7 @@ class _Reading:
             numbers = as_one_kind({what: own.read.rows[own.columns.id]}, set())[what].to_numpy()
             own.order = np.argsort(numbers, kind="stable")
             ids = with_gaps(numbers[own.order], self.options, notes, what)
-        found = ordered_edges(edges.table.files, own.read.rows.num_rows, ids, self.options)
+        found = ordered_edges(edges.source.files, own.read.num_rows, ids, self.options)
         if found is None:
             own.order = None
             return None
@@ -265,103 +177,34 @@ class _Reading:
         self.notes += notes
         return found
 
-    # -- several types
-
-    def typed(self) -> TypedRaw:
-        """The graph of a table for each node type and each relation."""
-        keys: list[Any] = [read.table.type for read, _ in self.edges]
-        for key in keys:
-            check_ends(key, list(self.nodes))
-        self._check_unread()
-        self._number()
-        edges: dict[RelationType, Any] = {}
-        weights, features, times = {}, {}, {}
-        for k, key in enumerate(keys):
-            edges[key], kept = self._ends(k)
-            with about(f"relation {','.join(key)}"):
-                weights[key], features[key], times[key] = self._values(k, kept)
-        node_times, node_features = {}, {}
-        for t in sorted(self.nodes, key=lambda t: t != self.schema.target):  # that one is checked first
-            own = self.nodes[t]
-            with about(f"node type '{t}'"):
-                node_features[t] = own.ordered(feature_rows(own.read.rows, own.columns.features))
-                node_times[t] = own.ordered(times_of(own.read.rows, own.columns.time, own.columns.table))
-        target, labels, bits, columns = self.schema.target, GivenLabels(np.empty(0)), None, ()
-        if target is not None:
-            own = self.nodes[target]
-            columns = own.columns.labels
-            with about(f"node type '{target}'"):
-                nothing = GivenLabels(np.zeros(own.read.rows.num_rows, np.int64))  # links need no labels
-                labels = labels_of(own.read.rows, columns) if columns else nothing
-                bits = split_bits(own.read.rows, own.columns)
-            labels, bits = replace(labels, values=own.ordered(labels.values)), own.ordered(bits)
-        return TypedRaw(
-            edges,
-            None if target is None else labels.values,
-            target,
-            {t: own.read.rows.num_rows for t, own in self.nodes.items()},
-            node_features,
-            weights,
-            split=sets_of(bits),
-            notes=tuple(self.notes),
-            node_names={t: own.names for t, own in self.nodes.items()},
-            class_names=labels.class_names,
-            label_names=columns if self.options.named_labels else None,
-            nulls=labels.nulls,
-            stripped=labels.stripped,
-            edge_times={key: t for key, t in times.items() if t is not None},
-            node_times={t: x for t, x in node_times.items() if x is not None},
-            edge_features=features,
-            feature_columns={t: own.columns.features for t, own in self.nodes.items()},
-            edge_feature_columns={key: own.features for key, (_, own) in zip(keys, self.edges)},
-            read=self.schema.record(),
-        )
-
-    # -- both
-
     def _types_of(self, k: int) -> tuple[str, str]:
-        kind = self.edges[k][0].table.type
-        return (kind[0], kind[2]) if isinstance(kind, tuple) else ("None", "None")
-
-    def _check_unread(self) -> None:
-        for t, own in self.nodes.items():
-            if self.draws_split:
-                check_sets(own.columns, own.read.rows.schema, own.read.pieces, self.path)
-            if self.options.id is not None:
-                continue
-            ends = [
-                (read.pieces, columns.ends[i])
-                for k, (read, columns) in enumerate(self.edges)
-                for i in (0, 1)
-                if self._types_of(k)[i] == t
-            ]
-            check_unread(own.columns, own.read.rows.schema, own.read.pieces, ends, self.path)
+        source, destination = self.edges[k][0].source.ends
+        return str(source), str(destination)
 
     def _number(self) -> None:
         """Number the nodes of all types, and the ends of edges."""
+        check_unread_columns(self.schema, self.every, self.options, self.draws_split)
         for k, (read, columns) in enumerate(self.edges):
             for i, t in enumerate(self._types_of(k)):
                 name = columns.ends[i]
                 self.nodes[t].ends[k, i] = (f"{columns.table}.{name}", read.rows[name], read.from_csv)
         named = all("id" in t.roles.values() for t in self.source.nodes)  # by the format, which lets ids have gaps
         options = replace(self.options, missing_ids="compact") if named else self.options
-        for t, own in self.nodes.items():
-            typed = own.read.table.type is not None
+        for own in self.nodes.values():
             notes: list[str] = []
-            with about(f"node type '{t}'") if typed else nullcontext():
+            with about(own.read.source.of_type):
                 _number_nodes(own, options, notes, self.path)
-            self.notes += noted(t, notes) if typed else notes
-        for t, own in self.nodes.items():
-            typed = own.read.table.type is not None
-            with about(f"node type '{t}'") if typed else nullcontext():
+            self.notes += noted(own.read.source.type, notes)
+        for own in self.nodes.values():
+            with about(own.read.source.of_type):
                 for what, values, from_csv in own.ends.values():
                     check_id_column(what, values.type, values.null_count, from_csv)
-                if self.options.dangling_edges == "error":
-                    for end, numbers in own.numbers.items():
-                        what, values, _ = own.ends[end]
-                        outside = (numbers < 0) | (numbers >= own.read.rows.num_rows)
-                        if outside.any() and (typed or own.names is not None):
-                            raise unknown(int(outside.sum()), what, _shown(values[int(np.argmax(outside))]))
+                for end, numbers in own.numbers.items() if self.options.dangling_edges == "error" else ():
+                    what, values, _ = own.ends[end]
+                    quote = "'" if is_text(values.type) else ""
+                    outside = (numbers < 0) | (numbers >= own.read.num_rows)
+                    if outside.any() and (own.read.source.type is not None or own.names is not None):
+                        raise unknown(int(outside.sum()), what, f"{quote}{values[int(np.argmax(outside))]}{quote}")
 
     def _ends(self, k: int) -> tuple[tuple[AnyArray, AnyArray], AnyArray | None]:
         """Numbers of both ends of a table's edges, and which edges are kept; None: all."""
@@ -371,31 +214,23 @@ class _Reading:
             return (src, dst), None
         kept = np.ones(len(src), bool)
         for numbers, t in zip((src, dst), types):
-            kept &= (numbers >= 0) & (numbers < self.nodes[t].read.rows.num_rows)
+            kept &= (numbers >= 0) & (numbers < self.nodes[t].read.num_rows)
         if kept.all():
             return (src, dst), None
-        self.notes.append(dropped_note(int((~kept).sum()), self.edges[k][1].table))
+        self.notes += dropped_notes([(self.edges[k][1].table, int((~kept).sum()))])
         return (src[kept], dst[kept]), kept
 
-    def _values(self, k: int, kept: AnyArray | None) -> tuple[AnyArray | None, AnyArray | None, AnyArray | None]:
-        """Weights, features and times of a table's edges, where they have them."""
-        (read, columns), rows = self.edges[k], self.edges[k][0].rows
-        stem = columns.table
-        weight = None if columns.weight is None else numbers_of(rows[columns.weight], f"{stem}.{columns.weight}")
-        features, times = feature_rows(rows, columns.features, stem), times_of(rows, columns.time, stem)
-        if features is not None and not features.shape[1] and read.table.type is not None:  # lists of no numbers
+    def _edges_of(self, k: int) -> RawEdges:
+        """The edges of a table."""
+        (ends, kept), (read, columns) = self._ends(k), self.edges[k]
+        rows, stem = read.rows, columns.table
+        with about(read.source.of_type):
+            weight = None if columns.weight is None else numbers_of(rows[columns.weight], f"{stem}.{columns.weight}")
+            features, times = feature_rows(rows, columns.features, stem), times_of(rows, columns.time, stem)
+        if features is not None and not features.shape[1] and read.source.type is not None:  # lists of no numbers
             features = None
         weight, features, times = (a if a is None or kept is None else a[kept] for a in (weight, features, times))
-        return weight, features, times
-
-
-def _shown(value: Any) -> str:
-    return f"'{value}'" if is_text(value.type) else str(value)
-
-
-def dropped_note(count: int, table: str) -> str:
-    """Note on edges with an end that is no node."""
-    return f"{counted(count, 'edge')} of {table} {were(count)} left out, since an end is no node (dangling_edges=drop)."
+        return RawEdges(ends, weight, features, columns.features, times)
 
 
 def _number_nodes(own: _Nodes, options: ReadOptions, notes: list[str], source: object) -> None:

@@ -32,7 +32,7 @@ from ....storage.dataset import SPLITS
 from ....storage.errors import InputError, NoLabelsError, nearest
 from ....storage.plural import listed
 from ..cleaning.options import Direction
-from ..cleaning.raw import AnyArray, Hint, Raw
+from ..cleaning.raw import AnyArray, GivenLabels, Hint, Raw, RawEdges, RawNodes
 from ..cleaning.several_splits import Which, one_split
 from ..cleaning.splits import as_flags
 from .foreign.npz_layouts import CSR, OwnArrays, layout_of, matrix_of
@@ -62,11 +62,7 @@ def read_npz(path: Path, name: str | None = None, *, labelled: bool, split: Whic
 
 
 def read_arrays(path: Path) -> tuple[OwnArrays, list[str]]:
-    """The arrays of a file by the names in the module, whoever wrote it, and the names of all that it holds.
-
-    Raises:
-        InputError: see `read_npz`.
-    """
+    """The arrays of a file by the names in the module, whoever wrote it, and the names of all that it holds."""
     _, held = load_members(path, ())
     layout = None if "edge_index" in held else layout_of(held)
     if layout is not None:
@@ -104,22 +100,16 @@ def raw_of(found: OwnArrays, path: Path, name: str, *, labelled: bool, split: Wh
     if labels is None:
         labels = np.zeros(_num_nodes(edges, features, arrays), np.int64)
     sets, told = one_split(_split(arrays, path), len(np.atleast_1d(labels)), split, path)
-    notes = (*notes, *told)
+    weight, attr, edge_time, node_time = map(arrays.get, ("edge_weight", "edge_attr", "edge_time", "node_time"))
+    names = None if found.node_names is None else distinct_names(found.node_names, len(labels))
     return Raw(
-        name=name,
-        src=edges[0],
-        dst=edges[1],
-        labels=labels,
-        features=features,
-        edge_weight=arrays.get("edge_weight"),
-        edge_features=arrays.get("edge_attr"),
-        edge_time=arrays.get("edge_time"),
-        node_time=arrays.get("node_time"),
+        name,
+        {None: RawEdges((edges[0], edges[1]), weight, attr, time=edge_time)},
+        GivenLabels(labels, found.class_names),
+        {None: RawNodes(features, time=node_time, names=names)},
         split=sets,
         hint=found.hint or hint,
-        notes=(*found.notes, *notes),
-        node_names=None if found.node_names is None else distinct_names(found.node_names, len(labels)),
-        class_names=found.class_names,
+        notes=(*found.notes, *notes, *told),
     )
 
 

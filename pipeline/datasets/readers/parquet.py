@@ -1,25 +1,21 @@
 """Values of the columns of tables as arrays, by their roles."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute
 
 from ....storage.dataset import SPLITS
 from ....storage.errors import InputError, nearest
+from ..cleaning.arrow import pc
 from ..cleaning.class_names import numbered
 from ..cleaning.filling import EXACT
-from ..cleaning.labels import GivenLabels
 from ..cleaning.node_ids import is_text
-from ..cleaning.raw import AnyArray
+from ..cleaning.raw import AnyArray, GivenLabels
 from ..schema.columns import Columns, is_list
 from ..schema.words import FLAGS, part_of
-
-pc: Any = pyarrow.compute
-"""Functions that pyarrow generates when it is imported, which type checkers cannot see."""
 
 
 def numbers_of(column: pa.ChunkedArray, what: str) -> AnyArray:
@@ -57,26 +53,31 @@ class NoNumbersError(InputError):
     """A column holds something else than numbers."""
 
 
-OR_NAN = ": make them lists of NaN, and set nan_features"
-
-
 class UnequalListsError(InputError):
     """Lists are null or differ in length."""
 
 
 def matrix_of(column: pa.ChunkedArray, what: str) -> AnyArray:
     """[V, F] from a list column whose lists have one length. Raises UnequalListsError."""
-    if column.null_count:
-        raise UnequalListsError(f"column {what} holds {column.null_count} nulls; expected a list in every row{OR_NAN}")
-    # `flatten` alone would hide ragged rows, so lengths are compared first.
-    lengths = np.concatenate([_lengths(chunk) for chunk in column.chunks] or [np.empty(0, np.int64)])
+    check_lists(column.chunks, what)  # `flatten` alone would hide ragged rows
+    flat = pa.chunked_array([c.flatten() for c in column.chunks], column.type.value_type)
+    return numbers_of(flat, what).reshape(len(column), -1 if len(flat) else 0)
+
+
+def check_lists(chunks: Iterable[Any], what: str) -> None:
+    """Raise UnequalListsError for lists of a column that are null or differ in length."""
+    parts = [(lists.null_count, _lengths(lists)) for lists in chunks]
+    if nulls := sum(count for count, _ in parts):
+        raise UnequalListsError(
+            f"column {what} holds {nulls} nulls; expected a list in every row: make them lists of NaN, and set "
+            "nan_features"
+        )
+    lengths = np.concatenate([own for _, own in parts] or [np.empty(0, np.int64)])
     if len(lengths) and (lengths != lengths[0]).any():
         bad = int(np.flatnonzero(lengths != lengths[0])[0])
         raise UnequalListsError(
             f"column {what} has lists of {lengths[0]} and of {lengths[bad]} values (row {bad}); expected one length"
         )
-    flat = pa.chunked_array([c.flatten() for c in column.chunks], column.type.value_type)
-    return numbers_of(flat, what).reshape(len(column), -1 if len(flat) else 0)
 
 
 def _lengths(lists: Any) -> npt.NDArray[np.integer]:

@@ -1,4 +1,4 @@
-"""Datasets from objects of SciPy, NetworkX and PyTorch Geometric. Only SciPy is imported here."""
+"""Datasets from objects of SciPy and NetworkX. Only SciPy is imported here."""
 
 import math
 from collections import Counter
@@ -14,10 +14,9 @@ from ....storage.errors import InputError
 from ....storage.node_names import NodeNames
 from ..cleaning.class_names import numbered
 from ..cleaning.clean import clean
-from ..cleaning.labels import GivenLabels
 from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
-from ..cleaning.raw import AnyArray, Hint, Raw
-from .typed import from_hetero, has_targets, host, masks_of, unread
+from ..cleaning.raw import AnyArray, GivenLabels, Hint, Raw, RawEdges, RawNodes
+from .typed import host
 
 
 def from_scipy(
@@ -69,17 +68,11 @@ def from_scipy(
     coo = adjacency.tocoo()
     present = coo.data != 0
     values = coo.data[present]
-    raw = Raw(
-        name=name,
-        src=coo.row[present],
-        dst=coo.col[present],
-        labels=y,
-        features=features if features is None or sp.issparse(features) else host(features),
-        edge_weight=None if (values == 1).all() else values,
-        split={part: host(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None},
-        node_names=None if node_names is None else distinct_names(node_names, len(np.atleast_1d(y))),
-    )
-    return clean(raw, options, split, seed)
+    edges = RawEdges((coo.row[present], coo.col[present]), None if (values == 1).all() else values)
+    names = None if node_names is None else distinct_names(node_names, len(np.atleast_1d(y)))
+    nodes = RawNodes(features if features is None or sp.issparse(features) else host(features), names=names)
+    stored = {part: host(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None}
+    return clean(Raw(name, {None: edges}, GivenLabels(y), {None: nodes}, split=stored), options, split, seed)
 
 
 def distinct_names(names: Sequence[Any], num_nodes: int) -> NodeNames:
@@ -165,21 +158,9 @@ def from_networkx(
         _check_no_layout([graph.nodes[n] for n in nodes])
     unlabelled = GivenLabels(np.zeros(len(nodes), np.int64))
     given = unlabelled if options.task == "link" else _node_labels(graph, nodes, label)
-    raw = Raw(
-        name=name,
-        src=src,
-        dst=dst,
-        labels=given.values,
-        features=_node_features(graph, nodes, features),
-        edge_weight=weights,
-        split=stored,
-        hint=Hint("directed", "the NetworkX graph is directed") if graph.is_directed() else None,
-        notes=notes,
-        node_names=names,
-        class_names=given.class_names,
-        nulls=given.nulls,
-        stripped=given.stripped,
-    )
+    ends, rows = {None: RawEdges((src, dst), weights)}, RawNodes(_node_features(graph, nodes, features), names=names)
+    hint = Hint("directed", "the NetworkX graph is directed") if graph.is_directed() else None
+    raw = Raw(name, ends, given, {None: rows}, split=stored, hint=hint, notes=notes)
     return clean(raw, options, split, seed)
 
 
@@ -257,80 +238,3 @@ def _rectangular(values: list[Any], what: str) -> AnyArray:
         return np.asarray([np.asarray(v) for v in values])
     except ValueError as e:
         raise InputError(f"{what} holds vectors of different lengths ({e}); expected one length") from e
-
-
-def from_pyg(
-    data: Any,
-    *,
-    name: str = "pyg",
-    target: str | None = None,
-    options: ReadOptions = DEFAULT_OPTIONS,
-    split: str | None = None,
-    seed: int = 0,
-) -> Dataset:
-    """A dataset from a `torch_geometric.data.Data`, or from a `HeteroData` with several types of nodes and edges.
-
-    A `Data` has ``edge_index``, ``y`` (classes, or targets if it is
-    floating-point), and optionally ``x``, ``edge_weight``,
-    ``edge_attr`` (features of edges), ``edge_time`` and ``node_time`` (or the attributes that `options` name),
-    ``train_mask``, ``val_mask``, ``test_mask``. Tensors are copied to the host. In a
-    `HeteroData` each node type may have an ``x`` of its own width; one has ``y`` and the masks.
-
-    Args:
-        data: a `Data` or `HeteroData`.
-        name: name of the dataset.
-        target: the node type that is predicted, of a `HeteroData`; by default the one with ``y``.
-        options: treatment of each defect.
-        split: see `open_dataset`.
-        seed: seed of a random split.
-
-    Raises:
-        InputError: an attribute is missing; see also `clean` and `from_relations`.
-    """
-    if options.labels_of == "edges" and options.task != "link":
-        raise InputError(
-            "from_pyg reads labels of nodes, but labels_of is 'edges'; use open_dataset(data, options=...), or "
-            "edge_dataset for labels of your own"
-        )
-    if hasattr(data, "node_types"):
-        return from_hetero(data, target=target, name=name, options=options, split=split, seed=seed)
-    if target is not None:
-        raise InputError(f"target is '{target}', but the PyG data has one node type; leave it out")
-    edges, y = getattr(data, "edge_index", None), getattr(data, "y", None)
-    if edges is None:
-        raise InputError(
-            "the PyG data has no edge_index; expected [2, E] (an adj_t is not read: do not apply ToSparseTensor)"
-        )
-    if y is None and options.task == "link" and data.num_nodes is not None:
-        y = edges.new_zeros(data.num_nodes)
-    if y is None:
-        raise InputError("the PyG data has no y; expected [V] class numbers or targets, or [V, C]")
-    ends = host(edges)
-    if ends.ndim != 2 or ends.shape[0] != 2:
-        raise InputError(f"the PyG data's edge_index has shape {list(ends.shape)}; expected [2, E]")
-    if data.num_nodes is not None and len(y) != data.num_nodes:
-        raise InputError(
-            f"the PyG data has {data.num_nodes} nodes and {len(y)} labels; expected one label for each node"
-        )
-    x, weight, attr = (getattr(data, name, None) for name in ("x", "edge_weight", "edge_attr"))
-    masks = {part: getattr(data, f"{part}_mask", None) for part in SPLITS}
-    names = {"edge_time": options.edge_time or "edge_time", "node_time": options.node_time or "node_time"}
-    for key, attribute in names.items():
-        if getattr(options, key) is not None and getattr(data, attribute, None) is None:
-            raise InputError(f"{key} is '{attribute}', but the PyG data has no such attribute; leave it out")
-    edge_time, node_time = (getattr(data, attribute, None) for attribute in names.values())
-    raw = Raw(
-        name=name,
-        src=ends[0],
-        dst=ends[1],
-        labels=host(y),
-        features=None if x is None else host(x),
-        edge_weight=None if weight is None else host(weight),
-        edge_features=None if attr is None else host(attr),
-        edge_time=None if edge_time is None else host(edge_time),
-        node_time=None if node_time is None else host(node_time),
-        split={part: masks_of(mask, f"{part}_mask") for part, mask in masks.items() if mask is not None},
-        task="regression" if has_targets(y) else None,
-        notes=unread({"the PyG data": getattr(data, "_store", {})}, names.values()),
-    )
-    return clean(raw, options, split, seed)

@@ -28,7 +28,8 @@ from .foreign.matrices import read_mat, read_mtx, with_roles
 from .foreign.npz_layouts import OwnArrays
 from .foreign.pickled import read_planetoid, read_torch, torch_file
 from .npz import raw_of, read_arrays, read_npz
-from .python import from_networkx, from_pyg
+from .pyg import from_pyg
+from .python import from_networkx
 from .reader import Reader, Request, path_of
 from .triples import Triples, as_triples, files_of, read_triples
 
@@ -230,12 +231,12 @@ def _read_pyg(source: Any, request: Request) -> Dataset:
     return from_pyg(source, name=request.name or "pyg", options=request.options, split=request.split, seed=request.seed)
 
 
-def _generated(name: str, generate: Callable[[str, str | None, None, int], Dataset], first: str) -> Reader:
+def _generated(name: str, generate: Callable[[str, str | None], Dataset], first: str) -> Reader:
     """Reader of a graph that is generated from a spec whose first option is `first`."""
     return Reader(
         name,
         lambda source: _is_spec(source, name),
-        lambda source, request: generate(str(source), request.name, None, request.seed),
+        lambda source, request: generate(str(source), request.name),
         f"{name}:{first}=...",
         is_name=True,
     )

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ....storage.errors import NOT_READABLE, InputError, NoLabelsError, first_line
-from ....storage.store.full_disk import is_full
+from ....storage.errors import InputError, NoLabelsError, first_line
 from ....storage.store.paths import expanded
+from ..cleaning.arrow import reading, with_columns
 from ..cleaning.one_hot import with_one_hot
 from ..cleaning.options import ReadOptions
 from ..cleaning.raw import Hint
@@ -213,15 +212,25 @@ def check_ratio(path: object, metadata: pq.FileMetaData, size: int) -> None:
 class ReadTable:
     """A table of a source with its rows in memory."""
 
-    table: SourceTable
+    source: SourceTable
     rows: pa.Table
     heads: tuple[pa.Schema, ...]
     """Columns of each file."""
 
     @property
+    def schema(self) -> pa.Schema:
+        """Columns, and their types."""
+        return self.rows.schema
+
+    @property
+    def num_rows(self) -> int:
+        """Number of its rows."""
+        return self.rows.num_rows
+
+    @property
     def from_csv(self) -> bool:
         """True if ids that are numbers are text here."""
-        return bool(self.table.files) and is_csv(self.table.files[0])
+        return bool(self.source.files) and is_csv(self.source.files[0])
 
     def pieces(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """The rows of some columns, in one piece."""
@@ -237,9 +246,8 @@ def read_rows(table: SourceTable, options: ReadOptions) -> ReadTable:
         found = [read_file(path, table.kind, options) for path in table.files]
         rows = plain(joined(found, table.files, from_csv=is_csv(table.files[0])))
         if is_csv(table.files[0]):
-            for at, name in enumerate(rows.column_names):
-                if as_label(table.kind, options)(name):
-                    rows = rows.set_column(at, name, typed_label(rows[name], fits(rows[name])))
+            labels = [name for name in rows.column_names if as_label(table.kind, options)(name)]
+            rows = with_columns(rows, {name: typed_label(rows[name], fits(rows[name])) for name in labels})
     if (named := options.names("one_hot")) is not None:
         rows = with_one_hot(rows, named, table.title)
     return ReadTable(table, rows, tuple(t.schema for t in found))
@@ -253,20 +261,6 @@ def read_file(path: Path, kind: Kind, options: ReadOptions) -> pa.Table:
         if is_npy(path):
             return read_ends(path)
         return read_parquet(path) if path.name.lower().endswith(".parquet") else read_table_file(path)
-
-
-@contextmanager
-def reading(path: Any) -> Iterator[None]:
-    """Turn errors of pyarrow into one that names the file."""
-    try:
-        yield
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as e:
-        if isinstance(e, PermissionError):
-            raise InputError(f"{path}: {NOT_READABLE}") from e
-        # A full disk is that of a table that is copied.
-        if isinstance(e, InputError) or (isinstance(e, OSError) and is_full(e)):
-            raise
-        raise InputError(f"{path} cannot be read ({first_line(e).rstrip('.')}); write the file again") from e
 
 
 def joined(tables: Sequence[pa.Table], files: Sequence[Any], *, from_csv: bool) -> pa.Table:
@@ -318,7 +312,5 @@ def check_columns(heads: Sequence[pa.Schema], table: SourceTable, columns: Colum
 
 def plain(table: pa.Table) -> pa.Table:
     """The table with the values of columns that are stored as dictionaries."""
-    for at, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):
-            table = table.set_column(at, field.name, table[field.name].cast(field.type.value_type))
-    return table
+    coded = [field for field in table.schema if pa.types.is_dictionary(field.type)]
+    return with_columns(table, {f.name: table[f.name].cast(f.type.value_type) for f in coded})

@@ -130,18 +130,18 @@ def _rows(path: Path) -> npt.NDArray[np.object_]:
     import pyarrow as pa
     from pyarrow import csv
 
+    from ..cleaning.arrow import reading
+
     columns = ["head", "relation", "tail"]
-    try:
+    if not path.stat().st_size:
+        return np.empty((0, 3), object)
+    with reading(path, FORM):
         table = csv.read_csv(
             path,
             read_options=csv.ReadOptions(column_names=columns),
             parse_options=csv.ParseOptions(delimiter="\t", quote_char=False),
             convert_options=csv.ConvertOptions(column_types=dict.fromkeys(columns, pa.string())),
         )
-    except pa.ArrowInvalid as e:
-        if not path.stat().st_size:
-            return np.empty((0, 3), object)
-        raise InputError(f"{path} cannot be read ({str(e).splitlines()[0]}); expected {FORM}") from None
     return np.stack([table[name].to_numpy(zero_copy_only=False) for name in columns], axis=1)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ....storage.errors import InputError, NoLabelsError, nearest
+from ..cleaning.raw import noted
 from .columns import NONE, ONE_OF_A_TABLE, Assignment, Columns, Problems, no_column
 from .source import GraphTables, Kind, Role, SourceTable
 
@@ -106,7 +107,7 @@ def schema_of(source: GraphTables, heads: Sequence["pa.Schema"], options: "ReadO
     """
     labelled = options.task != "link" and options.labels_of == "nodes"
     why_not = "the labels are those of edges" if options.labels_of == "edges" else "the task is link"
-    typed = any(t.type is not None for t in source.tables)
+    typed = source.is_typed
     found: dict[int, tuple[Columns, Assignment]] = {}
     alone: dict[Kind, bool] = {"nodes": len(source.nodes) == 1, "edges": len(source.edges) == 1}
 
@@ -153,7 +154,7 @@ def schema_of(source: GraphTables, heads: Sequence["pa.Schema"], options: "ReadO
     told = [read_note(t, found[i][0]) for i, t in enumerate(source.tables)]
     told += [f"{name} was left out: {why}." for name, why in source.left_out]
     for i, table in enumerate(source.tables):
-        told += _noted(table, found[i][1].notes)
+        told += noted(table.type, found[i][1].notes)
     return Schema(source, tuple(found[i][0] for i in range(len(source.tables))), target, tuple(told + notes))
 
 
@@ -162,11 +163,7 @@ EVERY = (*ONE_OF_A_TABLE, "feature_columns", "edge_feature_columns", "label_colu
 
 
 def columns_of_pairs(head: "pa.Schema", path: object, options: "ReadOptions", *, labelled: bool) -> Columns:
-    """The columns of a table of pairs of nodes, a file of its own: its ends need not be called as those of the graph.
-
-    Raises:
-        InputError: see `schema_of`.
-    """
+    """The columns of a table of pairs of nodes, a file of its own, whose ends need not be called as the graph's."""
     given = Assignment(SourceTable("edges"), head, options, path, ONE_OF_A_TABLE)
     found = given.edges(labelled=labelled)
     if labelled and not found.labels:
@@ -174,14 +171,6 @@ def columns_of_pairs(head: "pa.Schema", path: object, options: "ReadOptions", *,
     if given.problems.texts:
         raise InputError(given.problems.message(path))
     return found
-
-
-def _noted(table: SourceTable, notes: Sequence[str]) -> list[str]:
-    """Notes on a table, with its type."""
-    if table.type is None:
-        return list(notes)
-    what = f"Node type '{table.type}'" if table.kind == "nodes" else f"Relation {','.join(table.type)}"
-    return [f"{what}: {note[0].lower()}{note[1:]}" for note in notes]
 
 
 def _check_named(

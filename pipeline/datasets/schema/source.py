@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ....storage.typed.graph_types import RelationType
-from ..cleaning.raw import Hint
+from ..cleaning.raw import Hint, type_text
 
 if TYPE_CHECKING:
     # Arrow starts threads when it is imported, which the server of ranks must not have.
@@ -40,6 +40,20 @@ class SourceTable:
             return self.kind
         return "-".join((self.kind, *((self.type,) if isinstance(self.type, str) else self.type)))
 
+    @property
+    def of_type(self) -> str:
+        """Its type in messages; empty in a graph with one type."""
+        return type_text(self.type)
+
+    @property
+    def ends(self) -> tuple[str | None, str | None]:
+        """Node types where edges begin and end."""
+        return (self.type[0], self.type[2]) if isinstance(self.type, tuple) else (None, None)
+
+    def sides_at(self, nodes: "SourceTable") -> list[int]:
+        """0 if the edges begin at these nodes, 1 if they end there, or both."""
+        return [side for side, t in enumerate(self.ends) if t == nodes.type]
+
 
 @dataclass(frozen=True, eq=False)
 class GraphTables:
@@ -54,6 +68,13 @@ class GraphTables:
     hint: Hint | None = None
     """Direction of the edges according to the source."""
     notes: tuple[str, ...] = ()
+    adds_nodes: bool = False
+    """Nodes of a type without a table are the ends of edges, whatever is predicted."""
+
+    @property
+    def is_typed(self) -> bool:
+        """True for a graph with several types of nodes or edges."""
+        return any(t.type is not None for t in self.tables)
 
     @property
     def nodes(self) -> tuple[SourceTable, ...]:

@@ -2,22 +2,19 @@
 constructs a graph (``gconstruct`` or ``gsprocessing``). It says which columns are ids, ends, features and labels.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute
-import pyarrow.parquet as pq
 from pyarrow import csv as arrow_csv
 
-from .....storage.errors import NOT_READABLE, InputError, first_line
+from .....storage.errors import InputError, first_line
 from .....storage.plural import were
+from ...cleaning.arrow import pc, reading
 from ...schema.source import GraphTables, Role, SourceTable
 from .kinds import META
 
-pc: Any = pyarrow.compute
-"""Functions that pyarrow generates when it is imported, which type checkers cannot see."""
 ENDS: tuple[Role, Role] = ("source", "target")
 UNUSED = ("transform", "custom_split_filenames", "sampling", "decode_list", "feature_dim")
 """Keys of GraphStorm that are named where they are not followed."""
@@ -50,11 +47,11 @@ def read_dgl(folder: Path, name: str) -> GraphTables:
     import yaml
 
     path = folder / META
-    try:
-        record = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError, ValueError) as e:
-        reason = NOT_READABLE if isinstance(e, PermissionError) else first_line(e)[:200]
-        raise InputError(f"{path} cannot be read ({reason}); expected node_data and edge_data") from e
+    with reading(path, "node_data and edge_data"):
+        try:
+            record = yaml.safe_load(path.read_text())
+        except yaml.YAMLError as e:
+            raise ValueError(first_line(e)) from e
     if isinstance(record, Mapping) and record.get("graph_data"):
         raise InputError(f"{path} describes many graphs (graph_data); expected one: write its files without graph_id")
     separator = record.get("separator", ",") if isinstance(record, Mapping) else ","
@@ -90,10 +87,8 @@ def _relation(of: Any, where: str) -> tuple[str, str, str]:
 
 def _csv(path: Path, separator: str) -> pa.Table:
     """A CSV file; a column of texts of numbers between commas becomes one of lists."""
-    try:
+    with reading(path, seen="cannot be read as CSV"):
         table = arrow_csv.read_csv(path, parse_options=arrow_csv.ParseOptions(delimiter=separator))
-    except (pa.ArrowException, OSError, ValueError, TypeError) as e:
-        raise InputError(f"{path} cannot be read as CSV ({first_line(e)[:200]}); write it again") from e
     for at, field in enumerate(table.schema):
         if pa.types.is_string(field.type) and table.num_rows and pc.all(pc.match_substring(table[at], ",")).as_py():
             try:
@@ -134,42 +129,10 @@ def read_graphstorm(record: Any, path: Path, name: str) -> GraphTables:
     if again := next((title for title in titles if titles.count(title) > 1), None):
         raise InputError(f"{where} describes {again} more than once; expected one entry with all its files and columns")
     known = {table.type for table in tables if table.kind == "nodes"}
-    ends_of = {end for table in tables if isinstance(table.type, tuple) for end in table.type[::2]}
-    for t in sorted(ends_of - {str(t) for t in known}):
-        columns = [column for table in tables for column in _ends_at(table, t)]
-        ids = pa.concat_tables([pa.table({"id": c}) for c in columns], promote_options="permissive")["id"].unique()
-        ids = ids.take(pc.sort_indices(ids))
-        tables.append(SourceTable("nodes", (), t, pa.table({"id": ids}), {"id": "id"}))
-        notes.append(f"{len(ids)} nodes of type '{t}' were taken from the ends of edges: {path.name} has none.")
     if len(tables) == 2 and len(known) == 1:
         tables = [SourceTable(t.kind, t.files, None, t.rows, t.roles) for t in tables]
-    return GraphTables(
-        name, path, tuple(tables), (), None, (f"The tables are those that {path.name} describes.", *notes)
-    )
-
-
-def _ends_at(table: SourceTable, node_type: str) -> Iterator[pa.ChunkedArray]:
-    """The ends of a relation's edges at a node type."""
-    if not isinstance(table.type, tuple):
-        return
-    for column, t in zip(table.roles, table.type[::2]):
-        if t == node_type:
-            parts = [table.rows] if table.rows is not None else [_rows_of(file) for file in table.files]
-            for rows in parts:
-                if column not in rows.column_names:
-                    raise InputError(
-                        f"{table.title} has no column '{column}'; it holds {', '.join(rows.column_names)[:200]}"
-                    )
-                yield rows[column]
-
-
-def _rows_of(path: Path) -> pa.Table:
-    if path.name.lower().endswith(".csv"):
-        return _csv(path, ",")
-    try:
-        return pq.read_table(path)
-    except (pa.ArrowException, OSError) as e:
-        raise InputError(f"{path} cannot be read ({first_line(e)[:200]}); write it again") from e
+    notes.insert(0, f"The tables are those that {path.name} describes.")
+    return GraphTables(name, path, tuple(tables), notes=tuple(notes), adds_nodes=True)
 
 
 def _as_gconstruct(of: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -14,8 +14,9 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from .....storage.errors import NOT_READABLE, InputError, first_line
-from ...cleaning.node_ids import as_numbers
+from .....storage.errors import InputError
+from ...cleaning.arrow import reading, with_columns
+from ...cleaning.node_ids import in_one_kind
 from ...cleaning.raw import Hint
 from ...schema.source import GraphTables, Role, SourceTable
 from .networks import read_network
@@ -68,14 +69,10 @@ def has_dictionaries(path: Path) -> bool:
 
 def _head(path: Path) -> list[str]:
     """The first lines."""
-    try:
+    with reading(path, "an edge in each line", "is not text in UTF-8"):
         with pa.input_stream(str(path), compression="detect") as file:
             data = file.read(HEAD_BYTES)
         text = data.decode("utf-8-sig", "strict" if len(data) < HEAD_BYTES else "ignore")
-    except (OSError, pa.ArrowException, UnicodeDecodeError) as e:
-        if isinstance(e, PermissionError):
-            raise InputError(f"{path}: {NOT_READABLE}") from e
-        raise InputError(f"{path} is not text in UTF-8 ({first_line(e)}); expected an edge in each line") from e
     lines = text.splitlines()
     return lines[:-1] if len(data) == HEAD_BYTES and len(lines) > 1 else lines
 
@@ -154,7 +151,7 @@ def read_rows(path: Path, layout: Layout) -> pa.Table:
     Raises:
         InputError: a line has another number of columns.
     """
-    try:
+    with reading(path, f"the same {layout.width} columns in every line, in UTF-8"):
         with pa.input_stream(str(path), compression="detect") as file:
             data = file.read()
         data = _COMMENTS.sub(b"", data.removeprefix(b"\xef\xbb\xbf"))
@@ -167,15 +164,7 @@ def read_rows(path: Path, layout: Layout) -> pa.Table:
             arrow_csv.ParseOptions(delimiter=layout.separator, quote_char=False if layout.separator == " " else '"'),
             arrow_csv.ConvertOptions(column_types=dict.fromkeys(names[:2], pa.string()), strings_can_be_null=False),
         )
-    except (pa.ArrowException, OSError, ValueError) as e:
-        raise InputError(
-            f"{path}: {first_line(e)[:200]}; expected the same {layout.width} columns in every line, in UTF-8"
-        ) from e
-    numbers = [as_numbers(table[name]) for name in names[:2]]
-    if all(column is not None for column in numbers):
-        for at, column in enumerate(numbers):
-            table = table.set_column(at, names[at], column)
-    return table
+    return with_columns(table, dict(zip(names, in_one_kind([table[name] for name in names[:2]]))))
 
 
 def between_single_blanks(data: bytes) -> bytes:
@@ -184,11 +173,7 @@ def between_single_blanks(data: bytes) -> bytes:
 
 
 def edge_list(path: Path, name: str | None = None) -> GraphTables:
-    """A list of edges as a table, or as tables of two node types if KONECT says that it is bipartite.
-
-    Raises:
-        InputError: see `layout_of` and `read_rows`.
-    """
+    """A list of edges as a table, or as tables of two node types if KONECT says that it is bipartite."""
     if has_dictionaries(path):
         return read_network(path, name or _name_of(path))
     layout = layout_of(path)

@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from .....storage.errors import NOT_READABLE, InputError, MissingExtraError, first_line, install
-from ...cleaning.node_ids import as_numbers, is_text
+from ...cleaning.arrow import reading, with_columns
+from ...cleaning.node_ids import in_one_kind
 from ...cleaning.raw import Hint
 from ...schema.source import GraphTables, Role, SourceTable
 from .declared import is_graphstorm, read_graphstorm
@@ -133,16 +134,9 @@ def _with_numbers(
     nodes: pa.Table, ids: Iterable[str], edges: pa.Table, ends: Iterable[str]
 ) -> tuple[pa.Table, pa.Table]:
     """The tables with ids and ends as integers where all are, written as text or not; else as text."""
-    columns = [*(nodes[c] for c in ids), *(edges[c] for c in ends)]
-    numbers = [as_numbers(column) if is_text(column.type) else column for column in columns]
-    if not all(n is not None for n in numbers):
-        numbers = [column.cast(pa.string()) for column in columns]
-    found = iter(numbers)
-    for c in ids:
-        nodes = nodes.set_column(nodes.column_names.index(c), c, next(found))
-    for c in ends:
-        edges = edges.set_column(edges.column_names.index(c), c, next(found))
-    return nodes, edges
+    found = iter(in_one_kind([*(nodes[c] for c in ids), *(edges[c] for c in ends)]))
+    nodes = with_columns(nodes, {c: next(found) for c in ids})
+    return nodes, with_columns(edges, {c: next(found) for c in ends})
 
 
 def read_json(path: Path, name: str) -> GraphTables:
@@ -152,13 +146,9 @@ def read_json(path: Path, name: str) -> GraphTables:
     Raises:
         InputError: it is no JSON, or holds no nodes and links.
     """
-    try:
-        with pa.input_stream(str(path), compression="detect") as file:
-            record: Any = json.loads(file.read())
-    except PermissionError as e:
-        raise InputError(f"{path}: {NOT_READABLE}") from e
-    except (OSError, ValueError, RecursionError) as e:
-        raise InputError(f"{path} is no JSON ({first_line(e)[:200]}); expected an object with nodes and links") from e
+    expected = "an object with nodes and links"
+    with reading(path, expected, "is no JSON"), pa.input_stream(str(path), compression="detect") as file:
+        record: Any = json.loads(file.read())
     if is_graphstorm(record):
         return read_graphstorm(record, path, name)
     directed = record.get("directed") if isinstance(record, dict) else None

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.csv
 
 from .....storage.errors import InputError, MissingExtraError, install
-from ...cleaning.raw import AnyArray, Hint, Raw
+from ...cleaning.arrow import reading
+from ...cleaning.raw import AnyArray, GivenLabels, Hint, Raw, RawEdges, RawNodes
 from .public import OGB, near_ogb
 
 ONE_WAY = {"ogbn-products", "ogbn-proteins"}
@@ -85,15 +86,9 @@ def read_ogb_folder(folder: Path, name: str | None = None) -> Raw:
         hint = Hint("directed", f"OGB publishes {known} as a directed graph")
     else:
         hint = None
-    return Raw(
-        name=known,
-        src=edges[:, 0],
-        dst=edges[:, 1],
-        labels=labels,
-        features=_csv(feat, np.float32) if feat.exists() else None,
-        split=_split(folder),
-        hint=hint,
-    )
+    x = _csv(feat, np.float32) if feat.exists() else None
+    ends, nodes = {None: RawEdges((edges[:, 0], edges[:, 1]))}, {None: RawNodes(x)}
+    return Raw(known, ends, GivenLabels(labels), nodes, split=_split(folder), hint=hint)
 
 
 def _split(folder: Path) -> dict[str, AnyArray]:
@@ -114,7 +109,7 @@ def _csv(path: Path, dtype: type[np.number]) -> AnyArray:
         raise InputError(
             f"{path} does not exist; expected OGB's own layout (raw/edge.csv.gz, raw/node-label.csv.gz, ...)"
         )
-    try:
+    with reading(path, "OGB's own file: unpack the dataset again", "is not a compressed table of numbers"):
         with pa.input_stream(str(path), compression="gzip") as stream:
             content = stream.read()
         if not content.strip():
@@ -123,5 +118,3 @@ def _csv(path: Path, dtype: type[np.number]) -> AnyArray:
         table = pyarrow.csv.read_csv(pa.BufferReader(content), read_options=options)
         target = pa.from_numpy_dtype(dtype)
         return np.stack([column.cast(target).to_numpy() for column in table.columns], axis=1)
-    except (pa.ArrowException, OSError, ValueError) as e:
-        raise InputError(f"{path} is not a compressed table of numbers ({e}); unpack the dataset again") from e

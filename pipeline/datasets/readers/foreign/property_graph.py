@@ -13,19 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute
 from pyarrow import csv as arrow_csv
 
-from .....storage.errors import InputError, first_line
+from .....storage.errors import InputError
 from .....storage.plural import counted, were
-from ...cleaning.node_ids import as_numbers
+from ...cleaning.arrow import pc, reading, with_columns
+from ...cleaning.node_ids import in_one_kind
 from ...cleaning.options import ReadOptions
 from ...schema.files import CSV
 from ...schema.source import GraphTables, Kind, Role, SourceTable
 from .kinds import first_line_of, has_marks, separator_of
 
-pc: Any = pyarrow.compute
-"""Functions that pyarrow generates when it is imported, which type checkers cannot see."""
 KEYS = {
     "id": "id", "start_id": "source", "end_id": "target", "from": "source", "to": "target", "label": "label",
     "type": "label",
@@ -101,7 +99,7 @@ def header_of(path: Path) -> Header | None:
 
 def _rows(path: Path, header: Header, *, skip: bool) -> pa.Table:
     types = {**header.types, **dict.fromkeys(header.lists, pa.string())}
-    try:
+    with reading(path, "CSV in UTF-8 whose values are of the types in its header"):
         table = arrow_csv.read_csv(
             path,
             arrow_csv.ReadOptions(column_names=list(header.columns), skip_rows=int(skip)),
@@ -110,14 +108,8 @@ def _rows(path: Path, header: Header, *, skip: bool) -> pa.Table:
                 null_values=[""], column_types=types, strings_can_be_null=True, quoted_strings_can_be_null=False
             ),
         )
-    except (pa.ArrowException, OSError, ValueError) as e:
-        raise InputError(
-            f"{path}: {first_line(e)[:200]}; expected CSV in UTF-8 whose values are of the types in its header"
-        ) from e
-    for name in header.lists:
-        values = pc.split_pattern(table[name], ";")
-        table = table.set_column(table.column_names.index(name), name, values)
-    return table.drop_columns(list(header.ignored))
+    lists = {name: pc.split_pattern(table[name], ";") for name in header.lists}
+    return with_columns(table, lists).drop_columns(list(header.ignored))
 
 
 @dataclass(frozen=True)
@@ -222,15 +214,10 @@ def _types(path: Path, header: Header, rows: pa.Table, options: ReadOptions) -> 
 
 def _with_numbers(parts: list[_Part]) -> list[_Part]:
     """The parts with ids and ends as integers if all of them are."""
-    columns = [(part, name) for part in parts for name, role in part.header.roles.items() if role != "label"]
-    numbers = [as_numbers(part.rows[name]) for part, name in columns]
-    if any(column is None for column in numbers):
-        return parts
-    found = {id(part): part.rows for part in parts}
-    for (part, name), column in zip(columns, numbers):
-        table = found[id(part)]
-        found[id(part)] = table.set_column(table.column_names.index(name), name, column)
-    return [_Part(part.path, part.header, found[id(part)], part.types) for part in parts]
+    names = [[name for name, role in part.header.roles.items() if role != "label"] for part in parts]
+    found = iter(in_one_kind([part.rows[name] for part, own in zip(parts, names) for name in own]))
+    tables = [with_columns(part.rows, {name: next(found) for name in own}) for part, own in zip(parts, names)]
+    return [_Part(part.path, part.header, table, part.types) for part, table in zip(parts, tables)]
 
 
 def _distinct(parts: Sequence[_Part]) -> list[str]:

@@ -2,8 +2,6 @@
 ``NAME.cites`` (cited and citing paper), and OpenKE's triples by number.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from .....storage.errors import NOT_READABLE, InputError, first_line
+from .....storage.errors import InputError
+from ...cleaning.arrow import reading
 from ...schema.source import GraphTables, SourceTable
 from .kinds import CITES, CONTENT, OPENKE
 
@@ -20,20 +19,9 @@ SETS = {"train": OPENKE, "val": "valid2id.txt", "test": "test2id.txt"}
 TABS, TRIPLES = "columns between tabs", "a count, then head, tail and relation by number in each line"
 
 
-@contextmanager
-def _reading(path: Path, expected: str) -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowException, OSError, ValueError, OverflowError) as e:
-        if isinstance(e, InputError):
-            raise
-        reason = NOT_READABLE if isinstance(e, PermissionError) else first_line(e)[:200]
-        raise InputError(f"{path} cannot be read ({reason}); expected {expected}") from e
-
-
 def _columns(path: Path, as_text: int) -> pa.Table:
     """Columns ``f0, f1, ...`` of a file without a header; the first ones are text."""
-    with _reading(path, TABS):
+    with reading(path, TABS):
         return arrow_csv.read_csv(
             path,
             arrow_csv.ReadOptions(autogenerate_column_names=True, block_size=64 << 20),
@@ -58,7 +46,7 @@ def read_citations(folder: Path, name: str) -> GraphTables:
             raise InputError(f"{path} has {table.num_columns} columns; expected {most or 'id, features, class'} {TABS}")
     columns: dict[str, Any] = {"id": nodes[0], "label": nodes[nodes.num_columns - 1]}
     if width := nodes.num_columns - 2:
-        with _reading(content, "numbers between id and class"):
+        with reading(content, "numbers between id and class"):
             x = np.stack([nodes[i + 1].cast(pa.float32()).to_numpy() for i in range(width)], axis=1)
         columns["features"] = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), width)
     edges = edges.rename_columns(["cited", "citing"])
@@ -85,7 +73,7 @@ def openke_triples(folder: Path) -> dict[str, npt.NDArray[np.object_]]:
     for part, file in SETS.items():
         if not (path := folder / file).exists():
             continue
-        with _reading(path, TRIPLES):
+        with reading(path, TRIPLES):
             claimed = int(path.open().readline())
             rows = np.loadtxt(path, np.int64, skiprows=1, ndmin=2).reshape(-1, 3)
         if len(rows) != claimed:
@@ -101,7 +89,7 @@ def openke_triples(folder: Path) -> dict[str, npt.NDArray[np.object_]]:
 
 def _names(path: Path) -> npt.NDArray[np.object_]:
     """Names by number, from a count and a line of name and number for each."""
-    with _reading(path, "a count, then name and number in each line"):
+    with reading(path, "a count, then name and number in each line"):
         count, *lines = path.read_text("utf-8").rstrip("\n").split("\n")
         pairs = [line.rstrip("\r").rsplit(None, 1) for line in lines]
         numbers = [int(number) for _, number in pairs]

@@ -1,12 +1,12 @@
 """Files of one table that are neither Parquet nor CSV: Feather (Arrow IPC), JSON lines and ORC."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 
-from .....storage.errors import NOT_READABLE, InputError, first_line
+from .....storage.errors import InputError
+from ...cleaning.arrow import reading
 from ...schema.files import ARROW, JSON_LINES
 
 
@@ -50,20 +50,10 @@ def read_table_file(path: Path) -> pa.Table:
         InputError: it is damaged, or of another format than its suffix says.
     """
     read, expected = next(of for suffixes, of in READERS.items() if path.name.lower().endswith(suffixes))
-    with _reading(path, expected):
+    with reading(path, expected):
         table = read(path)
         _ = table.column_names  # which are decoded now
         table.validate(full=True)  # text that is no UTF-8
     if not table.num_columns:
         raise InputError(f"{path} has no columns; expected {expected}")
     return table
-
-
-@contextmanager
-def _reading(path: Path, expected: str) -> Iterator[None]:
-    try:
-        yield
-    except PermissionError as e:
-        raise InputError(f"{path}: {NOT_READABLE}") from e
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as e:
-        raise InputError(f"{path} cannot be read ({first_line(e)[:200]}); expected {expected}") from e

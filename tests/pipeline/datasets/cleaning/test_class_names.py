@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.pipeline.datasets.cleaning.class_names import numbered
-from millrace.pipeline.datasets.cleaning.labels import GivenLabels, settled_labels
+from millrace.pipeline.datasets.cleaning.labels import settled_labels
+from millrace.pipeline.datasets.cleaning.raw import GivenLabels
 from millrace.storage.errors import InputError
 
 TEXT = st.lists(st.none() | st.text(" ab\t01\u00a0", max_size=4), max_size=30)

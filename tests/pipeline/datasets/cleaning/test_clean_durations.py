@@ -6,7 +6,7 @@ import pytest
 import millrace as mr
 from millrace.pipeline.datasets.cleaning.clean import clean
 from millrace.pipeline.datasets.cleaning.options import ReadOptions
-from millrace.pipeline.datasets.cleaning.raw import Raw
+from millrace.pipeline.datasets.cleaning.raw import GivenLabels, Raw, RawEdges, RawNodes
 
 N = np.arange(6)
 GOOD = {
@@ -19,11 +19,16 @@ GOOD = {
 }
 
 
+def raw(src, dst, labels, features, edge_weight, split) -> Raw:
+    edges, nodes = {None: RawEdges((src, dst), edge_weight)}, {None: RawNodes(features)}
+    return Raw("g", edges, GivenLabels(labels), nodes, split=split)
+
+
 @pytest.mark.parametrize("key", GOOD)
 def test_a_duration_is_refused(key):
     options = ReadOptions(direction="directed")
-    clean(Raw("g", **GOOD), options, None, 0)
+    clean(raw(**GOOD), options, None, 0)
     given = GOOD[key]
     late = {"train": given["train"].astype("m8[s]")} if isinstance(given, dict) else given.astype("m8[s]")
     with pytest.raises(mr.InputError, match="timedelta64"):
-        clean(Raw("g", **(GOOD | {key: late})), options, None, 0)
+        clean(raw(**(GOOD | {key: late})), options, None, 0)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from millrace.pipeline.datasets import ReadOptions, open_dataset
-from millrace.pipeline.datasets.cleaning.labels import GivenLabels, as_task, clean_labels, settled_labels
+from millrace.pipeline.datasets.cleaning.labels import as_task, clean_labels, settled_labels
+from millrace.pipeline.datasets.cleaning.raw import GivenLabels
 from millrace.pipeline.datasets.cleaning.splits import make_split
 from millrace.storage.errors import InputError
 

@@ -317,8 +317,8 @@ def test_times_of_some_types_and_relations(hetero, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"edge_times": {("a", "b", "c"): [1]}}, "times of edges of a,b,c, which is not there"),
-        ({"node_times": {"shop": [1]}}, "times of nodes of shop, which is not there"),
+        ({"edge_times": {("a", "b", "c"): [1]}}, "times of edges of a,b,c, which is no relation"),
+        ({"node_times": {"shop": [1]}}, "times of nodes of shop, which is no node type"),
         ({"node_times": {"paper": [1, 2]}}, r"node_time of 'paper' is int64\[2\]"),
         ({"edge_times": {("paper", "cites", "paper"): [np.nan] * 8}}, "edge_time of paper,cites,paper holds 8 times"),
         ({"node_times": {"author": np.arange(4)}, "split": "time:0.5,0.2"}, "nodes have no times"),
@@ -327,7 +327,7 @@ def test_times_of_some_types_and_relations(hetero, tmp_path):
 def test_times_that_are_none_are_refused(changed, said):
     with pytest.raises(InputError, match=said):
         read(**changed)
-    with pytest.raises(InputError, match="edge_time is 'when', but no type has this attribute"):
+    with pytest.raises(InputError, match="edge_time is 'when', but the PyG data has no such attribute"):
         mr.open_dataset(mr.open_dataset("hsbm:nodes=20").to_pyg(), options=mr.ReadOptions(edge_time="when"))
 
 

@@ -162,7 +162,7 @@ def test_a_type_without_nodes_is_that_of_ends(tmp_path):
     path = _graphstorm(tmp_path, lambda record: record["nodes"].pop())
     dataset = mr.open_dataset(path)
     assert names_of(dataset)[3:] == ["f1", "f2"]
-    assert any("2 nodes of type 'film' were taken from the ends of edges" in note for note in dataset.notes)
+    assert any("2 nodes of type 'film' were taken from the ends of the edges" in note for note in dataset.notes)
 
 
 CHANGES = {

@@ -8,7 +8,7 @@ from pyarrow import csv as arrow_csv
 
 import millrace as mr
 from millrace.pipeline.datasets import ReadOptions, open_dataset
-from millrace.pipeline.ingest import convert, typed
+from millrace.pipeline.ingest import convert, run
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.ingest import Killed, contents, cut_small, killed, parquet, same
@@ -132,10 +132,8 @@ def test_a_killed_ingest_goes_on(tmp_path, monkeypatch):
 
 def test_one_node_type_with_and_without_features(tmp_path, monkeypatch):
     """The store is that of the reader in memory; no relation's footers are read again for the widest one's batches."""
-    described, edge_table = [], typed.TypedIngest._edge_table
-    monkeypatch.setattr(
-        typed.TypedIngest, "_edge_table", lambda self, *given: described.append(given) or edge_table(self, *given)
-    )
+    described, edge_table = [], run.edge_table
+    monkeypatch.setattr(run, "edge_table", lambda *given: described.append(given) or edge_table(*given))
     ends = {"src": [0, 1, 1], "dst": [1, 0, 1]}
     for columns in ({}, {"x0": [0.5, 1.0]}):
         folder = tmp_path / f"g{len(columns)}"
@@ -149,7 +147,7 @@ def test_one_node_type_with_and_without_features(tmp_path, monkeypatch):
 def test_too_many_nodes_for_a_key_are_refused(tmp_path, monkeypatch):
     folder = tmp_path / "g"
     options = graph(folder, 17)
-    monkeypatch.setattr(typed, "KEYS", 1000)
+    monkeypatch.setattr(run, "KEYS", 1000)
     with pytest.raises(InputError, match="edges are sorted by numbers below"):
         mr.convert(folder, tmp_path / "got", options=options, verbose=False)
     assert [path.name for path in tmp_path.iterdir()] == ["g"]

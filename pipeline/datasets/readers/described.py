@@ -1,0 +1,165 @@
+"""Tables whose columns are known and whose rows may lie in files: their schema, and what they are refused for before
+rows are read. In memory and in pieces alike."""
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from ....storage.errors import InputError, nearest
+from ....storage.plural import counted, were
+from ....storage.typed.graph_types import RelationType
+from ..cleaning.clean import check_no_target
+from ..cleaning.options import ReadOptions
+from ..cleaning.typed import OF_NODES, check_followed
+from ..schema.roles import Schema, schema_of
+from ..schema.source import GraphTables, SourceTable
+from ..schema.unread import check_sets, check_unread
+from .tables import check_columns
+
+OF_TABLES = (
+    *OF_NODES, "feature_columns", "edge_feature_columns", "label_columns", "missing_ids", "direction", "edge_time",
+    "node_time", "id", "src", "dst", "weight", "split", "relation_column", "dangling_edges", "one_hot",
+)  # fmt: skip
+"""Options that tables of several types follow."""
+
+
+class OpenTable(Protocol):
+    """A table of a source that has been opened."""
+
+    @property
+    def source(self) -> SourceTable:
+        """With the user's files."""
+        ...
+
+    @property
+    def heads(self) -> tuple[pa.Schema, ...]:
+        """Columns of each file."""
+        ...
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns, and their types."""
+        ...
+
+    @property
+    def num_rows(self) -> int:
+        """Number of its rows."""
+        ...
+
+    def pieces(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """The rows of some columns, in pieces."""
+        ...
+
+
+def is_typed(source: GraphTables, options: ReadOptions) -> bool:
+    """True for the tables of a graph with several types of nodes or edges."""
+    return options.relation_column is not None or source.is_typed
+
+
+def check_options(source: GraphTables, options: ReadOptions) -> None:
+    """Raise InputError for an option that the tables, of one type or of several, do not follow."""
+    if not is_typed(source, options):
+        check_no_target(options)
+        return
+    check_followed(str(source.path), options, OF_TABLES)
+    if options.direction == "reverse":
+        raise InputError(
+            "direction is 'reverse', but the names of the files say where edges begin and end; leave it out, or rename "
+            "the files"
+        )
+
+
+def described(
+    source: GraphTables, tables: Sequence[OpenTable], options: ReadOptions, notes: list[str], has_edges: bool = True
+) -> Schema:
+    """The schema of a source whose tables are open, in their order.
+
+    Args:
+        source: has the tables.
+        tables: opened.
+        options: give columns roles.
+        notes: get those of the schema.
+        has_edges: whether tables of edges have their rows.
+
+    Raises:
+        InputError: there are no nodes, or no edges; a column is missing, or its role is not clear.
+    """
+    for table in tables:
+        if table.source.kind == "nodes" and not table.num_rows:
+            raise _no_nodes(source.path, table.source)
+    schema = schema_of(source, [t.schema for t in tables], options)
+    notes += schema.notes
+    for table, columns in zip(tables, schema.of_tables):
+        if table.source.files:
+            check_columns(table.heads, table.source, columns, options)
+    if has_edges:
+        notes += check_edge_rows(source.path, [(t.source, t.num_rows) for t in tables if t.source.kind == "edges"])
+    keys = [t.type for t in source.edges if isinstance(t.type, tuple)]
+    for key in keys:
+        _check_ends(key, [str(t.type) for t in source.nodes])
+    return schema
+
+
+def check_unread_columns(schema: Schema, tables: Sequence[OpenTable], options: ReadOptions, draws_split: bool) -> None:
+    """Raise InputError for a column of nodes that is not read, and looks like ids, or if `draws_split` like a split."""
+    own = list(zip(tables, schema.of_tables))
+    for table, columns in own:
+        if table.source.kind == "edges":
+            continue
+        if draws_split:
+            check_sets(columns, table.schema, table.pieces, schema.source.path)
+        if options.id is None:
+            ends = [
+                (edges.pieces, of_edges.ends[side])
+                for edges, of_edges in own
+                if edges.source.kind == "edges"
+                for side in edges.source.sides_at(table.source)
+            ]
+            check_unread(columns, table.schema, table.pieces, ends, schema.source.path)
+
+
+def _no_nodes(source: object, table: SourceTable) -> InputError:
+    file = table.files[0].name if table.files else table.title
+    if table.type is None:
+        return InputError(f"{source}: there are no nodes; expected a row for each node in {file}")
+    return InputError(f"node type '{table.type}' has no nodes; expected a row for each in {file}")
+
+
+def check_edge_rows(source: object, rows: Sequence[tuple[SourceTable, int]]) -> list[str]:
+    """Notes on tables of edges without rows. Raises InputError if there is no edge at all."""
+    if any(count for _, count in rows):
+        return [f"Relation {t.title.removeprefix('edges-')} has no edges." for t, count in rows if not count]
+    if not rows:
+        raise InputError(f"{source}: there is no table of edges; expected one with the columns src and dst")
+    table = rows[0][0]
+    file = table.files[0].name if table.files else table.title
+    if table.rows is not None:
+        raise InputError(f"{source} has no edges")
+    raise InputError(f"{source}: {file} has a header and no rows; expected an edge in each row")
+
+
+def text_without_ids(source: object, table: str) -> InputError:
+    """Error for edges that call nodes by text which their table does not have."""
+    return InputError(
+        f"{source}: the ends of edges are text, but {table} has no column 'id'; give each node the id that edges call "
+        "it by, or set read.id to the column that has it"
+    )
+
+
+def _check_ends(key: RelationType, node_types: Sequence[str]) -> None:
+    for t in (key[0], key[2]):
+        if t not in node_types:
+            raise InputError(
+                f"the relation {','.join(key)} has ends of type '{t}', but there is no nodes-{t}; expected one of "
+                f"{', '.join(node_types)}{nearest(t, list(node_types))}: rename the file of edges, or give the nodes"
+            )
+
+
+def dropped_notes(dropped: Sequence[tuple[str, int]]) -> list[str]:
+    """Notes on edges of tables with an end that is no node."""
+    return [
+        f"{counted(count, 'edge')} of {table} {were(count)} left out, since an end is no node (dangling_edges=drop)."
+        for table, count in dropped
+        if count
+    ]
