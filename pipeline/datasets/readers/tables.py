@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from ....storage.errors import InputError, NoLabelsError, first_line
 from ....storage.store.paths import expanded
 from ..cleaning.arrow import reading, with_columns
-from ..cleaning.one_hot import with_one_hot
+from ..cleaning.class_names import with_one_hot
 from ..cleaning.options import ReadOptions
 from ..cleaning.raw import Hint
 from ..schema import files as of_folder

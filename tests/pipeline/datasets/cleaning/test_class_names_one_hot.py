@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import millrace as mr
-from millrace.pipeline.datasets.cleaning.one_hot import with_one_hot
+from millrace.pipeline.datasets.cleaning.class_names import with_one_hot
 from millrace.tests.contracts.edges_by_name import rows_of
 
 NODES = "id,age,city,job,label\na,1,york,9,x\nb,2,ulm,10,y\nc,3,,9,x\nd,4,ulm,9,y\n"
