@@ -148,8 +148,11 @@ def count_nodes(raw: Raw) -> dict[str | None, int]:
         if own.count is not None:
             count = whole_number(f"num_nodes of '{t}'", own.count, 0)
             if (known := counts.setdefault(t, count)) != count:
-                of = "" if t is None else f" of '{t}'"
-                raise InputError(f"there are {known} labels{of}, and num_nodes says {count}; expected one for each")
+                if t is None:
+                    raise InputError(f"there are {count} nodes and {known} labels; expected one for each")
+                raise InputError(
+                    f"there are {known} labels of '{t}', and num_nodes says {count}; expected one for each"
+                )
         elif t not in counts and own.features is None:
             raise InputError(f"node type '{t}' has no features; expected num_nodes={{'{t}': ...}} for it")
         elif t not in counts:

@@ -86,7 +86,7 @@ def described(
         InputError: there are no nodes, or no edges; a column is missing, or its role is not clear.
     """
     for table in tables:
-        if table.source.kind == "nodes" and not table.num_rows:
+        if table.source.kind == "nodes" and table.source.files and not table.num_rows:
             raise _no_nodes(source.path, table.source)
     schema = schema_of(source, [t.schema for t in tables], options)
     notes += schema.notes

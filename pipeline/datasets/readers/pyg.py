@@ -107,7 +107,7 @@ def _edges_of(store: Any, where: str, times: Mapping[str, str]) -> RawEdges:
         )
     ends, weight = host(store["edge_index"]), _array(store, "edge_weight")
     if ends.ndim != 2 or ends.shape[0] != 2:
-        raise InputError(f"the edge_index of {where} has shape {list(ends.shape)}; expected [2, E]")
+        raise InputError(f"{where}: edge_index has shape {list(ends.shape)}; expected [2, E]")
     if weight is not None and weight.ndim == 2 and weight.shape[1] == 1:
         weight = weight[:, 0]
     return RawEdges((ends[0], ends[1]), weight, _array(store, "edge_attr"), time=_array(store, times["edge_time"]))

@@ -129,7 +129,7 @@ def read_graphstorm(record: Any, path: Path, name: str) -> GraphTables:
     if again := next((title for title in titles if titles.count(title) > 1), None):
         raise InputError(f"{where} describes {again} more than once; expected one entry with all its files and columns")
     known = {table.type for table in tables if table.kind == "nodes"}
-    if len(tables) == 2 and len(known) == 1:
+    if len(tables) == 2 and known == {end for table in tables if table.kind == "edges" for end in table.ends}:
         tables = [SourceTable(t.kind, t.files, None, t.rows, t.roles) for t in tables]
     notes.insert(0, f"The tables are those that {path.name} describes.")
     return GraphTables(name, path, tuple(tables), notes=tuple(notes), adds_nodes=True)
