@@ -72,11 +72,15 @@ def ordered_edges(files: Sequence[Path], num_nodes: int, ids: AnyArray | None, o
         return None
     try:
         with gpu_cluster(gpus) as client:
-            found = _by_tasks(client, pieces, columns, num_nodes, ids, options, gpus=gpus)
+            if (found := _by_tasks(client, pieces, columns, num_nodes, ids, options, gpus=gpus)) is None:
+                return None
+            rows = first_row - (found[1] if options.self_loops == "drop" else 0)
+            return _joined(*found, rows, num_nodes, weighted, "weight" in schemas[0].names)
+    except RunError:
+        raise
     except Exception as e:
         # The most common error: edges do not fit.
         raise RunError(f'reading edges by cuDF failed: {type(e).__name__}: {e}; use read.edges_on = "cpu"') from e
-    return None if found is None else _joined(*found, num_nodes, weighted, "weight" in schemas[0].names)
 
 
 def _by_tasks(
@@ -88,7 +92,8 @@ def _by_tasks(
     options: ReadOptions,
     gpus: int,
 ) -> tuple[list[Any], int] | None:
-    """Ranges of sorted edges as from `_on_host`, and the number of self loops; None if anything is not clean."""
+    """Futures of ranges of sorted edges as from `_on_host`, and the number of self loops; None if anything is not
+    clean."""
     known = None if ids is None else client.scatter(ids.astype(np.int64), broadcast=True, hash=False)
     read = [client.submit(_read, p, columns, num_nodes, known, options, pure=False) for p in pieces]
     loops = client.gather([client.submit(_loops, r, pure=False) for r in read])
@@ -101,7 +106,7 @@ def _by_tasks(
     else:
         stretches = _spread(client, frames, "weight" in columns, num_nodes)
     del frames
-    return [s for s in client.gather(stretches) if s is not None], sum(loops)
+    return stretches, sum(loops)
 
 
 def _is_clean(schema: pa.Schema, columns: list[str]) -> bool:
@@ -195,15 +200,29 @@ def _on_host(frame: Any, num_nodes: int) -> Any:
     return first, cupy.bincount(dst - first).get(), src.astype(index_dtype(num_nodes)).get(), weight, again
 
 
-def _joined(found: list[Any], loops: int, num_nodes: int, weighted: bool, has_weights: bool) -> Ordered:
-    in_degree, end = np.zeros(num_nodes, np.int64), 0
-    for first, counts, src, *_ in found:
-        if first < end or counts.sum() != len(src):
+def _joined(stretches: list[Any], loops: int, rows: int, num_nodes: int, weighted: bool, has_weights: bool) -> Ordered:
+    """Fill the arrays range by range: this process holds each edge once, and one range beside them."""
+    in_degree, src, end, at, repeated = (
+        np.zeros(num_nodes, np.int64),
+        np.empty(rows, index_dtype(num_nodes)),
+        0,
+        0,
+        False,
+    )
+    weight = np.empty(rows, np.float32) if weighted else None
+    while stretches:
+        if (found := stretches.pop(0).result()) is None:
+            continue
+        first, counts, sources, weights, again = found
+        if first < end or counts.sum() != len(sources):
             raise RunError(
                 'dask-cuDF returned edges that are not in the order of their destinations; use read.edges_on = "cpu"'
             )
         end = first + len(counts)
-        in_degree[first:end] = counts
-    src = np.concatenate([np.empty(0, index_dtype(num_nodes)), *(s for _, _, s, _, _ in found)])
-    weight = np.concatenate([np.empty(0, np.float32), *(w for _, _, _, w, _ in found)]) if weighted else None
-    return Ordered(in_degree, src, weight, loops, any(again for *_, again in found), has_weights)
+        in_degree[first:end], src[at : at + len(sources)], repeated = counts, sources, repeated or again
+        if weight is not None:
+            weight[at : at + len(sources)] = weights
+        at += len(sources)
+    if at < rows:
+        raise RunError(f'dask-cuDF returned {at} of {rows} edges; use read.edges_on = "cpu"')
+    return Ordered(in_degree, src, weight, loops, repeated, has_weights)

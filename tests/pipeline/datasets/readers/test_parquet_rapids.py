@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from distributed import Client
 
 from millrace.pipeline.datasets import ReadOptions, open_dataset
 from millrace.pipeline.datasets.readers import graph, parquet_rapids
@@ -207,8 +208,22 @@ def test_edges_out_of_order_are_an_error(tmp_path, on_gpus, monkeypatch):
     folder = write(tmp_path / "g")
     frame = rapids.dask_frames().DataFrame
     monkeypatch.setattr(frame, "to_delayed", lambda self, real=frame.to_delayed: real(self)[::-1])
-    with pytest.raises(RunError, match="not in the order of their destinations"):
+    with pytest.raises(RunError, match=r"^dask-cuDF returned edges that are not in the order of their destinations"):
         open_dataset(folder, options=ReadOptions(direction="directed", edges_on="gpu"))
+    monkeypatch.setattr(frame, "to_delayed", lambda self, real=frame.to_delayed: real(self)[::-1][1:])
+    with pytest.raises(RunError, match=r"^dask-cuDF returned \d+ of 300 edges; use read"):
+        open_dataset(folder, options=ReadOptions(direction="directed", edges_on="gpu"))
+
+
+def test_edges_come_from_the_gpus_range_by_range(tmp_path, on_gpus, monkeypatch):
+    """The driver never has a list of all of them beside the graph's arrays."""
+    on_gpus(3)
+    gathered, real = [], Client.gather
+    monkeypatch.setattr(Client, "gather", lambda self, *a, **k: (gathered.append(x := real(self, *a, **k)), x)[1])
+    folder = write(tmp_path / "g")
+    options = ReadOptions(direction="directed", self_loops="drop")
+    assert_same(open_dataset(folder, options=options), open_dataset(folder, options=replace(options, edges_on="gpu")))
+    assert gathered and not any(isinstance(x, tuple) for got in gathered for x in got), "a range is a tuple"
 
 
 def test_edges_that_do_not_fit_are_an_error(tmp_path, on_gpus, monkeypatch):
