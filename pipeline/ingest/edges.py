@@ -305,12 +305,7 @@ def sort_edges(work: EdgeWork, tasks: int, number: int, first: int, stop: int) -
     if w.rows is not None:
         w.rows.tofile(sorted_file(work.folder, OF_EDGES, number))
     degrees, counts = np.unique(np.diff(indptr), return_counts=True)
-    return record | {
-        "rows": end - begin,
-        "edges": len(indices),
-        "degrees": degrees.tolist(),
-        "counts": counts.tolist(),
-    }
+    return record | {"rows": end - begin, "edges": len(indices), "degrees": degrees.tolist(), "counts": counts.tolist()}
 
 
 def _sorted_way(work: EdgeWork, way: str, tasks: int, first: int, stop: int) -> tuple[AnyArray, OfEdges]:

@@ -49,13 +49,7 @@ from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.raw import about, noted
 from ..datasets.cleaning.typed import note_of_types, note_unweighted, reversed_relations
 from ..datasets.readers.csv_file import is_csv
-from ..datasets.readers.described import (
-    check_options,
-    check_unread_columns,
-    described,
-    dropped_notes,
-    is_typed,
-)
+from ..datasets.readers.described import check_options, check_unread_columns, described, dropped_notes, is_typed
 from ..datasets.readers.parquet import UnequalListsError, feature_rows, labels_of
 from ..datasets.schema.source import GraphTables, SourceTable
 from . import edges as edge_tasks
@@ -421,9 +415,7 @@ class Ingest:
             "task": self.labels["task"],
             "notes": [*self.notes, *self.lost],
             CARD: data_card(
-                self.card,
-                **card_facts(self.settings.split, self.settings.seed, self.labels["stored"]),
-                read=self.read,
+                self.card, **card_facts(self.settings.split, self.settings.seed, self.labels["stored"]), read=self.read
             ),
             "features_format": self.settings.features,
             **({"features_dtype": kind} if kind in NARROW else {}),

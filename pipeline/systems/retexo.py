@@ -85,13 +85,7 @@ def retexo(
         ),
         AllSeedsMean() if local_steps is None else LocalSteps(local_steps),
         LayerByLayer(cut),
-        options={
-            **asdict(cut),
-            "mode": mode,
-            "local_steps": local_steps,
-            "inductive": inductive,
-            "clients": clients,
-        },
+        options={**asdict(cut), "mode": mode, "local_steps": local_steps, "inductive": inductive, "clients": clients},
     )
 
 
@@ -141,9 +135,7 @@ class _Retexo(Registered):
             "trains each node on the rank that has it, and an edge's two ends may be on two",
         ),
         Cannot(
-            OF_SYSTEM,
-            Need.TYPES,
-            "trains each layer on aggregates of all in-edges, which do not tell relations apart",
+            OF_SYSTEM, Need.TYPES, "trains each layer on aggregates of all in-edges, which do not tell relations apart"
         ),
         Cannot(OF_SYSTEM, Need.TIMES, "samples nothing", False),
         Cannot(OF_SYSTEM, Need.EDGE_FEATURES, "gives its layers rows of nodes only"),

@@ -57,11 +57,7 @@ class Gather(HasTargets):
     _ahead: Units[Any] | None = None
 
     def __init__(
-        self,
-        placement: Placement,
-        features: FeatureStore,
-        edges: FeatureStore | None,
-        from_disk: FromDisk | None,
+        self, placement: Placement, features: FeatureStore, edges: FeatureStore | None, from_disk: FromDisk | None
     ) -> None:
         """
         Args:
@@ -113,12 +109,7 @@ class Gather(HasTargets):
         )
         of_edges = self._of_edges(work) or [None] * len(work.blocks)
         neighbourhoods = tuple(
-            BlockNeighbourhood(
-                b,
-                lambda n=b.num_src: degree()[:n],
-                edge_types=data.types_of(b.edge_id),
-                edges=edges,
-            )
+            BlockNeighbourhood(b, lambda n=b.num_src: degree()[:n], edge_types=data.types_of(b.edge_id), edges=edges)
             for b, edges in zip(work.blocks, of_edges)
         )
         return Fetched(work.epoch, work.index, neighbourhoods, h, **of_seeds)

@@ -219,11 +219,7 @@ def _read_store(source: Any, request: Request) -> Dataset:
 
 def _read_networkx(source: Any, request: Request) -> Dataset:
     return from_networkx(
-        source,
-        name=request.name or "networkx",
-        options=request.options,
-        split=request.split,
-        seed=request.seed,
+        source, name=request.name or "networkx", options=request.options, split=request.split, seed=request.seed
     )
 
 
