@@ -24,7 +24,6 @@ from .custom.own_code import own_code, split_loss, split_options
 from .machine.deadline import checkpoints_in
 from .ready import RunCall, ready_to_run
 from .report.model_card import CARD, data_section, model_card
-from .report.reading import EventHistory, read_events
 from .setup.open_queue import is_being_written, lock_queue_folder, own_queue
 from .setup.prepare import Prepared
 from .setup.python_inputs import (
@@ -49,6 +48,7 @@ from .telemetry.control import Control
 from .telemetry.events import Emit, Note
 from .telemetry.heartbeat import Heartbeat
 from .telemetry.metrics_file import finite, recorded
+from .telemetry.run_log import RunLog, read_events
 from .telemetry.timers import Clock
 from .trackers.tracking import Tracking
 from .training.stopped_run import reports_of_stopped
@@ -224,9 +224,9 @@ def _card(result: Result, prepared: Prepared, folder: Path) -> str:
     return text + data_section(prepared.dataset.card, prepared.dataset.notes)
 
 
-def peaks_of(reports: Sequence[RankReport], history: EventHistory) -> list[int]:
+def peaks_of(reports: Sequence[RankReport], log: RunLog) -> list[int]:
     """Largest resident size of each rank's processes: of the last one, and by its pulses of those before a restart."""
-    before = {rank: max(log.rss_bytes, default=0) for rank, log in history.ranks.items()}
+    before = {rank: int(max(found.beats["rss_bytes"], default=0)) for rank, found in log.ranks.items()}
     return [max(r.peak_rss_bytes, before.get(r.rank, 0)) for r in reports]
 
 

@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 
 from tornado.httputil import HTTPServerRequest
 from tornado.web import ErrorHandler, RequestHandler
-from tornado.websocket import WebSocketHandler
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 """Hosts that are always accepted, including requests through an ssh tunnel."""
@@ -26,9 +25,7 @@ FORM = """<!DOCTYPE html><title>Millrace</title>
 def guard(application: Any, token: str, hosts: Collection[str], any_address: bool) -> None:
     """Make an application answer only requests with the token that are sent to a known host.
 
-    A web page elsewhere whose name is made to resolve to this machine (DNS rebinding) sends that name as the host. The
-    page's websocket carries no token: Bokeh accepts only sessions that the page itself has signed, with `token` as the
-    key.
+    A web page elsewhere whose name is made to resolve to this machine (DNS rebinding) sends that name as the host.
 
     Args:
         application: a Tornado application.
@@ -40,13 +37,12 @@ def guard(application: Any, token: str, hosts: Collection[str], any_address: boo
 
     def guarded(request: HTTPServerRequest, **options: Any) -> Any:
         found = find(request, **options)
-        kind = found.handler_class
-        if issubclass(kind, ErrorHandler):
+        if issubclass(found.handler_class, ErrorHandler):
             return found
         if not _is_known(request.host, hosts, any_address):
             return application.get_handler_delegate(request, _Refused, {"why": UNKNOWN})
         given = request.query_arguments.get("token", [b""])[-1]
-        if not issubclass(kind, WebSocketHandler) and not hmac.compare_digest(given, token.encode()):
+        if not hmac.compare_digest(given, token.encode()):
             return application.get_handler_delegate(request, _Refused, {"why": FORM})
         return found
 

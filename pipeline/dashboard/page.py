@@ -1,345 +1,173 @@
-"""The page: a Bokeh document that draws `snapshot.record` once a second. Each browser has its own document."""
+"""The page: HTML that draws `snapshot.record`. A browser asks for its changing part once a second."""
 
-import math
-from collections.abc import Iterable
-from html import escape
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
-from bokeh.layouts import column, row
-from bokeh.models import (
-    AdaptiveTicker,
-    ColumnDataSource,
-    CustomJSTickFormatter,
-    DataRange1d,
-    Div,
-    GlobalInlineStyleSheet,
-    HoverTool,
-    LinearAxis,
-    RadioButtonGroup,
-    Range1d,
-    Select,
-)
-from bokeh.plotting import figure
-
-from ...storage.ledger import KINDS as LEDGER
-from ..telemetry.palette import KINDS, LINES, STAGES
-from . import labels
+from ...storage.plural import counted
+from ..telemetry.palette import STAGES, VARIABLES
+from ..telemetry.quantities import amount, duration, thousands
+from ..telemetry.templates import rendered
+from .charts import charts
 from .history import History
-from .snapshot import SPENT, record
+from .snapshot import SPENT, WAITS, record
 
 EVERY_MS = 1000
-NETWORK = LEDGER["network"]
-HEIGHT = 210
-BAR = 26
-"""Height of a rank's bar in pixels."""
-MANY = 10
-"""Most ranks named in a legend."""
-NARROW = 320
-"""Width in pixels below which figures go below each other."""
-DARK = "@media (prefers-color-scheme: dark) { html { background: white; filter: invert(0.91) hue-rotate(180deg); } }"
-"""Inverts lightness and keeps hues, Bokeh's own widgets included."""
+DOTS = 80
+"""Most ranks that have a dot in the box of training."""
+IN_RANKS = "a thread in each rank"
+OVER = {"recent": "the last seconds", "whole": "the whole run"}
+WAITED_FOR = dict(zip(WAITS, ("minibatches", "rows of other ranks", "the slowest rank, and sums of gradients")))
+FINE = ("running", "starting", "done")
 
 
-def show(history: History, doc: Any, extra: dict[str, Any]) -> None:
-    """Fill a browser's document. See `plugin`."""
-    from distributed.dashboard.components.scheduler import BOKEH_THEME, env
-
-    page = Page(history)
-
-    def update() -> None:
-        try:
-            page.update()
-        except Exception as e:
-            # Bokeh would print it once a second in the terminal of the scheduler.
-            page.heading.text = (
-                f"This page has failed: {escape(f'{type(e).__name__}: {e}')}. The run continues; /millrace.json may "
-                "say more."
-            )
-
-    update()
-    doc.title = "Millrace"
-    doc.add_root(page.root)
-    doc.template = env.get_template("simple.html")
-    doc.template_variables.update(extra)
-    doc.theme = BOKEH_THEME
-    doc.add_periodic_callback(update, EVERY_MS)
+def whole(history: History, token: str, tabs: Sequence[str], run: str, over: str) -> str:
+    """The page, with Dask's `tabs`; see `body`."""
+    shown = body(history, token, run, over)
+    return rendered("live.html", title="Millrace", tabs=tabs, body=shown, every_ms=EVERY_MS)
 
 
-class Page:
-    """Document of one browser, showing one run: the newest, unless another is chosen."""
+def body(history: History, token: str, run: str = "", over: str = "recent") -> str:
+    """The part of the page that changes.
 
-    def __init__(self, history: History) -> None:
-        self._history = history
-        self._chosen: str | None = None
-        self.run = Select(title="", options=[], visible=False, width=320)
-        self.run.on_change("value", self._choose)
-        self.over = RadioButtonGroup(labels=["the last seconds", "the whole run"], active=0, width=220)
-        self.over.on_change("active", lambda attr, old, new: self.update())
-        self.heading, self.stages, self.bytes, self.notes = (
-            Div(sizing_mode="stretch_width", min_width=NARROW) for _ in range(4)
-        )
-        self.heading.stylesheets = [GlobalInlineStyleSheet(css=DARK)]
-        self.bars = ColumnDataSource(
-            {"y": [], **{name: [] for name in SPENT}, **{f"{name}_text": [] for name in SPENT}}
-        )
-        self.states = ColumnDataSource({"y": [], "x": [], "text": [], "colour": []})
-        self.levels = ColumnDataSource({"t": [], "loss": [], "bulks": [], "bytes": []})
-        self.epochs = ColumnDataSource({"t": [], "loss": [], "val": []})
-        self.rates = ColumnDataSource(
-            {"t": [], "steps": [], "edges": [], "bulks": [], **{kind: [] for kind in NETWORK}}
-        )
-        self.memory = ColumnDataSource({"t": [], "rss": [], "rank": [], "colour": []})
-        self.time = Range1d(start=0, end=1)
-        self.shares, self.losses, self.validation = self._shares(), self._losses(), self._validation()
-        self.queue, self.steps, self.edges, self.bulks = self._queue(), *self._speeds()
-        self.moved, self.resident = self._moved(), self._resident()
-        legend = Div(text=labels.legend(), sizing_mode="stretch_width", min_width=NARROW)
-        shares = _row(column(self.over, legend, self.shares, sizing_mode="stretch_width"))
-        self.of_ranks = [
-            shares,
-            _row(self.losses, self.validation, self.queue),
-            _row(self.steps, self.edges, self.bulks),
-            _row(self.resident, self.moved, self.bytes),
-        ]
-        """Rows that a command without ranks leaves empty."""
-        rows = (_row(self.heading, self.run), shares, _row(self.stages, self.notes), *self.of_ranks[1:])
-        self.root = column(*rows, sizing_mode="stretch_width")
+    Args:
+        history: what the scheduler has heard.
+        token: that of the page, which its links carry.
+        run: name of the run that is shown; by default, and if there is none of that name, the newest.
+        over: ``recent`` or ``whole``: the time that the ranks' shares are of, while the run goes on.
+    """
+    runs = record(history)["runs"]
+    chosen = next((r for r in runs if r["run"] == run), runs[0] if runs else None)
+    if chosen is None:
+        return rendered("body.html", run=None)
+    over = over if chosen["state"] == "running" else "whole"
 
-    def _choose(self, attr: str, old: str, new: str) -> None:
-        self._chosen = new
-        self.update()
+    def link(**query: str) -> str:
+        return "?" + urlencode({"token": token, "run": run, "over": over, **query})
 
-    def _figure(self, title: str) -> Any:
-        """A figure of something over time."""
-        made: Any = figure(
-            title=title, height=HEIGHT, min_width=NARROW, sizing_mode="stretch_width", toolbar_location=None, tools=""
-        )
-        made.x_range = self.time
-        made.xaxis.formatter = CustomJSTickFormatter(
-            code="return tick >= 600 ? `${+(tick / 60).toPrecision(3)} min` : `${tick} s`"
-        )
-        return made
-
-    def _shares(self) -> Any:
-        made: Any = figure(
-            # Room for the names of ranks: a frame that moves when they come would leave a trace.
-            min_border_left=60,
-            sizing_mode="stretch_width",
-            toolbar_location=None,
-            tools="",
-        )
-        # Beside the bars is each rank's current activity.
-        made.x_range, made.y_range = Range1d(start=0, end=1.25), Range1d(start=-0.5, end=0.5)
-        drawn = made.hbar_stack(
-            list(SPENT),
-            y="y",
-            height=0.8,
-            source=self.bars,
-            color=[STAGES[name] for name in SPENT],
-            line_color="white",
-        )
-        for name, glyph in zip(SPENT, drawn):
-            made.add_tools(
-                HoverTool(
-                    renderers=[glyph],
-                    tooltips=f"rank @y: {name.replace('_', ' ')} @{name}_text",
-                    point_policy="follow_mouse",
-                )
-            )
-        made.text(
-            x="x",
-            y="y",
-            text="text",
-            text_color="colour",
-            source=self.states,
-            text_baseline="middle",
-            text_font_size="13px",
-        )
-        made.xaxis.ticker = [0, 0.25, 0.5, 0.75, 1]
-        made.xaxis.formatter = CustomJSTickFormatter(code="return `${100 * tick} %`")
-        made.yaxis.formatter = CustomJSTickFormatter(code="return `rank ${tick}`")
-        made.grid.visible = False
-        return made
-
-    def _losses(self) -> Any:
-        made = self._figure("Loss: each epoch's mean (dots), steps (line)")
-        made.line("t", "loss", source=self.levels, color="#BBBBBB")
-        made.scatter("t", "loss", source=self.epochs, color=STAGES["forward_backward"], size=5)
-        made.line("t", "loss", source=self.epochs, color=STAGES["forward_backward"])
-        return made
-
-    def _validation(self) -> Any:
-        made = self._figure("Validation accuracy")
-        made.line("t", "val", source=self.epochs, color=STAGES["evaluate"])
-        made.scatter("t", "val", source=self.epochs, color=STAGES["evaluate"], size=5)
-        made.add_tools(HoverTool(tooltips="@val{0.0000} after @t{0} s"))
-        return made
-
-    def _queue(self) -> Any:
-        made = self._figure("Queue")
-        made.varea("t", 0, "bytes", source=self.levels, color="#56B4E9", alpha=0.5, legend_label="bytes")
-        self.bound = made.line([], [], color=labels.BAD, line_dash="dashed", legend_label="bound")
-        _in_bytes(made)
-        made.y_range.start = 0
-        made.extra_y_ranges = {"bulks": DataRange1d(start=0)}
-        made.add_layout(LinearAxis(y_range_name="bulks", axis_label="bulks"), "right")
-        made.step(
-            "t", "bulks", source=self.levels, color="#000000", y_range_name="bulks", mode="after", legend_label="bulks"
-        )
-        return _with_legend(made)
-
-    def _speeds(self) -> tuple[Any, Any, Any]:
-        figures = []
-        for name, title, colour in (
-            ("steps", "Training: steps per second", STAGES["forward_backward"]),
-            ("edges", "Training: edges per second", STAGES["forward_backward"]),
-            ("bulks", "Sampling: bulks per second", STAGES["sample"]),
-        ):
-            made = self._figure(title)
-            made.line("t", name, source=self.rates, color=colour, line_width=2)
-            made.y_range.start = 0
-            made.yaxis.formatter = _ticks(1000, "", " k", " M", " G")
-            figures.append(made)
-        return tuple(figures)
-
-    def _moved(self) -> Any:
-        made = self._figure("Network: bytes per second, by kind")
-        made.varea_stack(
-            list(NETWORK), x="t", source=self.rates, color=[KINDS[kind] for kind in NETWORK], legend_label=list(NETWORK)
-        )
-        _in_bytes(made)
-        made.y_range.start = 0
-        return _with_legend(made)
-
-    def _resident(self) -> Any:
-        made = self._figure("Memory of each rank")
-        made.multi_line("t", "rss", source=self.memory, color="colour", line_width=2, legend_field="rank")
-        made.add_tools(HoverTool(tooltips="@rank"))
-        _in_bytes(made)
-        made.y_range.start = 0
-        return _with_legend(made)
-
-    def update(self) -> None:
-        """Draw the present state of the history."""
-        runs = record(self._history)["runs"]
-        if not runs:
-            self.heading.text = "No Millrace run has reported yet."
-            return
-        names = [r["run"] for r in runs]
-        self.run.options = [(r["run"], labels.title(r)) for r in runs]
-        self.run.visible = len(runs) > 1
-        run = runs[names.index(self._chosen)] if self._chosen in names else runs[0]
-        if self.run.value != run["run"]:
-            self.run.remove_on_change("value", self._choose)
-            self.run.value = run["run"]
-            self.run.on_change("value", self._choose)
-        self.heading.text, self.stages.text = labels.heading(run), labels.stages(run)
-        self.bytes.text, self.notes.text = labels.bytes_moved(run), labels.notes(run)
-        for made in self.of_ranks:
-            made.visible = not run["command"]
-        self.time.end = max(1.0, run["elapsed_s"])
-        self._draw_ranks(run["ranks"], "recent" if self.over.active == 0 and run["state"] == "running" else "whole")
-        self._draw_curves(run)
-
-    def _draw_ranks(self, ranks: list[dict[str, Any]], over: str) -> None:
-        shares = [r["share"][over] for r in ranks]
-        numbers = [r["rank"] for r in ranks]
-        drawn: dict[str, list[Any]] = {name: [s.get(name, 0.0) for s in shares] for name in SPENT}
-        drawn |= {f"{name}_text": [labels.percent(s.get(name, 0.0)) for s in shares] for name in SPENT}
-        self.bars.data = {"y": numbers, **drawn}
-        fine = ("running", "starting", "done")
-        text = [_state(r) for r in ranks]
-        colours = ["#444444" if r["state"] in fine else labels.BAD for r in ranks]
-        self.states.data = {"y": numbers, "x": [1.01] * len(ranks), "text": text, "colour": colours}
-        self.shares.yaxis.ticker = numbers if len(numbers) <= 24 else numbers[:: len(numbers) // 12]
-        # The first rank on top.
-        self.shares.y_range.start, self.shares.y_range.end = max(numbers, default=0) + 0.5, -0.5
-        self.shares.height = 110 + max(1, len(ranks)) * (BAR if len(ranks) <= 24 else 12)
-
-    def _draw_curves(self, run: dict[str, Any]) -> None:
-        curves, rates, done = run["curves"], run["curves"]["rates"], run["epochs_done"]
-        times = curves["time_s"]
-        self.levels.data = {
-            "t": times,
-            "loss": _drawn(curves["loss"]),
-            "bulks": curves["queue_bulks"],
-            "bytes": curves["queue_bytes"],
-        }
-        self.epochs.data = {
-            "t": [e["time_s"] for e in done],
-            "loss": _drawn(e["train_loss"] for e in done),
-            "val": _drawn(e["validation"] for e in done),
-        }
-        none = [0.0] * len(rates["rate_time_s"])
-        self.rates.data = {
-            "t": rates["rate_time_s"],
-            **{name: rates[name] for name in ("steps", "edges", "bulks")},
-            **{kind: rates.get(f"network {kind}", none) for kind in NETWORK},
-        }
-        self.memory.data = {
-            "t": [r["memory"]["time_s"] for r in run["ranks"]],
-            "rss": [r["memory"]["rss_bytes"] for r in run["ranks"]],
-            "rank": [f"rank {r['rank']}" for r in run["ranks"]],
-            "colour": [LINES[r["rank"] % len(LINES)] for r in run["ranks"]],
-        }
-        self.resident.legend.visible = len(run["ranks"]) <= MANY
-        filled, first = any(e["validation"] is not None for e in done), run["first_validation"]
-        awaits = "" if filled or not first else f": after epoch {first}"
-        self.validation.title.text = f"Validation {run['metric']}{awaits}"
-        self.validation.visible = filled or bool(first)
-        queue = run["queue"]
-        self.queue.visible, self.bulks.visible = queue is not None, run["bulks_sampled"] is not None
-        if queue is not None and times:
-            # A bound far above the values would flatten the curves.
-            most = max(curves["queue_bytes"])
-            filled = f"{labels.size(queue['bytes'])} of {labels.size(queue['bound'])}"
-            self.queue.title.text = f"Queue: {labels.count(queue['bulks'], 'bulk')}, {filled}"
-            self.queue.y_range.end = 1.1 * max(most, queue["bound"] if queue["bound"] <= 20 * most else 1)
-            self.bound.data_source.data = {"x": [times[0], times[-1]], "y": [queue["bound"]] * 2}
-            self.queue.extra_y_ranges["bulks"].end = 1.1 * max(1, *curves["queue_bulks"])
-        self.moved.visible = any(channel == "network" for channel in run["bytes"])
-        for item in self.moved.legend[0].items:
-            item.visible = bool(run["bytes"].get("network", {}).get(item.label.value))
-
-
-def _state(rank: dict[str, Any]) -> str:
-    if rank["state"] == "silent":
-        return f"silent for {labels.duration(rank['silent_s'])}, last in {rank['stage'].replace('_', ' ') or 'nothing'}"
-    if rank["state"] == "running":
-        where = f"epoch {rank['epoch'] + 1}, step {rank['step'] + 1}" if rank["epoch"] >= 0 else ""
-        return ", ".join(part for part in (where, rank["stage"].replace("_", " ")) if part) or "running"
-    return rank["state"]
-
-
-def _drawn(values: Iterable[float | None]) -> list[float]:
-    """Values with NaN for None: Bokeh leaves those out, and would draw None as 0."""
-    return [math.nan if value is None else value for value in values]
-
-
-def _ticks(base: int, *units: str) -> CustomJSTickFormatter:
-    code = """
-        let i = 0, v = tick
-        while (Math.abs(v) >= base && i < units.length - 1) { v /= base; i++ }
-        return `${+v.toPrecision(3)}${units[i]}`"""
-    return CustomJSTickFormatter(args={"base": base, "units": list(units)}, code=code)
-
-
-def _in_bytes(made: Any) -> None:
-    made.yaxis.formatter = _ticks(1024, " B", " KiB", " MiB", " GiB")
-    made.yaxis.ticker = AdaptiveTicker(
-        base=1024, mantissas=[1, 2, 4, 8, 16, 32, 64, 128, 256, 512], desired_num_ticks=5
+    return rendered(
+        "body.html",
+        run=chosen,
+        others=[(link(run=r["run"]), _title(r), r is chosen) for r in runs] if len(runs) > 1 else [],
+        what=_what(chosen),
+        where=_where(chosen),
+        facts=_facts(chosen),
+        troubles=_troubles(chosen),
+        verdict=_verdict(chosen),
+        boxes=[] if chosen["command"] else _boxes(chosen),
+        spans=[
+            (link(over=o), text, o == over) for o, text in (("recent", "the last seconds"), ("whole", "the whole run"))
+        ],
+        legend=[(name.replace("_", " "), VARIABLES[STAGES[name]]) for name in SPENT],
+        ranks=[(r, _shares(r["share"][over]), _state(r), r["state"] not in FINE) for r in chosen["ranks"]],
+        charts=[] if chosen["command"] else charts(chosen),
+        fine=FINE,
     )
 
 
-def _with_legend(made: Any) -> Any:
-    """The figure with its legend above, where it hides nothing."""
-    legend = made.legend[0]
-    made.add_layout(legend, "above")
-    legend.location, legend.orientation, legend.padding, legend.border_line_color = "left", "horizontal", 2, None
-    legend.label_text_font_size, legend.glyph_width, legend.background_fill_alpha = "11px", 14, 0
-    return made
+def percent(share: float | None) -> str:
+    """A share of one in percent."""
+    return "–" if share is None else f"{100 * share:.0f} %"
 
 
-def _row(*made: Any) -> Any:
-    """Figures side by side; below each other in a narrow window."""
-    return row(*made, sizing_mode="stretch_width", styles={"flex-wrap": "wrap"})
+def _title(run: dict[str, Any]) -> str:
+    return f"{Path(run['out'] or run['run']).name} ({run['state'].split(':')[0]})"
+
+
+def _what(run: dict[str, Any]) -> str:
+    if run["command"]:
+        return f"{run['command']} of {run['dataset']} into {run['out']}"
+    ranks = counted(run["num_ranks"] or len(run["ranks"]), "rank")
+    return f"{run['model'] or '?'} with {run['system'] or '?'} on {run['dataset'] or '?'}, {ranks}"
+
+
+def _where(run: dict[str, Any]) -> list[str]:
+    """Where the run stands, in clauses."""
+    heard, asked = sum(r["state"] != "starting" for r in run["ranks"]), run["num_ranks"] or 0
+    found = [duration(run["elapsed_s"]), run["doing"]]
+    if run["state"] in ("starting", "running") and not run["command"] and heard < asked:
+        found.append(f"waiting for ranks: {heard} of {asked} there")
+    if run["epoch"] >= 0:
+        step = f", step {run['step'] + 1} of {run['steps_per_epoch']}" if run["steps_per_epoch"] else ""
+        found.append(f"epoch {run['epoch'] + 1}" + (f" of {run['epochs']}" if run["epochs"] else "") + step)
+    if run["left_s"] is not None:
+        found.append(f"about {duration(run['left_s'])} left")
+    return [clause for clause in found if clause]
+
+
+def _facts(run: dict[str, Any]) -> list[tuple[str, str]]:
+    best, loss = run["best_validation"], run["train_loss"]
+    found = [] if loss is None else [("loss of the last epoch", f"{loss:.4f}")]
+    if best is not None:
+        found.append((f"best validation {run['metric']} (epoch {run['best_epoch'] + 1})", f"{best:.4f}"))
+    if hot := run["hot"]:
+        found.append(
+            (f"hits of {thousands(hot['rows'])} hot rows", f"{percent(hot['rate'])} of {thousands(hot['asked'])}")
+        )
+    return found
+
+
+def _troubles(run: dict[str, Any]) -> list[str]:
+    """Sentences about ranks that are silent or were lost."""
+    silent = [r for r in run["ranks"] if r["state"] == "silent"]
+    found = [f"rank {r['rank']} has been silent for {duration(r['silent_s'])}" for r in silent]
+    well = (*FINE, "silent", "stopped", run["state"])
+    found += [f"rank {r['rank']}: {r['state']}" for r in run["ranks"] if r["state"] not in well]
+    if again := max((r["generation"] for r in run["ranks"]), default=0):
+        found.append(f"all ranks have started again {counted(again, 'time')}")
+    if run["unreadable"]:
+        found.append(f"{counted(run['unreadable'], 'report')} could not be read")
+    return found
+
+
+def _verdict(run: dict[str, Any]) -> str:
+    """A sentence on what the ranks' time is spent on."""
+    train = run["stages"]["train"]
+    if run["state"] != "running" or train["waits"] is None:
+        return ""
+    worst, share = max(train["for"].items(), key=lambda item: item[1])
+    most = f", most of that ({percent(share)}) for {WAITED_FOR[worst]}" if share >= 0.05 else ""
+    return f"In the last {run['rates']['over_s']:.0f} s ranks waited {percent(train['waits'])} of their time{most}."
+
+
+def _boxes(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """The stages of the pipeline: who works, how fast, how much of the time is waited and for what."""
+    found, boxes, ranks = run["stages"], [], run["ranks"]
+    if sample := found.get("sample"):
+        is_by_tasks = sample["by"] == "tasks"
+        by = f"{counted(run['producers'] or 1, 'task')} at a time" if is_by_tasks else IN_RANKS
+        rate = "" if sample["bulks_per_s"] is None else f"{thousands(sample['bulks_per_s'])} bulks/s"
+        boxes.append(_box("sample", by, rate, sample["waits"], "no space in the queue, or all is drawn"))
+    if queue := run["queue"]:
+        rate = f"{amount(queue['bytes'])} of {amount(queue['bound'])}"
+        full = min(1.0, queue["bytes"] / queue["bound"]) if queue["bound"] else 0.0
+        boxes.append(_box("queue", counted(queue["bulks"], "bulk"), rate) | {"full": full})
+    if fetch := found.get("fetch"):
+        boxes.append(_box("fetch", IN_RANKS, "", fetch["waits"], "no minibatches, or no space"))
+    train = found["train"]
+    rate = f"{thousands(train['steps_per_s'])} steps/s, {thousands(train['edges_per_s'])} edges/s"
+    why = (
+        f"{percent(train['for'][name])} for {what}" for name, what in WAITED_FOR.items() if train["for"][name] >= 0.005
+    )
+    mostly = [max(r["share"]["recent"], key=r["share"]["recent"].get, default="other") for r in ranks[:DOTS]]
+    dots = [(r["rank"], VARIABLES[STAGES[most]], most) for r, most in zip(ranks, mostly)]
+    return [*boxes, _box("train", counted(len(ranks), "rank"), rate, train["waits"], ", ".join(why)) | {"dots": dots}]
+
+
+def _box(name: str, by: str, rate: str, waits: float | None = None, why: str = "") -> dict[str, Any]:
+    return {"name": name, "by": by, "rate": rate, "waits": waits, "why": why}
+
+
+def _shares(share: dict[str, float]) -> list[tuple[str, str, str, str]]:
+    """Name, colour, width and words of each piece of a rank's bar."""
+    pieces = [(name, share.get(name, 0.0)) for name in SPENT]
+    return [(n.replace("_", " "), VARIABLES[STAGES[n]], f"{100 * s:.2f}%", percent(s)) for n, s in pieces if s > 0.0005]
+
+
+def _state(rank: dict[str, Any]) -> str:
+    stage = rank["stage"].replace("_", " ")
+    if rank["state"] == "silent":
+        return f"silent for {duration(rank['silent_s'])}, last in {stage or 'nothing'}"
+    where = f"epoch {rank['epoch'] + 1}, step {rank['step'] + 1}" if rank["epoch"] >= 0 else ""
+    return (", ".join(filter(None, (where, stage))) if rank["state"] == "running" else "") or rank["state"]

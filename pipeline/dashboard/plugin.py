@@ -7,23 +7,22 @@ fit, nothing is added, and runs continue without the page.
 import json
 import secrets
 from collections.abc import Iterable
-from functools import partial
+from html import escape
 from typing import Any
 
-import dask.config
 from distributed.diagnostics.plugin import SchedulerPlugin
-from tornado.ioloop import IOLoop, PeriodicCallback
-from tornado.web import RequestHandler
+from tornado.ioloop import PeriodicCallback
+from tornado.web import Application, RequestHandler
 
 from ..telemetry.heartbeat import METRIC
 from .gate import guard, known_hosts
 from .history import History
+from .page import body, whole
 from .snapshot import record
 
 PAGE = "millrace"
 TOPIC = "millrace"
 """Topic of Dask events under which drivers report on their runs."""
-BOKEH = "distributed.scheduler.dashboard.bokeh-application"
 NO_DASHBOARD = "the scheduler runs without its dashboard"
 EVERY_S = 0.5
 """Seconds between readings, as often as workers of a small cluster report."""
@@ -87,47 +86,46 @@ def allow(hosts: Iterable[str], dask_scheduler: Any) -> None:
     dask_scheduler.plugins[MillracePage.name].hosts.update(hosts)
 
 
-class _Json(RequestHandler):
-    def initialize(self, history: History) -> None:
-        self.history = history
+class _Answer(RequestHandler):
+    """Answers with what the history says: all as JSON, the page, or its changing part."""
+
+    def initialize(self, history: History, token: str, tabs: list[str]) -> None:
+        self.history, self.token, self.tabs = history, token, tabs
 
     # pyrefly: ignore[bad-override-mutable-attribute]
     def get(self) -> None:
-        """Send everything that the page shows as JSON."""
-        self.set_header("Content-Type", "application/json")
         self.set_header("Cache-Control", "no-store")
-        self.write(json.dumps(record(self.history), allow_nan=False))
+        if self.request.path.endswith(".json"):
+            self.set_header("Content-Type", "application/json")
+            self.write(json.dumps(record(self.history), allow_nan=False))
+            return
+        run, over = self.get_query_argument("run", ""), self.get_query_argument("over", "recent")
+        try:
+            if self.get_query_argument("part", ""):
+                self.write(body(self.history, self.token, run, over))
+            else:
+                self.write(whole(self.history, self.token, self.tabs, run, over))
+        except Exception as e:
+            # Tornado would print it once a second in the terminal of the scheduler.
+            said = f"This page has failed: {type(e).__name__}: {e}. The run continues; {PAGE}.json may say more."
+            self.write(f"<section><p>{escape(said)}</p></section>")
 
 
 def _serve(scheduler: Any, history: History, token: str, hosts: set[str]) -> None:
     from bokeh.server.tornado import BokehTornado
-    from distributed.dashboard.core import BokehApplication
     from distributed.dashboard.scheduler import template_variables
-
-    from .page import show
 
     pages, server = template_variables(scheduler), scheduler.http_application
     theirs = next((a for a in server.applications if isinstance(a, BokehTornado)), None)
     if theirs is None:
         raise RuntimeError(NO_DASHBOARD)
-    prefix = theirs.prefix
-    # Dask passes these on to Bokeh.
-    with dask.config.set({f"{BOKEH}.sign_sessions": True, f"{BOKEH}.secret_key": token.encode()}):
-        ours: Any = BokehApplication(
-            {f"/{PAGE}": partial(_document, history, show)}, scheduler, prefix=prefix, template_variables=pages
-        )
     tabs: list[str] = pages["pages"]
-    ours.initialize(IOLoop.current())
-    ours.add_handlers(r".*", [(rf"{prefix}/{PAGE}\.json", _Json, {"history": history})])
-    known, any_address = known_hosts(scheduler)
-    hosts |= known
-    guard(ours, token, hosts, any_address)
-    ours.start()
-    server.add_application(ours)
     if PAGE not in tabs:
         # Insert before Dask's own front page.
         tabs.insert(1, PAGE)
-
-
-def _document(history: History, show: Any, scheduler: Any, extra: dict[str, Any], doc: Any) -> None:
-    show(history, doc, extra)
+    about = {"history": history, "token": token, "tabs": tabs}
+    ours = Application([(rf"{theirs.prefix}/{PAGE}(?:\.json)?", _Answer, about)])
+    known, any_address = known_hosts(scheduler)
+    hosts |= known
+    guard(ours, token, hosts, any_address)
+    server.add_application(ours)

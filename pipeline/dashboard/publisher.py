@@ -29,6 +29,7 @@ from ..telemetry.events import (
     StageStarted,
     StepDone,
 )
+from ..telemetry.metrics_file import finite
 
 HOSTS = "millrace.dashboard-hosts"
 """Key of Dask's configuration for further names that the page answers to, while a run or command is on a cluster."""
@@ -147,7 +148,8 @@ class _Publisher:
             if heard := event.done == event.total or now - self._advanced >= EVERY_S:
                 self._advanced = now
         if heard:
-            self.publish(said={"event": type(event).__name__, **vars(event)})
+            fields = {key: finite(value) for key, value in vars(event).items()}
+            self.publish(said={"event": type(event).__name__, **fields})
         self._emit(event)
 
     def publish(self, **message: Any) -> None:

@@ -16,6 +16,7 @@ from ...stages.links.train_pairs import TrainPairs
 from ...storage.dataset import pairs_of
 from ..config.load import Job
 from ..config.records import negatives_of
+from ..telemetry.run_log import RunLog
 from .candidate import Candidate
 
 EPOCHS = 5
@@ -120,21 +121,21 @@ def measured(
         base: see `TrialResult.base_bytes` and `TrialResult.base_device_bytes`.
         seeds: train nodes of the trial.
     """
-    seconds, events, on_gpu = result["seconds"], result["events"], s.is_resident
+    seconds, on_gpu = result["seconds"], s.is_resident
+    log: RunLog = result["log"]
     epochs, total = seconds["per_epoch"], max(1, result["minibatches"])
     edge_bytes, sample_s, distinct, nodes = draw(s, seeds, job.ranks) if s.is_sampled else (0.0, 0.0, [], [])
     # The first epoch of each phase has one-time work. When the last one begins, sampling may be over.
     phases = [epochs[i : i + job.epochs] for i in range(0, len(epochs), job.epochs)]
     epoch_s = float(np.mean([np.median(phase[1 : job.epochs - s.is_sampled] or phase) for phase in phases]))
-    steps = next(e["steps_per_epoch"] for e in events if e["event"] == "StepDone")
+    steps = log.steps_per_epoch or 1
     minibatches, per_step = len(seeds) / job.train.batch_size, job.train.per_step(job.ranks)
     whole = steps if not s.is_sampled or s.system.sample.is_isolated else minibatches / per_step
-    ends = [e for e in events if e["event"] == "EpochDone"]
-    validations = sum(e["val_accuracy"] is not None or bool(e["metrics"]) for e in ends)
+    validations = sum(bool(row["metrics"]) for row in log.epochs.values())
     evaluate_s, splits = seconds["evaluate"] / (1 + validations), s.at.dataset.split_sizes
     if s.evaluates_seeds and validations and splits["test"]:
         # The first one loads kernels.
-        tests = [e["seconds"] for e in events if e["event"] == "StageEnded" and e["stage"] == "evaluate"]
+        tests = [span.end - span.begin for span in log.spans if span.stage == "evaluate"]
         evaluate_s = tests[-1] * splits["val"] / splits["test"]
     return TrialResult(
         ranks=job.ranks,

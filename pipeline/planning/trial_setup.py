@@ -1,6 +1,5 @@
 """A plan's trials: the data, cut for the ranks, and the short runs."""
 
-import json
 import os
 from contextlib import ExitStack
 from dataclasses import replace
@@ -41,6 +40,7 @@ from ..setup.sampling import sampling_of
 from ..setup.shared_dataset import share
 from ..supervision.supervisor import sharing_cluster
 from ..telemetry.events import Emit, StageStarted, silent
+from ..telemetry.run_log import read_events
 from .candidate import Candidate, Setting
 from .forecast import Forecast, foresee, placed
 from .inputs import MOST_EDGES, Cluster, Numbers
@@ -220,7 +220,7 @@ class Trials:
         """Run a job in a folder of that name; on one rank, on at most so many train nodes.
 
         Returns:
-            The result, with ``events``, and of each rank ``own_bytes``: peak memory without the pages of files.
+            The result, with its ``log``, and of each rank ``own_bytes``: peak memory without the pages of files.
 
         Raises:
             RunError: the run failed.
@@ -231,10 +231,9 @@ class Trials:
         else:
             self._share_cluster()
             run(config=job, out=out, emit=silent)
-        events = [json.loads(line) for line in (out / METRICS).read_text().splitlines()]
-        pulses = [e for e in events if e["event"] == "Pulse"]
-        own = [max(e["own_bytes"] for e in pulses if e["rank"] == rank) for rank in range(job.ranks)]
-        return {**(read_result(out) or {}), "events": events, "own_bytes": own}
+        log = read_events(out / METRICS)
+        own = [int(max(log.ranks[rank].beats["own_bytes"])) for rank in range(job.ranks)]
+        return {**(read_result(out) or {}), "log": log, "own_bytes": own}
 
     def _cut(self, job: Job, system: System, ranks: int) -> CutCounts | None:
         """Counts of the parts of so many ranks, computed once for all systems with the same cut; None: no parts."""

@@ -8,10 +8,11 @@ import numpy as np
 from ...storage.ledger import KINDS as LEDGER
 from ..telemetry.main_metric import main_metric_of
 from ..telemetry.palette import KINDS, STAGES
+from ..telemetry.quantities import amount
 from .canvas import Sheet
 from .figures import OTHER, Draw, by_epoch, line_style
 from .reading import RunRecord
-from .summary import Summary, amount, first_step
+from .summary import Summary, first_step
 from .timeline import ROWS, Timeline
 
 Run = tuple[RunRecord, Timeline | None, Summary]
@@ -62,14 +63,12 @@ def table(runs: list[Run]) -> list[tuple[str, list[str]]]:
 
 def _metrics(runs: list[Run]) -> list[str]:
     """Main metrics of the runs, each once."""
-    return sorted({main_metric_of(run.result, "val")[0] if run.result else run.history.metric for run, _, _ in runs})
+    return sorted({main_metric_of(run.result, "val")[0] if run.result else run.log.metric for run, _, _ in runs})
 
 
 def epoch_seconds(run: RunRecord) -> float | None:
     """Median seconds of an epoch."""
-    seconds = (run.result or {}).get("seconds", {}).get("per_epoch") or [
-        e["seconds"] for e in run.history.epochs.values()
-    ]
+    seconds = (run.result or {}).get("seconds", {}).get("per_epoch") or [e["seconds"] for e in run.log.epochs.values()]
     return float(np.median(seconds)) if seconds else None
 
 
@@ -106,7 +105,7 @@ def overlaid(runs: list[Run], value: str, by_time: bool) -> Draw | None:
                 float(line.positions(seen["time"])) - first_step(run, line) if by_time and line else epoch + 1,
                 seen[value],
             )
-            for epoch, seen in sorted(run.history.epochs.items())
+            for epoch, seen in sorted(run.log.epochs.items())
             if seen[value] is not None
         ]
         if points:
@@ -171,7 +170,7 @@ def pictures_of(runs: list[Run]) -> dict[str, tuple[str, Draw]]:
 
     found: dict[str, tuple[str, Draw | None]] = {}
     for metric in _metrics(runs):
-        alike = [run for run in runs if run[0].history.metric == metric]
+        alike = [run for run in runs if run[0].log.metric == metric]
         found[metric] = f"Validation {metric} by epoch.", overlaid(alike, "validation", by_time=False)
         found[f"{metric}-time"] = (
             f"Validation {metric} by time since the first step: start-up is left out.",

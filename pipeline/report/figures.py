@@ -1,15 +1,17 @@
 """Pictures of one run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..telemetry.main_metric import main_metric_of
 from ..telemetry.palette import KINDS, LINES, STAGE_MEANINGS, STAGES
+from ..telemetry.quantities import amount, duration
+from ..telemetry.run_log import RankLog, RunLog
 from .canvas import INK, Sheet
-from .reading import RankLog, RunRecord
-from .summary import SLOW_START, Summary, amount, first_step
+from .reading import RunRecord
+from .summary import SLOW_START, Summary, first_step
 from .timeline import ROWS, Timeline
 
 Draw = Callable[[Sheet], None]
@@ -48,7 +50,7 @@ def when(run: RunRecord, line: Timeline, summary: Summary, first: float = 0.0) -
 
     def draw(sheet: Sheet) -> None:
         ranks = shown_ranks(line, summary)
-        spans = [(s.stage, *line.positions([s.begin, s.end])) for s in run.history.spans]
+        spans = [(s.stage, *line.positions([s.begin, s.end])) for s in run.log.spans]
         spans = [(stage, max(begin, first), end) for stage, begin, end in spans if end >= first]
         stages = list(dict.fromkeys(stage for stage, *_ in spans))
         axes = sheet.rows([0.28 + 0.17 * max(1, len(stages)), *[0.85 if len(ranks) < 9 else 0.5] * len(ranks)])
@@ -59,7 +61,7 @@ def when(run: RunRecord, line: Timeline, summary: Summary, first: float = 0.0) -
         axes[0].set_yticks(range(len(stages)), stages)
         axes[0].invert_yaxis()
         axes[0].set_title("the run")
-        for at in line.positions([at for at, _ in run.history.notes]):
+        for at in line.positions([at for at, _ in run.log.notes]):
             axes[0].axvline(at, color=INK, linewidth=0.6, linestyle=":")
         patches: dict[str, Any] = {}
         for ax, rank in zip(axes[1:], ranks):
@@ -99,65 +101,38 @@ def by_epoch(ax: Any) -> None:
     ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
 
 
-def curves(run: RunRecord) -> Draw | None:
+def curves(log: RunLog, result: Mapping[str, Any]) -> Draw | None:
     """Loss of steps and epochs, and the metric of validations."""
-    history = run.history
-    if not history.epochs and not history.steps:
+    if not log.epochs and not log.steps:
         return None
 
     def draw(sheet: Sheet) -> None:
-        validated = [
-            (e + 1, seen["validation"]) for e, seen in sorted(history.epochs.items()) if seen["validation"] is not None
-        ]
+        rows = [(n + 1, row["train_loss"], row["validation"]) for n, row in sorted(log.epochs.items())]
+        epochs, validated = ([(row[0], row[k]) for row in rows if row[k] is not None] for k in (1, 2))
         axes = sheet.grid(1 + bool(validated), 2.5, 2)
-        if history.steps:
-            steps = thinned(
-                np.array([(x, loss) for _, x, loss in (history.steps[key] for key in sorted(history.steps))])
-            )
+        if log.steps:
+            steps = thinned(np.array([log.steps[key][1:] for key in sorted(log.steps)]))
             axes[0].plot(*steps.T, color=STAGES["other"], linewidth=1, label="of steps (first rank)")
-        epochs = [
-            (e + 1, seen["train_loss"]) for e, seen in sorted(history.epochs.items()) if seen["train_loss"] is not None
-        ]
         if epochs:
-            axes[0].plot(
-                *np.array(epochs).T,
-                color=LINES[0],
-                marker="o" if len(epochs) < 40 else None,
-                markersize=3,
-                label="of epochs (all ranks)",
-            )
+            axes[0].plot(*np.array(epochs).T, color=LINES[0], label="of epochs (all ranks)", **_dots(len(epochs)))
         axes[0].set_title("training loss")
         axes[0].legend(frameon=False)
         if validated:
             points = np.array(validated)
-            axes[1].plot(
-                *points.T,
-                color=STAGES["evaluate"],
-                marker="o" if len(points) < 40 else None,
-                markersize=3,
-                label="validation",
-            )
-            result = run.result or {}
+            axes[1].plot(*points.T, color=STAGES["evaluate"], label="validation", **_dots(len(points)))
             tested = main_metric_of(result, "test")[1]
             if tested is not None and result.get("best_epoch", -1) >= 0:
-                at = result["best_epoch"] + 1
-                axes[1].plot(
-                    [at],
-                    [tested],
-                    color=LINES[1],
-                    marker="D",
-                    linestyle="",
-                    label="test, with the best epoch's parameters",
-                )
+                at, label = result["best_epoch"] + 1, "test, with the best epoch's parameters"
+                axes[1].plot([at], [tested], color=LINES[1], marker="D", linestyle="", label=label)
                 axes[1].axvline(at, color=INK, linewidth=0.6, linestyle=":")
-            axes[1].set_title(history.metric)
-            axes[1].legend(frameon=False, loc="lower right" if history.metric == "accuracy" else "upper right")
+            axes[1].set_title(log.metric)
+            axes[1].legend(frameon=False, loc="lower right" if log.metric == "accuracy" else "upper right")
         for ax in axes:
             ax.grid(True)
             ax.set_axisbelow(True)
             by_epoch(ax)
             # A phase ends here, if layers are trained one after the other.
-            ends = np.cumsum([p["epochs"] for p in (run.result or {}).get("phases", []) if "epochs" in p])[:-1]
+            ends = np.cumsum([p["epochs"] for p in result.get("phases", []) if "epochs" in p])[:-1]
             for end in ends:
                 ax.axvline(end, color=INK, linewidth=0.8)
 
@@ -238,15 +213,16 @@ def pairs(summary: Summary) -> Draw | None:
 
 def memory(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None:
     """Resident memory of each rank over time, drawn over its known parts."""
-    history = run.history.ranks
-    ranks = [rank for rank in shown_ranks(line, summary) if len(history[rank].rss_bytes) > 1]
+    logs = run.log.ranks
+    ranks = [rank for rank in shown_ranks(line, summary) if len(logs[rank].beats) > 1]
     if not ranks:
         return None
     held = (run.result or {}).get("memory_bytes") or []
 
     def draw(sheet: Sheet) -> None:
         patches: dict[str, Any] = {}
-        top = max(max(history[rank].rss_bytes) for rank in ranks) / 2**20
+        peaks = {rank: max(logs[rank].beats["rss_bytes"]) for rank in ranks}
+        top = max(peaks.values()) / 2**20
         for ax, rank in zip(
             sheet.grid(
                 len(ranks), 1.9 if len(ranks) < 5 else 1.5, 2 if len(ranks) < 5 else 4, sharex=True, sharey=True
@@ -259,9 +235,9 @@ def memory(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None:
                     base, base + size / 2**20, color=KINDS.get(name, STAGES["other"]), linewidth=0
                 )
                 base += size / 2**20
-            points = _over_time(line, history[rank], history[rank].rss_bytes)
+            points = _over_time(line, logs[rank])
             patches["resident"] = ax.plot(points[:, 0], points[:, 1] / 2**20, color=INK, linewidth=1.4)[0]
-            ax.set_title(f"rank {rank}: at most {amount(max(history[rank].rss_bytes))}")
+            ax.set_title(f"rank {rank}: at most {amount(peaks[rank])}")
             ax.set_xlim(0, line.length)
             ax.set_ylim(0, top * 1.08)
             ax.set_xlabel("seconds")
@@ -272,25 +248,25 @@ def memory(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None:
     return draw
 
 
-def _over_time(line: Timeline, log: RankLog, values: Any) -> np.ndarray[Any, Any]:
-    return thinned(np.stack([line.positions(log.time), np.array(values, dtype=float)], axis=1))
+def _over_time(line: Timeline, log: RankLog) -> np.ndarray[Any, Any]:
+    return thinned(np.stack([line.positions(log.beats["time"]), log.beats["rss_bytes"]], axis=1))
 
 
 def queue_level(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None:
     """Bulks and bytes waiting in the queue of the sampling tasks, or else in those of the ranks."""
-    levels = {"all ranks": run.history.levels} if run.history.levels else {}
+    levels = {"all ranks": run.log.levels} if run.log.levels else {}
     if not levels:
-        logs = run.history.ranks
+        logs = run.log.ranks
         levels = {f"rank {rank}": logs[rank].queue for rank in shown_ranks(line, summary) if logs[rank].queue}
-    if not any(bulks for queue in levels.values() for _, bulks, *_ in queue):
+    if not any(any(queue["bulks"]) for queue in levels.values()):
         return None
-    bound = max(queue[-1][3] for queue in levels.values())
+    bound = max(queue["bound"][-1] for queue in levels.values())
 
     def draw(sheet: Sheet) -> None:
         axes = sheet.grid(2, 2.0, 2, sharex=True)
         for number, (label, queue) in enumerate(levels.items()):
-            table = np.array(queue, dtype=float)
-            points = thinned(np.column_stack([line.positions(table[:, 0]), table[:, 1], table[:, 2] / 2**20]))
+            waiting = line.positions(queue["time"]), queue["bulks"], np.array(queue["bytes"]) / 2**20
+            points = thinned(np.column_stack(waiting))
             axes[0].step(points[:, 0], points[:, 1], where="post", label=label, **line_style(number))
             axes[1].step(points[:, 0], points[:, 2], where="post", **line_style(number))
         axes[0].set_title("bulks that wait")
@@ -341,12 +317,12 @@ def pictures_of(run: RunRecord, line: Timeline | None, summary: Summary) -> dict
     """Caption and drawing function of each picture, by name, leaving out pictures without data."""
     found: dict[str, tuple[str, Draw | None]] = {}
     if line is not None and line.ranks:
-        caption = f"Time of each rank by stage, as stacked shares of each short stretch of time. {OTHER}"
-        found["timeline"] = caption, when(run, line, summary)
         first = first_step(run, line)
-        if SLOW_START * line.length < first < line.length:
-            found["steps"] = "The same from the first step on.", when(run, line, summary, first)
-    found["curves"] = f"Loss and {run.history.metric} by epoch.", curves(run)
+        first = first if SLOW_START * line.length < first < line.length else 0.0
+        caption = f"Time of each rank by stage, as stacked shares of each short stretch of time. {OTHER}"
+        caption += f" From the first step on, after {duration(first)}." if first else ""
+        found["timeline"] = caption, when(run, line, summary, first)
+    found["curves"] = f"Loss and {run.log.metric} by epoch.", curves(run.log, run.result or {})
     found["bytes"] = "Payload by channel and kind, over all ranks.", bars_of_bytes(summary)
     found["pairs"] = "Bytes of messages from rank to rank.", pairs(summary)
     if line is not None and line.ranks:

@@ -1,32 +1,25 @@
 """The report's page: the values that its templates need."""
 
-import functools
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
-from markupsafe import Markup
-
+from ...storage.plural import counted
 from ...storage.stored.data_card import described
 from ..config.systems import SYSTEMS
 from ..setup.result import read_card, versions
 from ..telemetry.main_metric import main_metric_of
-from ..telemetry.palette import KIND_MEANINGS, LINES, STAGE_MEANINGS, STAGES
+from ..telemetry.palette import KIND_MEANINGS, STAGE_MEANINGS, STAGES, VARIABLES
+from ..telemetry.quantities import amount, duration
+from ..telemetry.templates import rendered
 from . import comparison
 from .canvas import FAINT, INK, Picture
 from .reading import RunRecord
 from .stores import StoreRecord, records_behind, sections
-from .summary import Summary, amount, count, duration, last_event_clause
+from .summary import Summary, last_event_clause
 from .timeline import ROWS, Timeline
 
-COLOURS = {
-    **{colour: f"--line-{number}" for number, colour in enumerate(LINES)},
-    **{colour: f"--{stage.replace('_', '-')}" for stage, colour in STAGES.items()},
-    INK: "--ink",
-    FAINT: "--faint",
-}
+COLOURS = {**VARIABLES, INK: "--ink", FAINT: "--faint"}
 """CSS variables by colour."""
 MOST_NOTES = 200
 MATRIX_RANKS = 16
@@ -42,7 +35,7 @@ def render(runs: list[comparison.Run], pictures: list[dict[str, Picture]], compa
         pictures: pictures of each run, by name.
         compared: pictures of all runs together, by name; empty for one run.
     """
-    return _rendered(
+    return rendered(
         "page.html",
         title=f"Report: {', '.join(run.name for run, *_ in runs)}",
         runs=[section(*run, drawn) for run, drawn in zip(runs, pictures)],
@@ -51,37 +44,21 @@ def render(runs: list[comparison.Run], pictures: list[dict[str, Picture]], compa
         compared=compared,
         stage_meanings={name: (COLOURS[STAGES[name]], STAGE_MEANINGS[name]) for name in ROWS},
         kind_meanings=KIND_MEANINGS,
+        **_written(),
     )
 
 
 def render_stores(records: Sequence[StoreRecord]) -> str:
     """The page on commands that made stores, as HTML; everything from their records is escaped."""
     title = f"Report: {', '.join(record.path.name for record in records)}"
-    return _rendered("stores.html", title=title, records=sections(records))
+    return rendered("stores.html", title=title, records=sections(records), **_written())
 
 
-@functools.cache
-def _template(name: str) -> Template:
-    """A template; to parse it takes as long as several pages."""
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"amount": amount, "duration": duration, "svg": Markup}
-    return environment.get_template(name)
-
-
-def _rendered(template: str, **values: Any) -> str:
-    return _template(template).render(
-        style=Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8")),
-        colours={variable: colour for colour, variable in COLOURS.items() if colour not in (INK, FAINT)},
-        written=f"{datetime.now():%Y-%m-%d %H:%M}",
-        millrace=versions().get("millrace-gnn", "of unknown version"),
-        **values,
-    )
+def _written() -> dict[str, str]:
+    return {
+        "written": f"{datetime.now():%Y-%m-%d %H:%M}",
+        "millrace": versions().get("millrace-gnn", "of unknown version"),
+    }
 
 
 def section(run: RunRecord, line: Timeline | None, summary: Summary, pictures: dict[str, Picture]) -> dict[str, Any]:
@@ -93,7 +70,7 @@ def section(run: RunRecord, line: Timeline | None, summary: Summary, pictures: d
         "status": run.status,
         "heard_of": last_event_clause(run) if run.running else "",
         "summary": summary,
-        "metric": main_metric_of(result, "val")[0] if result else run.history.metric,
+        "metric": main_metric_of(result, "val")[0] if result else run.log.metric,
         "facts": _facts(run, summary),
         "made": sections(records_behind(str(run.config.get("dataset")))),
         "pictures": pictures,
@@ -113,7 +90,7 @@ def section(run: RunRecord, line: Timeline | None, summary: Summary, pictures: d
         "partitioner": run.partitioner,
         "data": described(read_card(run.folder), MOST_NOTES),
         "notes": _notes(run, line),
-        "more_notes": max(0, len(run.history.notes) - MOST_NOTES),
+        "more_notes": max(0, len(run.log.notes) - MOST_NOTES),
         "config": run.config,
         "changed": sorted(run.changed),
         "versions": result.get("versions") or {},
@@ -216,7 +193,7 @@ def _bytes(summary: Summary) -> list[tuple[str, list[int]]]:
 
 
 def _notes(run: RunRecord, line: Timeline | None) -> list[tuple[float, str]]:
-    return [(float(line.positions(at)) if line else 0.0, text) for at, text in run.history.notes[:MOST_NOTES]]
+    return [(float(line.positions(at)) if line else 0.0, text) for at, text in list(run.log.notes)[:MOST_NOTES]]
 
 
 def _missing(run: RunRecord, line: Timeline | None) -> list[str]:
@@ -234,8 +211,8 @@ def _missing(run: RunRecord, line: Timeline | None) -> list[str]:
             "metrics.jsonl has no pulses of ranks (an earlier version wrote it, or the run ended at once): the "
             "activity of each rank, its memory over time, and the messages between ranks are not known."
         )
-    if run.history.unreadable:
-        missing.append(f"{count(run.history.unreadable, 'line')} of metrics.jsonl could not be read and left out.")
+    if run.log.unreadable:
+        missing.append(f"{counted(run.log.unreadable, 'line')} of metrics.jsonl could not be read and left out.")
     entry = SYSTEMS.available().get(str(run.config.get("system")))
     if run.quality is None and entry is not None and entry.needs_parts:
         missing.append(

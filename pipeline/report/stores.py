@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..dashboard.command import record_of
-from .plain import integer, number, table
-from .summary import amount, duration
+from ..telemetry.plain import integer, number, table
+from ..telemetry.quantities import amount, duration
 
 MOST_ROWS = 200
 OF_ALL = ("convert", "relabel")

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from ...storage.plural import counted
 from ..setup.result import STOPPED
 from ..telemetry.main_metric import main_metric_of
+from ..telemetry.quantities import duration
 from .reading import RunRecord
 from .timeline import ROWS, WAITING, Timeline
 
@@ -22,30 +24,6 @@ FEWER_SEEDS = 8
 """Where an epoch is one step, a batch size of about one in so many is advised."""
 BOTTLENECK = 0.25
 """Share of the ranks' time in training above which a stage counts as a bottleneck."""
-
-
-def amount(num_bytes: float) -> str:
-    """Bytes in a suitable unit."""
-    if not num_bytes:
-        return "0"
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if abs(num_bytes) < 1024 or unit == "GiB":
-            return f"{num_bytes:,.0f} {unit}" if unit == "bytes" else f"{num_bytes:,.1f} {unit}"
-        num_bytes /= 1024
-    raise AssertionError("unreachable")
-
-
-def duration(seconds: float) -> str:
-    """Seconds as text, such as 3.14 s or 5 min 2 s."""
-    if seconds < 120:
-        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def count(number: int, thing: str) -> str:
-    """A number and its noun, such as ``3 ranks``."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,14 +73,13 @@ def summarise(run: RunRecord, line: Timeline | None) -> Summary:
     whole = sum(sum(s.values()) for s in seconds)
     shares = {name: sum(s[name] for s in seconds) / whole for name in ROWS} if whole else {}
     waits = line.waits().tolist() if line and len(seconds) > 1 else []
-    result, history = run.result or {}, run.history
-    last = [log.lives[-1] for _, log in sorted(history.ranks.items()) if log.lives]
-    peaks = [max(log.rss_bytes) for _, log in sorted(history.ranks.items()) if log.rss_bytes]
+    result, logs = run.result or {}, [log for _, log in sorted(run.log.ranks.items())]
+    peaks = [int(max(log.beats["rss_bytes"])) for log in logs]
     total_s = result.get("seconds", {}).get("total") or (line.length if line else 0.0)
     counted = {k: v for k, v in result.get("bytes", {}).items() if k != "per_rank"} or _added(
-        [x["bytes"] for x in last]
+        [log.lives[-1]["bytes"] for log in logs]
     )
-    epochs = result.get("epochs", len(history.epochs))
+    epochs = result.get("epochs", len(run.log.epochs))
     return Summary(
         headline=_headline(run, shares, total_s, epochs),
         findings=_findings(run, line, waits),
@@ -128,15 +105,15 @@ def _added(records: Sequence[dict[str, dict[str, int]]]) -> dict[str, dict[str, 
 
 def _sent(run: RunRecord) -> dict[str, list[list[int]]]:
     """Bytes over all generations of a rank; repeated work counts again."""
-    history = [
+    found = [
         (r, channel, to)
-        for r, log in run.history.ranks.items()
+        for r, log in run.log.ranks.items()
         for life in log.lives
         for channel, to in _messages(life["sent_to"])
     ]
-    size = max([len(to) for *_, to in history] + [r + 1 for r, *_ in history], default=0)
+    size = max([len(to) for *_, to in found] + [r + 1 for r, *_ in found], default=0)
     tables: dict[str, np.ndarray[Any, Any]] = {}
-    for rank, channel, to in history:
+    for rank, channel, to in found:
         tables.setdefault(channel, np.zeros((size, size), np.int64))[rank, : len(to)] += np.array(to, np.int64)
     return {channel: table.tolist() for channel, table in tables.items()}
 
@@ -153,10 +130,10 @@ def _headline(run: RunRecord, shares: dict[str, float], total_s: float, epochs: 
         if result and {"num_nodes", "num_edges"} <= result.keys()
         else ""
     )
-    ranks = count(int((result or config).get("ranks") or 1), "rank")
+    ranks = counted(int((result or config).get("ranks") or 1), "rank")
     # A dataset of a script is stored in the run's folder; its result has the name.
     data = (result or {}).get("dataset") or config.get("dataset")
-    said = f"{model} was trained with {config.get('system')} on {data}{size} by {ranks}: {count(epochs, 'epoch')} in "
+    said = f"{model} was trained with {config.get('system')} on {data}{size} by {ranks}: {counted(epochs, 'epoch')} in "
     said += duration(total_s)
     if result is None:
         asked = config.get("epochs")
@@ -200,8 +177,8 @@ def _findings(run: RunRecord, line: Timeline | None, waits: list[list[float]]) -
         found += _waited_for(line, np.array(waits))
     for lost in (run.result or {}).get("lost", []):
         found.append(
-            f"Rank {lost['rank']} was lost; the others went on without its {count(lost['seeds'], 'seed')} in "
-            f"{count(lost['epochs'], 'epoch')}."
+            f"Rank {lost['rank']} was lost; the others went on without its {counted(lost['seeds'], 'seed')} in "
+            f"{counted(lost['epochs'], 'epoch')}."
         )
     if run.result and run.result.get("train_loss") is None:
         found.append("The training loss is not finite: the run has diverged.")
@@ -216,14 +193,14 @@ def _single_steps(run: RunRecord) -> list[str]:
         return []
     smaller = 1 << max(0, (size // FEWER_SEEDS).bit_length() - 1)
     return [
-        f"Each epoch was one step of the optimiser, {count(epochs, 'step')} in all: minibatches of {size:,} seeds hold "
-        f"all that are trained on. Smaller ones take more steps, e.g. --batch-size {smaller}."
+        f"Each epoch was one step of the optimiser, {counted(epochs, 'step')} in all: minibatches of {size:,} seeds "
+        f"hold all that are trained on. Smaller ones take more steps, e.g. --batch-size {smaller}."
     ]
 
 
 def first_step(run: RunRecord, line: Timeline) -> float:
     """Time of the first step's end, in seconds of the timeline; the timeline's end if there was none."""
-    first = min((at for at, *_ in run.history.steps.values()), default=None)
+    first = min((at for at, *_ in run.log.steps.values()), default=None)
     return line.length if first is None else float(line.positions(first))
 
 
@@ -242,14 +219,14 @@ def _began_late(run: RunRecord, line: Timeline) -> list[str]:
 
 def _held_up(run: RunRecord, line: Timeline) -> list[str]:
     """Sentences on bottlenecks after the first epoch, when all kernels are compiled."""
-    times = [e["time"] for _, e in sorted(run.history.epochs.items())]
+    times = [e["time"] for _, e in sorted(run.log.epochs.items())]
     if len(times) < 2:
         return []
     seconds = line.over_ranks(*line.positions([times[0], times[-1]]).tolist())
     whole = sum(seconds.values())
     if not whole:
         return []
-    stored = not run.history.levels and not any(any(log.seconds["sample"]) for log in run.history.ranks.values())
+    stored = not run.log.levels and not any(any(log.beats["sample"]) for log in run.log.ranks.values())
     advice = {
         "queue_wait": (
             "Reading stored samples is a bottleneck: {share} of the time after the first epoch went to waiting for "
@@ -299,6 +276,6 @@ def last_event_clause(run: RunRecord) -> str:
     """A clause on the time since the last event of a running run."""
     return (
         ""
-        if run.history.last is None
-        else f"last heard from {duration(max(0.0, time.time() - run.history.last))} before this report was written"
+        if run.log.last is None
+        else f"last heard from {duration(max(0.0, time.time() - run.log.last))} before this report was written"
     )

@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..config.systems import SYSTEMS
-from .reading import COUNTED, SILENCE_S, RankLog, RunRecord
+from ..telemetry.run_log import COUNTED, SILENCE_S, RankLog
+from .reading import RunRecord
 
 Floats = npt.NDArray[np.float64]
 
@@ -48,12 +49,12 @@ def stretches(log: RankLog, exchange: str, resumed_at: float | None) -> list[Str
         exchange: `BACKGROUND`, `WITHIN` or `BESIDE`.
         resumed_at: time of the note that the run was resumed, if any.
     """
-    time, total = np.array(log.time), np.array(log.total)
-    columns = {name: np.array(log.seconds[name]) for name in COUNTED}
+    time, total, steps, trains = (np.array(log.beats[name]) for name in ("time", "total", "steps", "trains"))
+    columns = {name: np.array(log.beats[name]) for name in COUNTED}
     if exchange == BACKGROUND:
         columns["exchange"] = np.zeros_like(time)
     counted = np.stack([columns[name] for name in COUNTED], axis=1)
-    ahead, steps, trains = np.diff(total) - np.diff(time), np.array(log.steps), np.array(log.trains)
+    ahead = np.diff(total) - np.diff(time)
     new = (np.diff(total) < 0) | (np.diff(steps) < 0) | (ahead < -SILENCE_S)
     if resumed_at is not None:
         new |= (steps[:-1] == 0) & (ahead > np.where(np.diff(trains) > 0, JUMP_S, LATE_S))
@@ -62,7 +63,7 @@ def stretches(log: RankLog, exchange: str, resumed_at: float | None) -> list[Str
         # A pulse may arrive late, never early.
         at, piece = total[first:last] + (time[first:last] - total[first:last]).min(), counted[first:last]
         # Before training, a rank has resumed nothing, and its clock has run since its start.
-        if not log.trains[first] or (first == 0 and (resumed_at is None or resumed_at > time[0])):
+        if not trains[first] or (first == 0 and (resumed_at is None or resumed_at > time[0])):
             at, piece = (
                 np.concatenate([[at[0] - total[first]], at]),
                 np.concatenate([np.zeros((1, len(COUNTED))), piece]),
@@ -178,17 +179,17 @@ class Timeline:
 
 def timeline(run: RunRecord) -> Timeline | None:
     """The timeline of a run; None if it has no events."""
-    history = run.history
-    if history.first is None or history.last is None:
+    log = run.log
+    if log.first is None or log.last is None:
         return None
     entry = SYSTEMS.available().get(str(run.config.get("system")))
     exchange = BACKGROUND if entry is None else entry.exchanges
-    resumed_at = next((at for at, text in history.notes if text.startswith("resumed at ")), None)
-    ranks = {rank: stretches(log, exchange, resumed_at) for rank, log in sorted(history.ranks.items())}
+    resumed_at = next((at for at, text in log.notes if text.startswith("resumed at ")), None)
+    ranks = {rank: stretches(log, exchange, resumed_at) for rank, log in sorted(log.ranks.items())}
     ranks = {rank: found for rank, found in ranks.items() if found}
     begins = [float(s.at[0]) for found in ranks.values() for s in found]
-    begin = min([history.first, *begins])
+    begin = min([log.first, *begins])
     # A rank's clock starts before its first event arrives.
-    silences = [(a, min([b, *(at for at in begins if a < at < b)])) for a, b in history.silences]
+    silences = [(a, min([b, *(at for at in begins if a < at < b)])) for a, b in log.silences]
     found = Timeline(begin, silences, 0.0, ranks)
-    return Timeline(begin, silences, max(float(found.positions(history.last)), 1e-3), ranks)
+    return Timeline(begin, silences, max(float(found.positions(log.last)), 1e-3), ranks)

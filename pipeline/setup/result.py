@@ -14,13 +14,14 @@ from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationErro
 from typing_extensions import TypedDict
 
 from ...storage.dataset import Task
-from ...storage.errors import NOT_READABLE, StoreError, first_line
+from ...storage.errors import NOT_READABLE, InputError, StoreError, first_line, install
 from ...storage.plural import counted
 from ...storage.store.regular import file_bytes
 from ...storage.stored.data_card import CARD
 from ..config.plain_values import quoted
 from ..telemetry.main_metric import main_metric_of
-from .run_folder import RESULT, write_atomically
+from ..telemetry.run_log import RunLog, read_events
+from .run_folder import METRICS, RESULT, write_atomically
 
 SCHEMA_VERSION = 1
 DATA_CARD = f"{CARD}.json"
@@ -300,6 +301,42 @@ class Result:
         figures = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if value is not None)
         trained = f"{self.model} on {self.dataset} by {self.system}: {counted(self.epochs, 'epoch')}"
         return f"Result({trained}, {figures or 'no finite loss'}, in {self.out})"
+
+    @property
+    def history(self) -> dict[str, list[Any]]:
+        """Columns with a value for each epoch, read from the run's folder: ``epoch``, counted from 1, ``train_loss``,
+        metrics of the validation (``val_accuracy``), ``seconds``, ``lr`` if a schedule changes it, and ``best``. None
+        where an epoch was not validated. Raises InputError if the folder has been moved or removed."""
+        return self._log().columns()
+
+    def to_pandas(self) -> Any:
+        """`history` as a pandas DataFrame, by epoch. Raises InputError like `history`, and without pandas."""
+        try:
+            from pandas import DataFrame
+        except ImportError:
+            raise InputError("to_pandas needs pandas, which is not installed; pip install pandas") from None
+        return DataFrame(self.history).set_index("epoch")
+
+    def plot(self) -> list[Any]:
+        """Draw the loss and the validation's metric by epoch. Returns matplotlib's axes; their ``figure`` can be saved.
+        Raises InputError like `history`, and without matplotlib."""
+        try:
+            from matplotlib.pyplot import figure
+        except ImportError:
+            raise InputError(f"plot needs matplotlib, which is not installed; {install('report')}") from None
+        from ..report.canvas import Sheet
+        from ..report.figures import curves
+
+        if (draw := curves(self._log(), vars(self))) is None:
+            raise InputError(f"no epoch has ended in {self.out}: there is nothing to plot")
+        drawn = figure(layout="constrained")
+        draw(Sheet(drawn, narrow=False))
+        return drawn.axes
+
+    def _log(self) -> RunLog:
+        if not (path := Path(self.out) / METRICS).is_file():
+            raise InputError(f"{path} is not there; expected the folder that the run wrote, where it wrote it")
+        return read_events(path)
 
     def to_record(self) -> dict[str, Any]:
         """Plain values, in the order of the contract."""

@@ -51,3 +51,9 @@ KIND_MEANINGS = {
 
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999")
 """Colours of ranks or runs, in this order; after the last, from the first again with other dashes."""
+
+VARIABLES = {
+    **{colour: f"--line-{number}" for number, colour in enumerate(LINES)},
+    **{colour: f"--{stage.replace('_', '-')}" for stage, colour in STAGES.items()},
+}
+"""Names of the colours in the style of pages, which change some of them in the dark."""

@@ -1,7 +1,6 @@
 """A report says what the run's folder says, whatever state that is in."""
 
 import json
-import math
 import re
 import shutil
 import sys
@@ -18,10 +17,12 @@ from millrace.pipeline.config.systems import SYSTEMS
 from millrace.pipeline.report import write
 from millrace.pipeline.report.canvas import Picture
 from millrace.pipeline.report.canvas import draw as drawn
-from millrace.pipeline.report.reading import COUNTED, EventHistory, RankLog, StageSpan, names, read_run
-from millrace.pipeline.report.summary import amount, duration, summarise
+from millrace.pipeline.report.reading import names, read_run
+from millrace.pipeline.report.summary import summarise
 from millrace.pipeline.report.timeline import BACKGROUND, BESIDE, ROWS, WITHIN, Timeline, stretches, timeline
 from millrace.pipeline.setup.run_folder import locked
+from millrace.pipeline.telemetry.quantities import amount, duration
+from millrace.pipeline.telemetry.run_log import COUNTED, RankLog, RunLog
 from millrace.tests.contracts.pictures import draw_only
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -315,7 +316,7 @@ def test_resumed_days_later(copied):
     ((at, length),) = line.cuts
     assert 3 * 86400 - 1 < length < 3 * 86400 + 3600 and at == pytest.approx(before[-1]["time"] - line.begin, abs=0.01)
     assert line.length < 3600
-    assert "3 epochs" in report.runs[0]["headline"] and sorted(record.history.epochs) == [0, 1, 2]
+    assert "3 epochs" in report.runs[0]["headline"] and sorted(record.log.epochs) == [0, 1, 2]
     assert "nothing ran for 72 h" in page_of(report).words
     # What a checkpoint brought back is not counted again.
     assert sum(report.runs[0]["seconds"]["per_rank"][0].values()) < line.length + 0.1
@@ -443,16 +444,16 @@ def test_a_restart_and_a_checkpoint_are_seen():
     again = log_of([{}, {}], begin=1010.0, trains=False, lives=[0, 0])
     resumed = log_of([{"forward_backward": 3.0 + i} for i in range(4)], begin=1012.0, lives=[0, 1, 2, 3])
     for more, shift in ((again, 0.0), (resumed, 3.0)):
-        for i in range(len(more.time)):
-            seconds = {name: more.seconds[name][i] for name in COUNTED}
+        for i, at in enumerate(more.beats["time"]):
+            seconds = {name: more.beats[name][i] for name in COUNTED}
             pulse = {
-                "seconds": {**seconds, "total": more.total[i] + shift},
-                "steps": more.steps[i],
+                "seconds": {**seconds, "total": more.beats["total"][i] + shift},
+                "steps": int(more.beats["steps"][i]),
                 "rss_bytes": 1,
                 "queue": {},
             }
-            pulse["seconds"] |= {"train": 1.0} if more.trains[i] else {}
-            log.add(more.time[i], {**pulse, "stage": "", "bytes": {}, "sent_to": {}, "hot": {}, "epoch": 0, "step": 0})
+            pulse["seconds"] |= {"train": 1.0} if more.beats["trains"][i] else {}
+            log.add(at, {**pulse, "stage": "", "bytes": {}, "sent_to": {}, "hot": {}, "epoch": 0, "step": 0})
     assert len(log.lives) == 2
     pieces = stretches(log, BACKGROUND, 1013.0)
     assert [(s.at[0] - 1000, s.at[-1] - 1000) for s in pieces] == [(0.0, 4.0), (10.0, 12.0), (13.0, 16.0)]
@@ -466,18 +467,18 @@ def test_what_is_found(copied):
     record = read_run(copied, "run")
     n = 40
     busy = [{"queue_wait": 0.6 * (i + 1), "forward_backward": 0.4 * (i + 1)} for i in range(n)]
-    history = EventHistory(first=1000.0, last=1000.0 + n, ranks={0: log_of(busy)})
-    history.steps[0, 0] = 1020.0, 1.0, 0.5
+    log = RunLog(first=1000.0, last=1000.0 + n, ranks={0: log_of(busy)})
+    log.steps[0, 0] = 1020.0, 1.0, 0.5
     for epoch, at in ((0, 1022.0), (1, 1032.0), (2, 1040.0)):
-        history.epochs[epoch] = {"train_loss": 0.5, "val_accuracy": 0.5, "seconds": 8.0, "best": True, "time": at}
+        log.epochs[epoch] = {"train_loss": 0.5, "val_accuracy": 0.5, "seconds": 8.0, "best": True, "time": at}
     found = SimpleNamespace(
-        **{**vars(record), "history": history, "status": "done", "result": {**record.result, "train_loss": None}}
+        **{**vars(record), "log": log, "status": "done", "result": {**record.result, "train_loss": None}}
     )
     line = timeline(found)
     summary = summarise(found, line)
     late, stored, diverged = summary.findings
     assert stored.startswith("Reading stored samples is a bottleneck: 60% of the time after the first epoch")
-    history.ranks[0] = log_of([{**stages, "sample": 0.01 * (i + 1)} for i, stages in enumerate(busy)])
+    log.ranks[0] = log_of([{**stages, "sample": 0.01 * (i + 1)} for i, stages in enumerate(busy)])
     sampling = next(f for f in summarise(found, timeline(found)).findings if "bottleneck" in f)
     assert late.startswith("The first step was done after 20.0 s of 40.0 s (mostly queue_wait)")
     assert sampling.startswith("Sampling is a bottleneck:") and "Sample once" in sampling
@@ -485,8 +486,8 @@ def test_what_is_found(copied):
     assert summary.shares["queue_wait"] == pytest.approx(0.6)
     slow = log_of([{"forward_backward": float(i + 1)} for i in range(n)])
     quick = log_of([{"forward_backward": 0.5 * (i + 1), "reduce": 0.5 * (i + 1)} for i in range(n)])
-    history.ranks.clear()
-    history.ranks.update({0: quick, 1: slow})
+    log.ranks.clear()
+    log.ranks.update({0: quick, 1: slow})
     waited = summarise(found, timeline(found)).findings[-2]
     assert waited.startswith("The others waited for rank 1: 20.0 s in all, 50% of their time")
     assert "It computed for 40.0 s (forward_backward), they for 20.0 s on average." in waited
@@ -602,4 +603,3 @@ def test_words():
         "5,120.0 GiB",
     ]
     assert [duration(s) for s in (0.5, 12.34, 150, 8000)] == ["0.50 s", "12.3 s", "2 min 30 s", "2 h 13 min"]
-    assert math.isclose(StageSpan("train", "", 1.0, 3.0).end, 3.0)

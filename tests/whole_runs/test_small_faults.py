@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import millrace as mr
-from millrace.pipeline.report.reading import EventHistory, RankLog
 from millrace.pipeline.run import peaks_of
+from millrace.pipeline.telemetry.run_log import RunLog
 from millrace.stages.partition.quality import PartCounts, PartitionQuality
 from millrace.storage.errors import InputError, StoreError
 from millrace.tests.contracts.command import command
@@ -91,11 +91,13 @@ def test_names_with_escapes_reach_no_terminal(tmp_path: Path) -> None:
 
 
 def test_memory_before_a_restart_counts() -> None:
-    log, history = RankLog(), EventHistory()
-    log.rss_bytes.extend([5, 900, 7])
-    history.ranks[0] = log
+    log = RunLog()
+    empty = {name: {} for name in ("queue", "bytes", "sent_to", "hot")}
+    for at, rss in enumerate([5, 900, 7]):
+        pulse = {"rank": 0, "stage": "", "epoch": 0, "step": 0, "steps": 0, "rss_bytes": rss, **empty}
+        log.take("Pulse", float(at), {**pulse, "seconds": {"total": float(at)}})
     reports = [SimpleNamespace(rank=rank, peak_rss_bytes=600) for rank in (0, 1)]
-    assert peaks_of(reports, history) == [900, 600]
+    assert peaks_of(reports, log) == [900, 600]
 
 
 def test_empty_and_smallest_parts_are_said() -> None:

@@ -1,17 +1,13 @@
 """Who is shown the page of a run, and who is not."""
 
-import asyncio
-import re
+import json
 import urllib.error
 import urllib.request
 from types import SimpleNamespace
 
 import dask.config
 import pytest
-from bokeh.util.token import generate_jwt_token, generate_session_id
 from distributed import Client, LocalCluster
-from tornado.httpclient import HTTPClientError, HTTPRequest
-from tornado.websocket import websocket_connect
 
 from millrace.pipeline.dashboard import gate, plugin, publisher
 
@@ -39,9 +35,7 @@ def ask(board, path, host="127.0.0.1"):
         return e.code, e.read().decode()
 
 
-@pytest.mark.parametrize(
-    "path", ["millrace", "millrace.json", "millrace/autoload.js?bokeh-autoload-element=1", "millrace/metadata"]
-)
+@pytest.mark.parametrize("path", ["millrace", "millrace.json", "millrace?part=1", "millrace?run=x&over=whole"])
 def test_the_token_is_needed(board, path):
     joined = f"{path}{'&' if '?' in path else '?'}token="
     for refused in (path, joined, f"{joined}{board.token[:-1]}", f"{joined}{board.token}&token=x"):
@@ -79,27 +73,11 @@ def test_pages_of_dask_and_paths_that_are_not_there_are_left_alone(board):
     assert [ask(board, path)[0] for path in ("status", "health", "nowhere", "millrace/nowhere")] == [200, 200, 404, 404]
 
 
-def hears(board, session, host="127.0.0.1"):
-    """First message of the page's websocket; None if it closes."""
-
-    async def first():
-        request = HTTPRequest(
-            f"ws://127.0.0.1:{board.port}/millrace/ws", headers={"Host": host}, request_timeout=WAIT_S
-        )
-        line = await websocket_connect(request, subprotocols=["bokeh", session])
-        return await asyncio.wait_for(line.read_message(), WAIT_S)
-
-    return asyncio.run(first())
-
-
-def test_the_websocket_takes_sessions_of_the_page_alone(board):
-    own = re.search(r'"token":"([^"]+)"', ask(board, f"millrace?token={board.token}")[1])[1]
-    assert "ACK" in hears(board, own)
-    with pytest.raises(HTTPClientError, match="403"):
-        hears(board, own, host="evil.example")
-    assert hears(board, generate_jwt_token(generate_session_id(signed=False), signed=False)) is None
-    other = {"secret_key": b"other", "signed": True}
-    assert hears(board, generate_jwt_token(generate_session_id(**other), **other)) is None
+def test_a_page_that_fails_says_so_and_nothing_else(board, monkeypatch):
+    monkeypatch.setattr(plugin, "body", lambda *_: 1 / 0)
+    status, said = ask(board, f"millrace?token={board.token}&part=1")
+    assert status == 200 and "This page has failed: ZeroDivisionError" in said
+    assert json.loads(ask(board, f"millrace.json?token={board.token}")[1])["runs"] == []
 
 
 @pytest.mark.parametrize(

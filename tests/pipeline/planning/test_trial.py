@@ -9,6 +9,7 @@ import pytest
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.planning import trial
 from millrace.pipeline.planning.trial import TrialResult, draw, measured
+from millrace.pipeline.telemetry.run_log import RunLog
 
 SAMPLED = {"ranks": 2, "epochs": 5, "train": {"batch_size": 16}, "queue": {"bulk_size": 1}}
 FULL = {"ranks": 2, "epochs": 5, "system": "retexo"}
@@ -35,7 +36,10 @@ def candidate(table: dict[str, Any], isolated: bool = False, sampler: Any = None
 def report(
     epochs: list[float], steps: int, minibatches: int = 0, validates: bool = False, **seconds: float
 ) -> dict[str, Any]:
-    ends = {"event": "EpochDone", "val_accuracy": 1.0 if validates else None, "metrics": {}}
+    log = RunLog(steps_per_epoch=steps)
+    for number, of_epoch in enumerate(epochs):
+        ends = {"val_accuracy": 1.0 if validates else None, "train_loss": 0.5, "best": True, "seconds": of_epoch}
+        log.take("EpochDone", 1.0, {"epoch": number, **ends})
     return {
         "seconds": {"per_epoch": epochs, "exchange": 0.0, "evaluate": 0.0, **seconds},
         "minibatches": minibatches,
@@ -44,7 +48,7 @@ def report(
         "waits": {"network": {"features": 3}},
         "memory_bytes": [{"step": 5}] * 2,
         "peak_device_bytes": [8, 9],
-        "events": [{"event": "StepDone", "steps_per_epoch": steps}] + [ends] * len(epochs),
+        "log": log,
     }
 
 
@@ -83,7 +87,7 @@ def test_a_validation_of_seeds_takes_its_share_of_the_test(monkeypatch):
     s = candidate(SAMPLED)
     s.evaluates_seeds = True
     of = report([1] * 5, 3, 30, validates=True, evaluate=9.0)
-    of["events"].append({"event": "StageEnded", "stage": "evaluate", "seconds": 6.0})
+    of["log"].take("StageEnded", 10.0, {"stage": "evaluate", "seconds": 6.0})
     assert seen_of(monkeypatch, s, of).evaluate_s == pytest.approx(6 * 10 / 30)
 
 

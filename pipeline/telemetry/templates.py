@@ -1,0 +1,38 @@
+"""Templates of pages that need no other file: those of the report and of the dashboard have one style and palette."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from markupsafe import Markup
+
+from .palette import VARIABLES
+from .quantities import amount, duration, thousands
+
+FOLDERS = [Path(__file__).parents[1] / name for name in ("report", "dashboard")]
+
+
+@functools.cache
+def _template(name: str) -> Template:
+    """A template; to parse it takes as long as several pages."""
+    environment = Environment(
+        loader=FileSystemLoader(FOLDERS),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"amount": amount, "duration": duration, "thousands": thousands, "svg": Markup}
+    return environment.get_template(name)
+
+
+@functools.cache
+def _style() -> Markup:
+    return Markup((FOLDERS[0] / "page.css").read_text(encoding="utf-8"))
+
+
+def rendered(template: str, **values: Any) -> str:
+    """A page or a part of one, as HTML; values are escaped."""
+    colours = {variable: colour for colour, variable in VARIABLES.items()}
+    return _template(template).render(values, style=_style(), colours=colours)
