@@ -13,7 +13,15 @@ author = "the Millrace authors"
 copyright = author
 version = release = millrace.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "reference", "mathml"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "reference",
+    "mathml",
+    "notebooks_on_site",
+]
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"Millrace {release}"
