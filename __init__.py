@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from millrace.pipeline.dry_run import dry_run
     from millrace.pipeline.inference.edges import predict_edges
     from millrace.pipeline.inference.embed import Embeddings, embed
+    from millrace.pipeline.inference.explainer import explainer
     from millrace.pipeline.inference.finished_run import TrainedRun, load
     from millrace.pipeline.inference.links import LinkScores, predict_links
     from millrace.pipeline.inference.predict import predict
@@ -118,6 +119,7 @@ _HOMES = {
     "predict_links": "pipeline.inference.links",
     "EdgePredictions": "pipeline.inference.predictions",
     "Predictions": "pipeline.inference.predictions",
+    "explainer": "pipeline.inference.explainer",
     "export_program": "pipeline.inference.program",
     "recommend": "pipeline.inference.recommend",
     "Recommendations": "pipeline.inference.recommendations",
@@ -246,6 +248,7 @@ __all__ = [
     "dry_run",
     "edge_dataset",
     "embed",
+    "explainer",
     "export_program",
     "from_edges",
     "from_networkx",

@@ -30,7 +30,7 @@ from .commands.report import report
 from .commands.run import run
 from .commands.sample import sample
 from .commands.shared.bare_flag import CLASSES
-from .commands.shared.help import ByTheme, example_of
+from .commands.shared.help import ByTheme, RunHelp, example_of
 from .commands.shared.output import flush_all, say
 from .commands.sweep import sweep
 from .commands.warm import warm
@@ -50,8 +50,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(epilog=example_of("run"))(run)
-app.command("train", help="The same as run; give it --samples to skip sampling.", epilog=example_of("train"))(run)
+app.command(cls=RunHelp, epilog=example_of("run"))(run)
+TRAIN_HELP = "The same as run; give it --samples to skip sampling."
+app.command("train", cls=RunHelp, help=TRAIN_HELP, epilog=example_of("train"))(run)
 for command in (
     init,
     sweep,

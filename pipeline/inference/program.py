@@ -27,7 +27,7 @@ TOLERANCE = 1e-3
 """Largest difference of an output, beside outputs of about 1: another order of sums."""
 
 
-class _Program(nn.Module):
+class Forward(nn.Module):
     """A model's forward pass over a whole graph, in plain torch."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -110,7 +110,7 @@ def _traced(model: nn.Module, name: str, num_features: int, weighted: bool) -> E
     tried = [_arguments(*sizes, num_features, dtype, weighted) for sizes in TRIED]
     with evaluating(host):
         try:
-            program = torch.export.export(_Program(host), tried[0], dynamic_shapes=shapes, strict=False)
+            program = torch.export.export(Forward(host), tried[0], dynamic_shapes=shapes, strict=False)
             found = [program.module()(*arguments) for arguments in tried]
         except Exception as e:
             reason = " ".join(str(e).split())[:200]

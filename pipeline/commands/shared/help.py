@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 THEMES: dict[str, dict[str, str]] = {
     "Train": {
@@ -44,3 +44,27 @@ class ByTheme(TyperGroup):
         for theme, examples in THEMES.items():
             with formatter.section(theme):
                 formatter.write_dl([(n, self.commands[n].get_short_help_str(limit)) for n in examples])
+
+
+OPTIONS = {
+    "Data": ("dataset", "split"),
+    "Model": ("model", "hidden", "layers", "dropout"),
+    "Training": ("system", "fanout", "batch_size", "epochs", "lr", "seed", "dtype", "device"),
+    "Ranks and machines": ("ranks", "executor", "scheduler", "host"),
+    "Stored minibatches": ("samples", "reuse"),
+    "Your own code": ("code", "allow_code"),
+    "The run": ("overrides", "out", "resume", "dry_run", "track", "as_json", "help"),
+}
+"""Options of a run, by theme."""
+
+
+class RunHelp(TyperCommand):
+    """A command that lists its options by `OPTIONS`."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the argument, then the options of each theme."""
+        params = {str(param.name): param.get_help_record(ctx) for param in self.get_params(ctx)}
+        known = [name for names in OPTIONS.values() for name in names]
+        for theme, names in {"Arguments": [name for name in params if name not in known], **OPTIONS}.items():
+            with formatter.section(theme):
+                formatter.write_dl([params[name] for name in names])

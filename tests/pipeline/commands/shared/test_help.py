@@ -1,5 +1,6 @@
 """Help pages: every command has its theme, and an example that its own parser takes."""
 
+import re
 import shlex
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import typer
 
 from millrace.pipeline import cli
-from millrace.pipeline.commands.shared.help import THEMES, example_of
+from millrace.pipeline.commands.shared.help import OPTIONS, THEMES, example_of
 
 APP: Any = typer.main.get_command(cli.app)
 EXAMPLES = {name: text for examples in THEMES.values() for name, text in examples.items()}
@@ -41,3 +42,14 @@ def test_a_help_page_ends_with_the_example(capsys):
     with pytest.raises(SystemExit):
         APP(["predict", "--help"])
     assert "Example: millrace predict runs/a --out predictions.parquet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["run", "train"])
+def test_options_of_a_run_are_listed_by_theme_each_once(command, capsys):
+    with pytest.raises(SystemExit):
+        APP([command, "--help"])
+    text = capsys.readouterr().out
+    places = [text.index(f"\n{theme}:") for theme in ("Arguments", *OPTIONS)]
+    assert places == sorted(places) and "\nOptions:" not in text
+    flags = [option for param in APP.commands[command].params for option in param.opts if option.startswith("--")]
+    assert all(len(re.findall(rf"^  (-h, )?{flag} ", text, re.MULTILINE)) == 1 for flag in [*flags, "--help"]), text

@@ -1,0 +1,63 @@
+"""PyG's explainers on a run: they find the columns that the labels are made of."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import millrace as mr
+
+explain = pytest.importorskip("torch_geometric.explain")
+TELLING = [2, 5]
+"""Columns that say the class; all others are noise."""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder, rng = tmp_path_factory.mktemp("explained"), np.random.default_rng(0)
+    y = rng.integers(0, 2, 300)
+    x = rng.standard_normal((300, 8))
+    x[:, TELLING] = np.stack([3 * y - 1.5, 1.5 - 3 * y], axis=1)
+    src = np.concatenate([np.flatnonzero(y == k)[rng.integers(0, (y == k).sum(), 600)] for k in (0, 1)])
+    dst = np.concatenate([np.flatnonzero(y == k)[rng.integers(0, (y == k).sum(), 600)] for k in (0, 1)])
+    np.savez(folder / "told.npz", edge_index=[src, dst], x=x.astype(np.float32), y=y)
+    data = mr.open_dataset(folder / "told.npz", options=mr.ReadOptions(direction="directed"))
+    job = {"model": "gcn", "layers": 2, "hidden": 16, "fanout": [5, 5], "epochs": 15, "lr": 0.02, "threads": 1}
+    return data, mr.run(data, out=folder / "run", verbose=False, dropout=0.0, batch_size=20, **job)
+
+
+def test_the_columns_that_say_the_class_explain_it(trained):
+    data, result = trained
+    assert result.test_accuracy > 0.95
+    explainer, graph = mr.explainer(result, explain.GNNExplainer(epochs=60)), data.to_pyg()
+    torch.manual_seed(0)
+    found = sum(explainer(graph.x, graph.edge_index, index=node).node_mask.sum(0) for node in (7, 8, 9))
+    assert sorted(found.argsort(descending=True)[:2].tolist()) == TELLING
+    logits = explainer.get_prediction(graph.x, graph.edge_index)
+    assert logits.argmax(1).tolist() == list(mr.predict(result).classes), "it explains what is predicted"
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "sentence"),
+    [
+        ({"task": "link"}, {}, "do not know the task 'link'"),
+        ({"labels_of": "edges"}, {}, "do not know labels of edges"),
+        ({"types": {"node_types": []}}, {}, "reads types or features of edges"),
+        ({}, {"edge_mask_type": "object"}, "edges have no masks here"),
+    ],
+)
+def test_what_they_cannot_explain_is_refused(trained, changes, options, sentence, monkeypatch):
+    run = mr.load(trained[1])
+    object.__setattr__(run, "result", SimpleNamespace(**{**vars(run.result), **changes}))
+    with pytest.raises(mr.InputError, match=sentence):
+        mr.explainer(run, explain.GNNExplainer(epochs=1), **options)
+
+
+def test_without_pyg_it_names_the_extra(trained, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_geometric.explain", None)
+    with pytest.raises(
+        mr.InputError, match=r"explainers are those of PyG, which is not installed; pip install '\.\[pyg"
+    ):
+        mr.explainer(trained[1], None)
