@@ -4,9 +4,11 @@
     python examples/serve.py model.pt2 --port 8000
     curl -s localhost:8000 -d '{"x": [[0.1, 0.2], [0.3, 0.4]], "edge_index": [[0], [1]], "nodes": [1]}'
 
-A request has the rows of the nodes around those that are asked for, and their edges, sources first: all in-edges of as many hops
-as the model has layers. The answer has the class and the probability of each node. Put a server of your own in the place of
-Python's for TLS, many requests at once, or batches.
+A request has the rows of the nodes around those that are asked for, and their edges, sources first: all in-edges of as
+many hops as the model has layers.
+
+What to expect: the class and the probability of each node, some milliseconds after the request. Put a server of your own
+in the place of Python's for TLS, many requests at once, or batches.
 """
 
 import argparse
