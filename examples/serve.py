@@ -7,8 +7,8 @@
 A request has the rows of the nodes around those that are asked for, and their edges, sources first: all in-edges of as
 many hops as the model has layers.
 
-What to expect: the class and the probability of each node, some milliseconds after the request. Put a server of your own
-in the place of Python's for TLS, many requests at once, or batches.
+What to expect: the class and the probability of each node, some milliseconds after the request. Put a server of your
+own in the place of Python's for TLS, many requests at once, or batches.
 """
 
 import argparse

@@ -48,6 +48,6 @@ def explainer(run: TrainedRun | Result | str | Path, algorithm: Any, *, model: A
         )
     if options.get("edge_mask_type") is not None:
         raise InputError("edge_mask_type is given, but edges have no masks here; leave it out, and mask nodes")
-    usual = {"explanation_type": "model", "node_mask_type": "attributes", "edge_mask_type": None}
+    usual: dict[str, Any] = {"explanation_type": "model", "node_mask_type": "attributes", "edge_mask_type": None}
     config = {"mode": MODES[result.task], "task_level": "node", "return_type": "raw"}
     return Explainer(Forward(trained.model).eval(), algorithm, model_config=config, **{**usual, **options})

@@ -467,7 +467,7 @@ def test_every_script_is_tested_and_says_what_to_expect():
     scripts = {p.name for p in EXAMPLES.iterdir() if p.suffix in (".py", ".sh")}
     assert scripts == {
         "chain.py", "on_a_laptop.sh", "on_a_gpu_box.py", "over_ssh.py", "on_slurm.py", "on_kubernetes.py",
-        "on_torchrun.py",
+        "on_torchrun.py", "serve.py",
     }  # fmt: skip
     for name in scripts:
         head = (EXAMPLES / name).read_text()[:2000]
