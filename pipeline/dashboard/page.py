@@ -92,7 +92,8 @@ def _where(run: dict[str, Any]) -> list[str]:
         step = f", step {run['step'] + 1} of {run['steps_per_epoch']}" if run["steps_per_epoch"] else ""
         found.append(f"epoch {run['epoch'] + 1}" + (f" of {run['epochs']}" if run["epochs"] else "") + step)
     if run["left_s"] is not None:
-        found.append(f"about {duration(run['left_s'])} left")
+        left = run["left_s"]
+        found.append(f"about {f'{left:.0f} s' if left < 120 else duration(left)} left")
     return [clause for clause in found if clause]
 
 

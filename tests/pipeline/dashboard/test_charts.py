@@ -5,7 +5,7 @@ import math
 import pytest
 
 from millrace.pipeline.dashboard.charts import HEIGHT, WIDTH, chart
-from millrace.pipeline.telemetry.palette import LINES
+from millrace.pipeline.telemetry.palette import LINES, VARIABLES
 
 
 def text(value):
@@ -18,7 +18,7 @@ def drawn(values, **options):
 
 def test_a_line_goes_from_the_least_value_to_the_largest():
     made = drawn([0.0, 2.0, 4.0])
-    assert made["lines"] == [("a", "--line-0", f"M0.0 {HEIGHT}.0L{WIDTH / 2} {HEIGHT / 2}L{WIDTH}.0 0.0", "4")]
+    assert made["lines"] == [("a", VARIABLES[LINES[0]], f"M0.0 {HEIGHT}.0L{WIDTH / 2} {HEIGHT / 2}L{WIDTH}.0 0.0", "4")]
     assert (made["least"], made["most"], made["end"], made["bound"]) == ("0", "4", "10.0 s", "")
     assert drawn([2.0, 3.0, 4.0], from_zero=False)["least"] == "2" and drawn([2.0, 3.0, 4.0])["least"] == "0"
 
