@@ -65,7 +65,7 @@ def report(runs: Any, out: str | Path | None = None) -> Report:
         raise InputError("no run is given; expected the folder of at least one")
     stores = [folder for folder in folders if is_recorded(folder) and not (folder / JOB).is_file()]
     if len(stores) == len(folders):
-        return _on_stores(stores, None if out is None else Path(out))
+        return _on_stores(stores, out)
     if stores:
         raise InputError(f"{stores[0]} is no run but a store; expected runs, or stores and nothing else")
     records = [read_run(folder, name) for folder, name in zip(folders, names(folders))]
@@ -75,34 +75,34 @@ def report(runs: Any, out: str | Path | None = None) -> Report:
         _drawn(figures.pictures_of(*run), f"{number}-" if len(read) > 1 else "") for number, run in enumerate(read)
     ]
     compared = _drawn(comparison.pictures_of(read), "compared-") if len(read) > 1 else {}
-    page = render(read, drawn, compared)
-    folder = Path(out) if out is not None else folders[0] / FOLDER
     named = {
         **compared,
         **{f"{r.name}/{n}" if len(read) > 1 else n: p for r, found in zip(records, drawn) for n, p in found.items()},
     }
-    try:
-        refuse_links(folder)
-        (folder if out is not None else own_folder(folder)).mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / PAGE, page)
-        files = _write_pictures(folder, named)
-    except OSError as e:
-        raise InputError(f"cannot write the report into {folder}: {e.strerror}; choose another --out") from None
-    return Report(folder / PAGE, files, [summary.as_record(record) for record, _, summary in read])
+    numbers = [summary.as_record(record) for record, _, summary in read]
+    return _written(render(read, drawn, compared), folders[0] / FOLDER, out, named, numbers)
 
 
-def _on_stores(stores: list[Path], out: Path | None) -> Report:
+def _on_stores(stores: list[Path], out: str | Path | None) -> Report:
     """The report of the commands that made stores."""
     records = [read_record(store) for store in stores]
-    folder = out or stores[0].with_name(f"{stores[0].name}.{FOLDER}")
-    page = render_stores(records)
+    usual = stores[0].with_name(f"{stores[0].name}.{FOLDER}")
+    return _written(render_stores(records), usual, out, {}, [record.as_record() for record in records])
+
+
+def _written(
+    page: str, usual: Path, out: str | Path | None, pictures: dict[str, Picture], numbers: list[dict[str, Any]]
+) -> Report:
+    """Write a page and its pictures into the folder `out`, or else into the `usual` one."""
+    folder = usual if out is None else Path(out)
     try:
         refuse_links(folder)
         (folder if out is not None else own_folder(folder)).mkdir(parents=True, exist_ok=True)
         write_atomically(folder / PAGE, page)
+        files = _write_pictures(folder, pictures)
     except OSError as e:
         raise InputError(f"cannot write the report into {folder}: {e.strerror}; choose another --out") from None
-    return Report(folder / PAGE, {}, [record.as_record() for record in records])
+    return Report(folder / PAGE, files, numbers)
 
 
 def _drawn(pictures: dict[str, tuple[str, figures.Draw]], prefix: str) -> dict[str, Picture]:
