@@ -25,12 +25,11 @@ if TYPE_CHECKING:
     from millrace.pipeline.dry_run import dry_run
     from millrace.pipeline.inference.edges import predict_edges
     from millrace.pipeline.inference.embed import Embeddings, embed
-    from millrace.pipeline.inference.explainer import explainer
     from millrace.pipeline.inference.finished_run import TrainedRun, load
     from millrace.pipeline.inference.links import LinkScores, predict_links
     from millrace.pipeline.inference.predict import predict
     from millrace.pipeline.inference.predictions import EdgePredictions, Predictions
-    from millrace.pipeline.inference.program import export_program
+    from millrace.pipeline.inference.program import explainer, export_program
     from millrace.pipeline.inference.recommend import recommend
     from millrace.pipeline.inference.recommendations import Recommendations
     from millrace.pipeline.ingest.convert import convert
@@ -119,7 +118,7 @@ _HOMES = {
     "predict_links": "pipeline.inference.links",
     "EdgePredictions": "pipeline.inference.predictions",
     "Predictions": "pipeline.inference.predictions",
-    "explainer": "pipeline.inference.explainer",
+    "explainer": "pipeline.inference.program",
     "export_program": "pipeline.inference.program",
     "recommend": "pipeline.inference.recommend",
     "Recommendations": "pipeline.inference.recommendations",

@@ -77,7 +77,7 @@ def test_pages_include_nothing_from_other_documents():
 
 
 def test_every_page_is_in_the_index():
-    index = (DOCS / "index.md").read_text()
+    index = (DOCS / "index.md").read_text() + (DOCS / "api.md").read_text()
     listed = {
         DOCS / f"{line}.md" for block in re.findall(r"```{toctree}(.*?)```", index, re.DOTALL) for line in block.split()
     }

@@ -1,4 +1,4 @@
-"""Trained models as programs of `torch.export`, which run where torch is and Millrace is not."""
+"""Trained models in plain torch: as programs of `torch.export`, which run where Millrace is not, and for PyG's explainers."""
 
 import copy
 import io
@@ -15,7 +15,7 @@ from ...stages.models.base import as_model, check_initialised, layered, reads_ed
 from ...stages.models.pyg.hetero import HeteroPyGModel
 from ...stages.models.pyg.model import PyGModel
 from ...stages.neighbourhood.edge_index import EdgeIndexNeighbourhood
-from ...storage.errors import InputError
+from ...storage.errors import InputError, install
 from ...storage.graph import from_edges
 from ..setup.result import Result
 from .files import written
@@ -25,6 +25,9 @@ TRIED = ((37, 150), (8, 11))
 """Nodes and edges of the graphs that a program is traced and tried on."""
 TOLERANCE = 1e-3
 """Largest difference of an output, beside outputs of about 1: another order of sums."""
+
+MODES = {"multiclass": "multiclass_classification", "binary": "binary_classification", "regression": "regression"}
+"""PyG's name of each task that it explains."""
 
 
 class Forward(nn.Module):
@@ -136,3 +139,41 @@ def _arguments(nodes: int, edges: int, width: int, dtype: torch.dtype, weighted:
     x = torch.from_numpy(rng.standard_normal((nodes, width))).to(dtype)
     ends = torch.from_numpy(rng.integers(0, [[nodes], [nodes - 3]], (2, edges)))
     return (x, ends, torch.from_numpy(rng.random(edges, np.float32))) if weighted else (x, ends)
+
+
+def explainer(run: TrainedRun | Result | str | Path, algorithm: Any, *, model: Any = None, **options: Any) -> Any:
+    """Ready one of PyG's explainers for a run: which features of which nodes decide a prediction.
+
+    Call what is returned with the whole graph, ``explainer(data.x, data.edge_index, index=17)``, where `data` is
+    ``dataset.to_pyg()``; it gives PyG's ``Explanation`` for node 17. The model's messages pass over all in-edges, as in
+    `predict`, and edges have no masks.
+
+    Args:
+        run: a finished run: its folder, the result of `millrace.run`, or of `load`.
+        algorithm: of `torch_geometric.explain`, such as ``GNNExplainer(epochs=100)``.
+        model: for a run of your own module: see `load`.
+        options: further ones of PyG's ``Explainer``; by default ``explanation_type="model"`` and
+            ``node_mask_type="attributes"``.
+
+    Raises:
+        InputError: PyG is not installed, it has no such task, or the model reads more than `x` and `edge_index`.
+        StoreError: something in the run's folder is damaged.
+    """
+    try:
+        from torch_geometric.explain import Explainer
+    except ImportError:
+        raise InputError(f"explainers are those of PyG, which is not installed; {install('pyg')}") from None
+    trained = run if isinstance(run, TrainedRun) else load(run, model=model)
+    result = trained.result
+    if result.task not in MODES or result.labels_of != "nodes":
+        what = "labels of edges" if result.labels_of == "edges" else f"the task '{result.task}'"
+        raise InputError(f"PyG's explainers do not know {what}; expected one of {', '.join(MODES)}, of nodes")
+    if result.types is not None or isinstance(trained.model, HeteroPyGModel) or reads_edges(trained.model):
+        raise InputError(
+            f"{result.model} reads types or features of edges; expected a model of features of nodes and edges alone"
+        )
+    if options.get("edge_mask_type") is not None:
+        raise InputError("edge_mask_type is given, but edges have no masks here; leave it out, and mask nodes")
+    usual: dict[str, Any] = {"explanation_type": "model", "node_mask_type": "attributes", "edge_mask_type": None}
+    config = {"mode": MODES[result.task], "task_level": "node", "return_type": "raw"}
+    return Explainer(Forward(trained.model).eval(), algorithm, model_config=config, **{**usual, **options})
