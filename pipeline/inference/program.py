@@ -1,4 +1,4 @@
-"""Trained models in plain torch: as programs of `torch.export`, which run where Millrace is not, and for PyG's explainers."""
+"""Trained models in plain torch: programs of `torch.export`, which need no Millrace, and what PyG's explainers read."""
 
 import copy
 import io
