@@ -168,7 +168,7 @@ def explainer(run: TrainedRun | Result | str | Path, algorithm: Any, *, model: A
     if result.task not in MODES or result.labels_of != "nodes":
         what = "labels of edges" if result.labels_of == "edges" else f"the task '{result.task}'"
         raise InputError(f"PyG's explainers do not know {what}; expected one of {', '.join(MODES)}, of nodes")
-    if result.types is not None or isinstance(trained.model, HeteroPyGModel) or reads_edges(trained.model):
+    if result.types or isinstance(trained.model, HeteroPyGModel) or reads_edges(trained.model):
         raise InputError(
             f"{result.model} reads types or features of edges; expected a model of features of nodes and edges alone"
         )

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...storage.errors import InputError, install
+from ..telemetry.palette import FAINT, INK
 
-INK, FAINT = "#1c2024", "#d3d7db"
-"""Colours of text and of grid lines; pages replace them by their own."""
 WIDE_IN, NARROW_IN = 10.5, 4.3
 PNG_DPI = 110
 ROOM_IN = 0.5

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 
 from ...storage.ledger import KINDS as LEDGER
+from ..telemetry.curves import by_epoch
 from ..telemetry.main_metric import main_metric_of
 from ..telemetry.palette import KINDS, STAGES
 from ..telemetry.quantities import amount
 from .canvas import Sheet
-from .figures import OTHER, Draw, by_epoch, line_style
+from .figures import OTHER, Draw, line_style
 from .reading import RunRecord
 from .summary import Summary, first_step
 from .timeline import ROWS, Timeline

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from ..telemetry.main_metric import main_metric_of
-from ..telemetry.palette import KINDS, LINES, STAGE_MEANINGS, STAGES
+from ..telemetry.curves import draw_curves, thinned
+from ..telemetry.palette import INK, KINDS, LINES, STAGE_MEANINGS, STAGES
 from ..telemetry.quantities import amount, duration
 from ..telemetry.run_log import RankLog, RunLog
-from .canvas import INK, Sheet
+from .canvas import Sheet
 from .reading import RunRecord
 from .summary import SLOW_START, Summary, first_step
 from .timeline import ROWS, Timeline
@@ -18,7 +18,6 @@ Draw = Callable[[Sheet], None]
 OTHER = f"“other”: {STAGE_MEANINGS['other']}."
 SHOWN_RANKS = 16
 BINS, FEW_BINS = 240, 120
-MOST_POINTS = 600
 WRITTEN_OUT = 12
 """Most ranks for which tables are drawn with numbers."""
 DASHES = ("-", "--", ":", "-.")
@@ -36,13 +35,6 @@ def shown_ranks(line: Timeline, summary: Summary) -> list[int]:
         return ranks
     by_wait = sorted(ranks, key=lambda rank: summary.seconds[ranks.index(rank)]["reduce"])
     return sorted({*by_wait[: SHOWN_RANKS // 2], *by_wait[-SHOWN_RANKS // 2 :]})
-
-
-def thinned(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """[n, ...] -> [at most MOST_POINTS, ...]: means of neighbouring points, if there are too many to see."""
-    if len(values) <= MOST_POINTS:
-        return values
-    return np.stack([piece.mean(axis=0) for piece in np.array_split(values, MOST_POINTS)])
 
 
 def when(run: RunRecord, line: Timeline, summary: Summary, first: float = 0.0) -> Draw:
@@ -91,52 +83,11 @@ def _stairs(ax: Any, edges: Any, low: Any, high: Any, **options: Any) -> Any:
     return ax.fill_between(np.repeat(edges, 2)[1:-1], low, high, **options)
 
 
-def _dots(points: int) -> dict[str, Any]:
-    return {"marker": "o", "markersize": 3} if points < 40 else {}
-
-
-def by_epoch(ax: Any) -> None:
-    """Label the x axis of a picture by epoch, at whole numbers."""
-    ax.set_xlabel("epoch")
-    ax.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-
-
 def curves(log: RunLog, result: Mapping[str, Any]) -> Draw | None:
     """Loss of steps and epochs, and the metric of validations."""
     if not log.epochs and not log.steps:
         return None
-
-    def draw(sheet: Sheet) -> None:
-        rows = [(n + 1, row["train_loss"], row["validation"]) for n, row in sorted(log.epochs.items())]
-        epochs, validated = ([(row[0], row[k]) for row in rows if row[k] is not None] for k in (1, 2))
-        axes = sheet.grid(1 + bool(validated), 2.5, 2)
-        if log.steps:
-            steps = thinned(np.array([log.steps[key][1:] for key in sorted(log.steps)]))
-            axes[0].plot(*steps.T, color=STAGES["other"], linewidth=1, label="of steps (first rank)")
-        if epochs:
-            axes[0].plot(*np.array(epochs).T, color=LINES[0], label="of epochs (all ranks)", **_dots(len(epochs)))
-        axes[0].set_title("training loss")
-        axes[0].legend(frameon=False)
-        if validated:
-            points = np.array(validated)
-            axes[1].plot(*points.T, color=STAGES["evaluate"], label="validation", **_dots(len(points)))
-            tested = main_metric_of(result, "test")[1]
-            if tested is not None and result.get("best_epoch", -1) >= 0:
-                at, label = result["best_epoch"] + 1, "test, with the best epoch's parameters"
-                axes[1].plot([at], [tested], color=LINES[1], marker="D", linestyle="", label=label)
-                axes[1].axvline(at, color=INK, linewidth=0.6, linestyle=":")
-            axes[1].set_title(log.metric)
-            axes[1].legend(frameon=False, loc="lower right" if log.metric == "accuracy" else "upper right")
-        for ax in axes:
-            ax.grid(True)
-            ax.set_axisbelow(True)
-            by_epoch(ax)
-            # A phase ends here, if layers are trained one after the other.
-            ends = np.cumsum([p["epochs"] for p in result.get("phases", []) if "epochs" in p])[:-1]
-            for end in ends:
-                ax.axvline(end, color=INK, linewidth=0.8)
-
-    return draw
+    return lambda sheet: draw_curves(log, result, lambda count: sheet.grid(count, 2.5, 2))
 
 
 def bars_of_bytes(summary: Summary) -> Draw | None:

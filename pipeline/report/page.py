@@ -9,11 +9,11 @@ from ...storage.stored.data_card import described
 from ..config.systems import SYSTEMS
 from ..setup.result import read_card, versions
 from ..telemetry.main_metric import main_metric_of
-from ..telemetry.palette import KIND_MEANINGS, STAGE_MEANINGS, STAGES, VARIABLES
+from ..telemetry.palette import FAINT, INK, KIND_MEANINGS, STAGE_MEANINGS, STAGES, VARIABLES
 from ..telemetry.quantities import amount, duration
 from ..telemetry.templates import rendered
 from . import comparison
-from .canvas import FAINT, INK, Picture
+from .canvas import Picture
 from .reading import RunRecord
 from .stores import StoreRecord, records_behind, sections
 from .summary import Summary, last_event_clause

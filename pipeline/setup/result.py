@@ -324,13 +324,13 @@ class Result:
             from matplotlib.pyplot import figure
         except ImportError:
             raise InputError(f"plot needs matplotlib, which is not installed; {install('report')}") from None
-        from ..report.canvas import Sheet
-        from ..report.figures import curves
+        from ..telemetry.curves import draw_curves
 
-        if (draw := curves(self._log(), vars(self))) is None:
+        log = self._log()
+        if not log.epochs:
             raise InputError(f"no epoch has ended in {self.out}: there is nothing to plot")
-        drawn = figure(layout="constrained")
-        draw(Sheet(drawn, narrow=False))
+        drawn = figure(figsize=(10.5, 3.0), layout="constrained")
+        draw_curves(log, vars(self), lambda count: list(drawn.subplots(1, count, squeeze=False)[0]))
         return drawn.axes
 
     def _log(self) -> RunLog:

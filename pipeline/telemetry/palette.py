@@ -57,3 +57,6 @@ VARIABLES = {
     **{colour: f"--{stage.replace('_', '-')}" for stage, colour in STAGES.items()},
 }
 """Names of the colours in the style of pages, which change some of them in the dark."""
+
+INK, FAINT = "#1c2024", "#d3d7db"
+"""Colours of text and of grid lines in pictures; pages replace them by their own."""

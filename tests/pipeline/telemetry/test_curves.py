@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from millrace.pipeline.report.figures import MOST_POINTS, by_epoch, thinned
+from millrace.pipeline.telemetry.curves import MOST_POINTS, by_epoch, thinned
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 5, 30])
