@@ -32,7 +32,7 @@ def table(value: Any) -> dict[str, Any]:
 
 
 def ranks(value: Any) -> list[Any]:
-    """A list with an entry for each rank. Raises TypeError for anything else."""
-    if not isinstance(value, list) or len(value) > MOST_RANKS:
+    """A list with an entry for each rank; Dask makes a tuple of it. Raises TypeError for anything else."""
+    if not isinstance(value, list | tuple) or len(value) > MOST_RANKS:
         raise TypeError("expected a list of ranks")
-    return value
+    return [*value]

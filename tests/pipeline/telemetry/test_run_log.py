@@ -31,6 +31,8 @@ def test_lives_of_a_rank_are_told_apart_and_counted_together():
     assert (log.in_all("steps"), log.in_all("edges"), log.most_bytes("network", "control")) == (7, 70, 70)
     log.add(5.0, {**PULSE, "steps": 2, "seconds": {"total": 5.0}}, is_new_life=True)
     assert len(log.lives) == 3 and len(log.beats) == 5 == len(log.queue)
+    log.add(6.0, {**PULSE, "steps": 3, "seconds": {"total": 6.0}, "sent_to": {"network": {"features": (0, 4)}}})
+    assert log.lives[-1]["sent_to"] == {"network": {"features": [0, 4]}}, "on Dask's way lists become tuples"
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, None, "x"])
