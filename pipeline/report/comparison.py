@@ -96,7 +96,7 @@ def overlaid(runs: list[Run], value: str, by_time: bool) -> Draw | None:
 
     Args:
         runs: the runs of the report.
-        value: a key of `EventHistory.epochs`.
+        value: a key of `RunLog.epochs`.
         by_time: plot over seconds since the first step, not over epochs.
     """
     curves = []
