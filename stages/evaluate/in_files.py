@@ -21,14 +21,15 @@ from ...storage.errors import RunError
 from ...storage.features import ArrayFeatures, FeatureStore, MappedFeatures
 from ...storage.graph import Graph, index_dtype
 from ...storage.lazy_dataset import LazyGraph
-from ...storage.store.npy import HEADER_BYTES, npy_bytes, npy_header
+from ...storage.store.npy import HEADER_BYTES, make_npy, put_npy
 from ...storage.typed.graph_types import SINGLE, GraphTypes
+from ..memory.bytes_left import fits_in_memory
 from ..models.base import Stack, keeps_edges, layered
 from ..models.parts import ConvParts, LayerCounts
 from ..neighbourhood.destinations import LayerRows
 from ..self_loops import COLUMNS, loops_of_rows, with_loops
 from .chunks import MAX_BYTES, Chunks, HostRows, IdArray, needed_rows
-from .direct import ROW_EDGES, LayerBlocks, PartsRun, layer_counts
+from .direct import ROW_EDGES, FarRows, LayerBlocks, PartsRun, layer_counts
 from .layerwise import apply_layer, naming_features
 from .limits import Limits
 from .rows import HostSink
@@ -136,7 +137,7 @@ class FileLayers:
         self.layout, self.model = layout, model
         self.graph = _graph(layout.folder, layout.weighted, layout.types)
         self.degree = torch.from_numpy(_mapped(layout.folder / "degree.npy"))
-        self.features = ArrayFeatures(_mapped(layout.features))
+        self.features = _stored(layout.features)
         self.edges = None if layout.edges is None else ArrayFeatures(_mapped(layout.edges))
         self.num_layers: int = layered(model).num_layers
         self.in_parts = isinstance(model, Stack) and model.has_parts
@@ -157,7 +158,7 @@ class FileLayers:
         with naming_features(self.model, self.features.num_features):
             empty = self._no_rows(k)
         for kind, rows in zip(("rows", "logits"), empty):
-            _make(self._file(kind, k), (self.num_rows(k), rows.shape[1]), rows.numpy().dtype)
+            _write(self._file(kind, k), (self.num_rows(k), rows.shape[1]), rows.numpy().dtype, [])
         if self.in_parts and k:
             return [(blocks[0][0], blocks[-1][1]) for blocks in self._blocks(k, 0, None).shares(ranges) if blocks]
         nodes = self._nodes(k, 0, self.num_rows(k))
@@ -188,8 +189,7 @@ class FileLayers:
                 sinks[0].append(rows)
         elif k == 0:
             nodes = self._nodes(0, first, stop)
-            base = self.features.rows if self.features.dtype == self._run.dtype else None
-            self._run.enter(self._parts[0], self._run.pieces(self.features, base, nodes), *sinks)
+            self._run.enter(self._parts[0], self._run.pieces(self.features, None, nodes), *sinks)
         else:
             for _ in self._blocks(k, first, stop, sinks).waves():
                 pass
@@ -230,17 +230,16 @@ class FileLayers:
         nodes = self._nodes(k, first, self.num_rows(k) if stop is None else stop)
         return LayerBlocks(self._run, k - 1, self._parts[k - 1], following, nodes, self._read(k - 1), sinks=sinks)
 
-    def _read(self, k: int) -> LayerRows:
-        """The rows of a stage that is done."""
-        nowhere = np.empty(0, np.int32)
+    def _read(self, k: int) -> LayerRows | FarRows:
+        """The rows of a stage that is done: where they are mapped, or read by the wave."""
+        path, place, logits = self._file("rows", k), self.layout.folder / f"place-{k}.npy", self._file("logits", k)
         if k == 0 and not self._enters:
-            return LayerRows(self.features.rows, nowhere)
-        place, logits = self.layout.folder / f"place-{k}.npy", self._file("logits", k)
-        return LayerRows(
-            _mapped(self._file("rows", k)),
-            _mapped(place) if place.exists() else nowhere,
-            _mapped(logits) if logits.exists() else None,
-        )
+            path = self.layout.features
+        places = _mapped(place) if place.exists() and path != self.layout.features else np.empty(0, np.int32)
+        store, found = _stored(path), _mapped(logits) if logits.exists() else None
+        if isinstance(store, MappedFeatures):
+            return FarRows(store, places, found)
+        return LayerRows(store.rows, places, found)
 
     def _chunks_of(self, k: int, nodes: IdArray) -> Iterator[Tensor]:
         """Rows of a stage for these nodes, chunk by chunk."""
@@ -249,7 +248,7 @@ class FileLayers:
             source = HostRows(self.features, None, device, self.degree.dtype, True)
         else:
             ids = self.layout.folder / f"nodes-{k - 1}.npy"
-            rows = ArrayFeatures(_mapped(self._file("rows", k - 1)))
+            rows = _stored(self._file("rows", k - 1))
             source = HostRows(rows, _mapped(ids) if ids.exists() else None, device, self.degree.dtype, True)
         widest = max((p.shape[0] for p in self.model.parameters() if p.ndim > 1), default=0)
         keeps = keeps_edges(self.model)
@@ -288,21 +287,14 @@ class _FileSink(HostSink):
                 raise self._full(e) from e
 
 
-def _make(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
-    """Make an ``.npy`` file of zeros, which takes no space yet."""
-    with path.open("wb") as file:
-        file.write(npy_header(dtype, shape))
-        file.truncate(npy_bytes(dtype, shape))
-
-
 def _write(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike, pieces: Iterable[npt.NDArray[Any]]) -> None:
     """Write an ``.npy`` file from pieces of it."""
     try:
-        _make(path, shape, dtype)
-        with path.open("r+b") as file:
-            file.seek(HEADER_BYTES)
-            for piece in pieces:
-                file.write(np.ascontiguousarray(piece, dtype).data if piece.size else b"")
+        make_npy(path.parent, path.stem, shape, dtype)
+        first = 0
+        for piece in pieces:
+            put_npy(path.parent, path.stem, shape, first, piece.astype(dtype, copy=False))
+            first += len(piece)
     except OSError as e:
         raise RunError(f"cannot write to {path.parent} ({e.strerror or e}); free space there") from e
 
@@ -313,6 +305,11 @@ def _mapped(path: Path) -> npt.NDArray[Any]:
         return np.asarray(np.load(path, mmap_mode="c"))
     except ValueError:
         return np.load(path)  # nothing can be mapped of an empty array
+
+
+def _stored(path: Path) -> ArrayFeatures:
+    """The rows of an ``.npy`` file, mapped if memory has room for all, else read in order."""
+    return ArrayFeatures(_mapped(path)) if fits_in_memory(path.stat().st_size) else MappedFeatures(path)
 
 
 def _graph(folder: Path, weighted: bool, types: GraphTypes = SINGLE) -> Graph:

@@ -7,6 +7,7 @@ import io
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from ..errors import StoreError
 from .regular import opened_file
+from .row_file import RowFile
 
 HEADER_BYTES = 4096
 PIECE_BYTES = 16 << 20
@@ -85,6 +87,19 @@ def _map_of(array: npt.NDArray[Any]) -> mmap.mmap | None:
     while isinstance(base, np.ndarray):
         base = base.base
     return base if isinstance(base, mmap.mmap) else None
+
+
+def file_of(array: npt.NDArray[Any]) -> RowFile | None:
+    """The file that an array is a map of, from its first row on; None if it is none, or cannot be opened any more."""
+    base: Any = array
+    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+        base = base.base
+    if not isinstance(base, np.memmap) or base.filename is None or not array.size:
+        return None
+    inside = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    with suppress(OSError):
+        return RowFile(Path(base.filename), base.offset + inside, array.strides[0], len(array))
+    return None
 
 
 def row_pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[slice]:

@@ -93,6 +93,26 @@ class RowFile:
                 return False
             raise self._failed(e.strerror or str(e), sample[0]) from e
 
+    def announce(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> None:
+        """Tell the system that these ranges of rows are read soon, unless it has a sample of them in its cache.
+
+        Args:
+            starts: [n] first row of each range, ascending.
+            stops: [n] row behind its last.
+
+        Raises:
+            RunError: the file has become shorter.
+        """
+        some = stops > starts
+        starts, stops = starts[some], stops[some]
+        if self.is_cached(starts):
+            return
+        first = np.concatenate([[True], (starts[1:] - stops[:-1]) * self.row_bytes > GAP_BYTES])
+        begins, ends = starts[first], stops[np.append(first[1:], True)]
+        sizes = ((ends - begins) * self.row_bytes).tolist()
+        for at, size in zip((self.first + begins * self.row_bytes).tolist(), sizes):
+            os.posix_fadvise(self._handle, at, size, os.POSIX_FADV_WILLNEED)
+
     def require_whole(self) -> None:
         """Raises RunError if the file has become shorter."""
         try:

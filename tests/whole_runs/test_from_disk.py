@@ -110,6 +110,25 @@ def test_several_types_of_nodes(tmp_path, cold, edges):
     assert found[0] == found[1]
 
 
+def test_lists_of_a_mapped_graph_are_announced(tmp_path, cold, monkeypatch):
+    write_dataset(tmp_path / "store", dataset(), features_format="npy", graph_format="npy")
+    told, announce = [], RowFile.announce
+
+    def noting(self: RowFile, starts: Any, stops: Any) -> None:
+        told.append((self.path.name, starts, stops))
+        announce(self, starts, stops)
+
+    monkeypatch.setattr(RowFile, "announce", noting)
+    found = [parameters(tmp_path / how, tmp_path / "store", graph=how, **SAGE) for how in ("memory", "mapped")]
+    assert found[0] == found[1]
+    assert {name for name, _, _ in told} == {"indptr.npy", "indices.npy"}
+    graph = dataset().graph
+    for name, starts, stops in told:
+        assert (starts[1:] > starts[:-1]).all() or name == "indices.npy"
+        if name == "indices.npy":
+            assert set(starts.tolist()) <= set(graph.indptr.tolist()) and (stops >= starts).all()
+
+
 def test_sampling_by_time_names_nodes_twice(tmp_path, cold):
     data = mr.open_dataset("tsbm:nodes=600,degree=6,days=20,features=6")
     write_dataset(tmp_path / "store", data, features_format="npy")

@@ -67,6 +67,24 @@ def test_many_blocks_are_cut_as_in_one_process(name, tmp_path):
             assert len(driver.begin(1, 3)) > 1
 
 
+@pytest.mark.parametrize("name", [*OPTIONS, "any layer"])
+def test_rows_that_do_not_fit_are_read_by_the_wave_and_no_bit_moves(name, tmp_path, monkeypatch):
+    graph, x, nodes = large(), rows_of(5000, 8), np.arange(0, 5000, 3)
+    model = as_model(Maxed().double()) if name == "any layer" else build(name, 8)
+    x = rows_of(5000, 5) if name == "any layer" else x
+    want = infer(model, graph, x, nodes=nodes)
+    monkeypatch.setattr(in_files, "fits_in_memory", lambda _: False)
+    monkeypatch.setattr(MappedFeatures, "is_cached", lambda *_: False)
+    read, gather = [], MappedFeatures.gather
+    monkeypatch.setattr(MappedFeatures, "gather", lambda *a: read.append(len(a[1])) or gather(*a))
+    got, _ = computed(tmp_path, model, graph, ArrayFeatures(x), nodes, 3)
+    assert read
+    if name == "any layer":
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+    else:
+        assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_a_module_that_has_no_parts_goes_by_chunks(weighted, tmp_path):
     graph, x = hub_graph(weighted), rows_of(40, 5)
@@ -198,6 +216,6 @@ def test_a_full_disk_is_a_sentence(tmp_path, monkeypatch):
             sink.append(torch.zeros(1, 8))
         with pytest.raises(RunError, match="No space left"):
             sink.close()
-        monkeypatch.setattr(in_files, "_make", full)
+        monkeypatch.setattr(in_files, "make_npy", full)
         with pytest.raises(RunError, match=r"cannot write to .*No space left"):
             lay_out(tmp_path, graph, x, np.arange(40), 3, torch.float64, None, True)

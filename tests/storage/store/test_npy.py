@@ -9,7 +9,16 @@ import pytest
 from millrace.storage.errors import StoreError
 from millrace.storage.store import npy
 from millrace.storage.store.arrays import write_arrays
-from millrace.storage.store.npy import data_offset, is_map, make_npy, mapped_npy, npy_bytes, put_npy, row_pieces
+from millrace.storage.store.npy import (
+    data_offset,
+    file_of,
+    is_map,
+    make_npy,
+    mapped_npy,
+    npy_bytes,
+    put_npy,
+    row_pieces,
+)
 from millrace.storage.store.store import Store
 
 
@@ -79,3 +88,18 @@ def test_another_file_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(np, "memmap", full)
     with pytest.raises(StoreError, match=r"cannot be mapped \(Cannot allocate memory\): .* \(ulimit -v\)"):
         mapped_npy(tmp_path, "a", entry)
+
+
+def test_the_file_of_a_map_reads_its_rows(tmp_path):
+    array = np.arange(60, dtype=np.int64).reshape(20, 3)
+    entries = write_arrays(tmp_path, {"a": array}, npy=("a",))
+    mapped = Store(tmp_path, "x", {}, {}, entries).mapped("a")
+    for part, first in ((mapped, 0), (mapped[4:], 4)):
+        file = file_of(part)
+        assert file is not None and (file.num_rows, file.row_bytes) == (len(part), 24)
+        out = np.empty((2, 24), np.uint8)
+        file.read(np.array([0, 5]), out, None)
+        np.testing.assert_array_equal(out.view(np.int64), array[[first, first + 5]])
+    assert file_of(array) is None
+    (tmp_path / "a.npy").unlink()
+    assert file_of(mapped) is None

@@ -56,6 +56,18 @@ def test_reads_are_merged_and_cut(tmp_path, monkeypatch):
     assert (file.reads.count, file.reads.bytes) == (4, 500 + 200 + 500 + 200)
 
 
+def test_ranges_that_are_read_soon_are_announced_merged(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_file, "GAP_BYTES", 200)
+    monkeypatch.setattr(RowFile, "is_cached", lambda self, ids: not len(ids))
+    _, file = made(tmp_path, 100)
+    told = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, at, size, how: told.append((at - FIRST, size)))
+    file.announce(np.array([0, 2, 3, 9, 40]), np.array([2, 2, 5, 12, 41]))
+    assert told == [(0, 500), (900, 300), (4000, 100)]
+    file.announce(np.array([7]), np.array([7]))
+    assert len(told) == 3, "an empty range is none"
+
+
 def test_a_file_in_the_cache_is_known(tmp_path, monkeypatch):
     rows, file = made(tmp_path, 1000)
     every, read = np.arange(ROWS), os.preadv

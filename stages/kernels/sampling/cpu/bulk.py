@@ -7,12 +7,15 @@ Parallel over minibatches. Source of the skeleton: Tripathy, Yelick, Buluc, MLSy
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from .....storage.errors import RunError
 from .....storage.graph import Graph
+from .....storage.store.npy import file_of
+from .....storage.store.row_file import RowFile
 from ...runtime.intrinsics import ones, trailing_zeros
 from ...runtime.jit import njit
 from ...runtime.threads import get_num_threads, parallel
@@ -199,6 +202,19 @@ class Bulk:
                 self.positions[q, to] = positions
         self.edge_end += count
 
+    def announce(self, begin: IdArray, end: IdArray) -> None:
+        """Tell the system which lists of a mapped graph the hop of the rows between `begin` and `end` reads."""
+        ends_file, files = _files_of(self.graph)
+        if not files:
+            return
+        of_hop = [self.nodes[q, begin[q] : end[q]] for q in range(self.k)]
+        rows = np.unique(np.concatenate(of_hop)).astype(np.int64, copy=False)
+        if ends_file is not None:
+            ends_file.announce(rows, rows + 2)
+        starts, stops = self.graph.indptr[rows], self.graph.indptr[rows + 1]
+        for file in files:
+            file.announce(starts, stops)
+
     def begin_hop(self, begin: IdArray, end: IdArray, rows: str) -> None:
         """Make room for the ends of the rows between `begin` and `end`.
 
@@ -249,6 +265,17 @@ def _copy_rows(tasks: list[tuple[Any, int, Any, int]]) -> None:
         _copy_out(row, begin, target, base)
 
 
+_files: WeakKeyDictionary[Graph, tuple[RowFile | None, list[RowFile]]] = WeakKeyDictionary()
+
+
+def _files_of(graph: Graph) -> tuple[RowFile | None, list[RowFile]]:
+    """Files that `indptr` and the arrays of edges are maps of."""
+    if graph not in _files:
+        found = (file_of(a) for a in (graph.indices, graph.edge_weight, graph.edge_type) if a is not None)
+        _files[graph] = file_of(graph.indptr), [file for file in found if file is not None]
+    return _files[graph]
+
+
 Draw = Callable[[Bulk, int, list[IdArray]], None]
 """Draws a hop: given its number, and the boundaries of ranges of rows (in each range but that of the seeds the ids
 ascend), appends each row's edges and their end."""
@@ -270,6 +297,7 @@ def sample_hops(bulk: Bulk, hops: int, expand: str, draw: Draw) -> list[Neighbor
     node_ends, edge_ends, row_ends = [zero, bulk.node_end.copy()], [zero], []
     for h in range(hops):
         ends = node_ends[-2:] if expand == "new" else node_ends
+        bulk.announce(ends[0], ends[-1])
         bulk.begin_hop(ends[0], ends[-1], "row_ends" if expand == "new" else f"row_ends{h}")
         draw(bulk, h, ends)
         bulk.end_hop(edge_ends[-1], h == hops - 1)
