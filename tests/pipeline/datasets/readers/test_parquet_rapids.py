@@ -150,7 +150,7 @@ NOT_CLEAN = {
     "nulls": ({"src": pa.array([0, None, 2]), "dst": pa.array([1, 2, 0])}, {}, "nulls"),
     "out of range": ({"src": [0, 1, 40], "dst": [1, 2, 0]}, {}, "out of range for 40 nodes"),
     "below 0": ({"src": [0, 1, -1], "dst": [1, 2, 0]}, {}, "out of range for 40 nodes"),
-    "text": ({"src": ["a", "b", "c"], "dst": [1, 2, 0]}, {}, "column edges.src is text and column edges.dst is int64"),
+    "text": ({"src": ["a", "b", "c"], "dst": [1, 2, 0]}, {}, "column edges.src is text and column nodes.id is int64"),
     "no dst": ({"src": [0, 1, 2], "other": [1, 2, 0]}, {}, "no column 'dst'"),
     "nan": ({"src": [0, 1, 2], "dst": [1, 2, 0], "weight": [1.0, np.nan, 1.0]}, {}, "NaN or infinite"),
     "infinite as float32": ({"src": [0, 1, 2], "dst": [1, 2, 0], "weight": [1.0, 1e300, 1.0]}, {}, "NaN or infinite"),
