@@ -199,7 +199,7 @@ class Ingest:
 
     def _explain_lists(self) -> None:
         """Raise UnequalListsError for the first column of lists that are null or of several lengths."""
-        for table, own in self.described:
+        for table, own in sorted(self.described, key=lambda each: each[0].source.type != self.target):
             with about(self.source.name if self.typed else ""), about(table.source.of_type):
                 rows = self.budget.rows(4 * len(own.features) + 2 * table.row_bytes)
                 check_table_lists(table, (*own.labels, *own.features), rows)

@@ -29,7 +29,8 @@ def with_nodes_of_edges(
             f"{source.path}: there is no table of nodes, so there are no labels; give nodes.csv (columns id, label, "
             "features), or set task=link to predict edges, whose ends are the nodes"
         )
-    columns = schema_of(replace(source, tables=source.edges), [read.schema for read in edges], options).edges
+    ends_only = replace(options, one_hot=None)  # which may be of nodes
+    columns = schema_of(replace(source, tables=source.edges), [read.schema for read in edges], ends_only).edges
     if not source.adds_nodes and source.is_typed:
         raise InputError(f"{source.path}: relations have no tables of nodes; give nodes-TYPE for each type")
     types = dict.fromkeys(t for read in edges for t in read.source.ends)

@@ -182,3 +182,18 @@ def test_refused_graphstorm(tmp_path, change):
     with pytest.raises(mr.InputError) as seen:
         mr.open_dataset(_graphstorm(tmp_path, apply))
     assert words in str(seen.value)
+
+
+def test_text_of_nodes_is_a_feature_where_another_type_has_no_table(tmp_path):
+    (tmp_path / "n.csv").write_text("nid,work,y\n" + "".join(f"{i},{'ab'[i % 2]},{i % 2}\n" for i in range(6)))
+    (tmp_path / "e.csv").write_text("s,d\n" + "".join(f"{i},x{i % 3}\n" for i in range(6)))
+    csv = {"name": "csv"}
+    described = {
+        "nodes": [{"node_type": "user", "node_id_col": "nid", "format": csv, "files": "n.csv",
+                   "labels": [{"label_col": "y"}], "features": [{"feature_col": "work"}]}],
+        "edges": [{"relation": ["user", "has", "thing"], "source_id_col": "s", "dest_id_col": "d", "format": csv,
+                   "files": "e.csv"}],
+    }  # fmt: skip
+    (tmp_path / "g.json").write_text(json.dumps(described))
+    data = mr.open_dataset(tmp_path / "g.json", options=mr.ReadOptions(one_hot="work"))
+    assert data.features.widths == (2, 0) and data.num_nodes == 9
