@@ -144,7 +144,8 @@ class Ingest:
         check_unread_columns(schema, tables, options, self.settings.split is None and options.split is None)
         every = list(zip(tables, schema.of_tables))
         nodes, edges = ([own for own in every if own[0].source.kind == kind] for kind in ("nodes", "edges"))
-        self.described = [*edges, *nodes]
+        target_first = sorted(nodes, key=lambda each: each[0].source.type != self.target)
+        self.described = [*edges, *target_first]
         self.ids_are_text, self.of_types = {}, dict[Any, NodeTable]()
         for table, own in nodes:
             ends = [(t, of, side) for t, of in edges for side in t.source.sides_at(table.source)]
@@ -153,7 +154,7 @@ class Ingest:
         for table, own in edges:
             with about(table.source.of_type):
                 feature_rows(table.empty, own.features, table.called)
-        for table, own in sorted(nodes, key=lambda each: each[0].source.type != self.target):
+        for table, own in target_first:
             t, labelled = table.source.type, table.source.type == self.target
             with about(table.source.of_type):
                 labels_of(table.empty, own.labels)
