@@ -21,15 +21,15 @@ BUDGETS: dict[str, float] = {
     # features packed beside samples; names in the place of long rows of arguments bought the last 180. From 67,900:
     # Planetoid's and PyG's files are read without running what is in them; graphs are shown without labels.
     # Full batches of isolated ranks (grappa.full_batch): 95. Hops' lists of mapped graphs, announced ahead: 21.
-    "lines_code": 67_421,
+    "lines_code": 67_422,
     # Goal: 35. A ratio: code that goes raises it.
-    "none_checks_per_kloc": 40.6,
+    "none_checks_per_kloc": 40.5,
     "none_checks_of_types": 14,
     # Several of these rose with the same features, by functions that were not looked at one by one; they fall next.
     "functions_over_6_params": 112,  # goal: 90
     "isinstance_on_policies": 66,  # goal: 25
     "see_only_docstrings": 0,
-    "any_annotations": 2024,  # goal: 1862
+    "any_annotations": 2009,  # goal: 1862
     "optional_arguments": 1010,  # goal: 1101
     "hasattr": 58,  # goal: 53
     "calls_over_6_positional": 0,
