@@ -350,8 +350,7 @@ class Ingest:
     def _features_of(self, number: int, own: NodeTable, groups: Sequence[dict[str, Any]]) -> Written:
         """Write the features of the nodes of a type; of one type without any, they are made of degrees."""
         options, kind = self.settings.options, own.table.source.type
-        called, notes = str(kind) if self.typed else "nodes", list[str]()
-        first, stop = self.offsets[number : number + 2]
+        called, notes, (first, stop) = str(kind or "nodes"), list[str](), self.offsets[number : number + 2]
         treatment = own.treatment(options) if own.width else Treatment(options)
         width = own.width + len(treatment.indicated) or (0 if self.typed else 2)
         npy, narrow = self.settings.features == "npy", self.settings.feature_dtype
@@ -372,8 +371,8 @@ class Ingest:
             items = [(self.folder, matrix, ends[k], k, begins[k], r["rows"]) for k, r in enumerate(groups)]
             made = self.stages.run("features", "features from degrees", feature_tasks.write_degrees, items)
             rows = own.joined(matrix, made)
-        names = names_in({"columns": self.card}, called, matrix.shape[1])
-        self.lost += titled(called if self.typed else "", matrix.lost(rows.loss, names))
+        lost = matrix.lost(rows.loss, names_in({"columns": self.card}, called, width))
+        self.lost += titled(called if self.typed else "", lost)
         return Written(matrix, entries, rows.leaves)
 
     def _write_manifest(self, features: Sequence[Written], **meta: Any) -> None:
