@@ -46,11 +46,13 @@ def test_wheel_holds_every_module_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     modules = {f"millrace/{p.relative_to(ROOT).as_posix()}" for layer in LAYERS for p in (ROOT / layer).rglob("*.py")}
-    page = {
-        f"millrace/pipeline/report/{name}"
-        for name in ("head.html", "page.css", "page.html", "stages.html", "stores.html")
+    pages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    page = {f"{package.replace('.', '/')}/{name}" for package, names in pages.items() for name in names}
+    files = {
+        f"millrace/{p.relative_to(ROOT).as_posix()}" for e in ("html", "css") for p in ROOT.glob(f"pipeline/**/*.{e}")
     }
-    assert held == modules | page | {"millrace/__init__.py", "millrace/__main__.py", "millrace/py.typed"}
+    assert files <= page
+    assert held == modules | page | {"millrace/__init__.py", "millrace/__main__.py"}
 
 
 def test_wheel_names_the_command_and_carries_the_licence(installed):

@@ -1,5 +1,7 @@
 """A plan as text for a terminal."""
 
+from textwrap import fill
+
 from ...storage.dataset import counted_outputs
 from ...storage.plural import counted
 from .choice import network_bytes, whole_seconds
@@ -36,7 +38,7 @@ def as_text(plan: Plan) -> str:
         "memory: of the largest rank. Bytes: of all ranks, one epoch (in brackets: once in a run). epoch, "
         "evaluation: seconds.",
         *(f"{f.label} does not fit: {f.arithmetic}" for f in plan.systems if not f.fits),
-        f"Choose {plan.recommended}: {plan.why}." if plan.recommended else f"Nothing to choose: {plan.why}.",
+        fill(f"{f'Choose {plan.recommended}' if plan.recommended else 'Nothing to choose'}: {plan.why}.", 140),
     ]
     figures = {
         "shortest pass over all labels": lambda f: f"{whole_seconds(f, plan.epochs):.3g} s",

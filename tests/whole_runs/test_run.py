@@ -320,9 +320,9 @@ def test_a_module_of_ones_own(sbm, tmp_path):
 def test_torch_gets_threads_where_a_model_leaves_it_work(sbm, tmp_path, monkeypatch, model, threads):
     seen, before, train = [], torch.get_num_threads(), seed_weighted.forward_backward
 
-    def watched(*args):
+    def watched(*args, **options):
         seen.append((torch.get_num_threads(), kernel_threads.get_num_threads()))
-        return train(*args)
+        return train(*args, **options)
 
     monkeypatch.setattr(seed_weighted, "forward_backward", watched)
     options = {k: v for k, v in SMALL.items() if model != "own" or k not in ("hidden", "dropout")}
