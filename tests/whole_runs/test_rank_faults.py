@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -57,8 +58,12 @@ def family(pid=None):
 def holds(worker, rank):
     """True if the worker has the other end of the rank's standard input."""
     pipe = os.readlink(f"/proc/{rank.pid}/fd/0")
-    files = Path(f"/proc/{worker.pid}/fd")
-    return any(os.readlink(files / name) == pipe for name in os.listdir(files))
+    for file in Path(f"/proc/{worker.pid}/fd").iterdir():
+        # It may have closed a file since they were listed.
+        with suppress(FileNotFoundError):
+            if os.readlink(file) == pipe:
+                return True
+    return False
 
 
 def victim(what):
