@@ -1,5 +1,4 @@
-"""What sampling many minibatches at once amortises on a CPU: k = 1, 8, 64 minibatches a bulk, node-wise and layer-wise
-samplers.
+"""Cost of a minibatch where 1, 8 or 64 are sampled at once, on a CPU, by node-wise and layer-wise samplers.
 
     OMP_NUM_THREADS=1 python benchmarks/bulks.py [--dataset SPEC] [--minibatches 64] [--rounds 3] [--json bulks.json]
 

@@ -130,7 +130,7 @@ class MovieLens(Reddit):
 
 
 def run(pyg: Path, name: str, folder: Path) -> tuple[str, float, str]:
-    """How a script ended, its seconds, and the last line of its output."""
+    """Run a script; its exit, its seconds, and the last line of its output."""
     text = (pyg / "examples" / f"{name}.py").read_text()
     if not re.search(IMPORTS, text):
         return "has no loader", 0.0, ""

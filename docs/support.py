@@ -209,7 +209,7 @@ def asked() -> Iterator[Asked]:
 
 @cache
 def answers() -> dict[str, tuple[str, str]]:
-    """What each cell of the tables is told."""
+    """Sentence of each cell of the tables."""
     with with_gpu():
         return {cell.name: answer(cell.dataset, **cell.arguments) for cell in asked()}
 

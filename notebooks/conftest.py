@@ -26,7 +26,7 @@ MASKED = re.compile(r"/tmp/\S+|\b[0-9a-f]{16,}\b|-?\d[\d,.]*(e[-+]?\d+)?|-{2,}")
 
 
 def shown(output: NotebookNode) -> str:
-    """What an output shows, with numbers, folders and spaces masked, and without lines of progress: they depend on the
+    """Text of an output, with numbers, folders and spaces masked, and without lines of progress: they depend on the
     machine."""
     text = output.get("text") or output.get("data", {}).get("text/plain", "")
     lines = [line for line in text.splitlines() if not PROGRESS.match(line)]

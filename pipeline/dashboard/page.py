@@ -83,7 +83,7 @@ def _what(run: dict[str, Any]) -> str:
 
 
 def _where(run: dict[str, Any]) -> list[str]:
-    """Where the run stands, in clauses."""
+    """Progress of the run, in clauses."""
     heard, asked = sum(r["state"] != "starting" for r in run["ranks"]), run["num_ranks"] or 0
     found = [duration(run["elapsed_s"]), run["doing"]]
     if run["state"] in ("starting", "running") and not run["command"] and heard < asked:

@@ -187,7 +187,7 @@ _TOTALS: dict[str, tuple[Any, Callable[[Sequence[Any]], Any]]] = {
     "least": ((LARGEST, LARGEST), min), "largest": ((-1, -1), max), "infinite": (0, sum), "negative": (0, sum),
     "least_weight": (0.0, min), "loops": (0, sum), "first_loop": (None, _first), "dropped": (0, sum),
 }  # fmt: skip
-"""What is seen of edges, of both ends where there are two values: of none, and the total of several records."""
+"""Counts over edges, of both ends where there are two values: for no edges, and how those of two records add up."""
 
 
 def nothing_seen(own: EdgeTable) -> dict[str, Any]:

@@ -163,7 +163,7 @@ class NodeTable:
         return FeatureRows(self.table, self.columns.features, self.width, self._batch, options)
 
     def treatment(self, options: ReadOptions) -> Treatment:
-        """How features are scaled and filled."""
+        """Scales and fills of the features."""
         return treatment_of(self.feature_rows(options), self.spans, self._run)
 
     def write_features(

@@ -128,7 +128,7 @@ class Raw:
     edges: Mapping[Any, RawEdges]
     """By relation; None in a graph with one type of nodes and edges."""
     labels: GivenLabels | None
-    """Of the nodes, or those of the type `target`; None: there are none."""
+    """Labels of the nodes, or of those of the type `target`; None: there are none."""
     nodes: Mapping[Any, RawNodes] = field(default_factory=lambda: {None: RawNodes()})
     """By type; None: as `edges`."""
     target: str | None = None
