@@ -144,12 +144,16 @@ def table(report: Path) -> str:
     total = sum((Counter({w.partition(":")[0]: n for w, n in row.items()}) for row in rows.values()), Counter())
     counts = ", ".join(f"{n} {word}" for word, n in total.most_common())
     lines = [HEAD.format(pyg=version("torch_geometric"), cases=sum(total.values()), counts=counts)]
-    file = ""
-    for (of, name), row in rows.items():
-        if of != file:
-            lines += [f"\n## {of}.py\n" if file else f"## {of}.py\n", "| test | cases |", "|---|---|"]
-            file = of
-        lines.append(f"| `{name}` | {', '.join(f'{n} {word}' for word, n in row.items())} |")
+    lines += ["| file | tests of which every case passed | others |", "|---|---|---|"]
+    for file in dict.fromkeys(of for of, _ in rows):
+        tests = {name: row for (of, name), row in rows.items() if of == file}
+        others = (
+            f"`{name}`: {', '.join(f'{n} {word}' for word, n in row.items())}"
+            for name, row in tests.items()
+            if set(row) != {"passed"}
+        )
+        passed = sum(set(row) == {"passed"} for row in tests.values())
+        lines.append(f"| `{file}.py` | {passed} of {len(tests)} | {'; '.join(others)} |")
     return "\n".join(lines)
 
 
