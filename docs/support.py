@@ -223,8 +223,8 @@ def executed() -> str:
     """The sentence that says when the cells were executed, and which were not."""
     record = json.loads(RECORD.read_text())
     lacking = [name for name in accepted() if name not in record["cells"]]
-    count = len(accepted()) - len(lacking)
-    text = f"`make support` last ran on {record['date']} (torch {record['torch']}, {record['device']}): {count} of "
+    count, days = len(accepted()) - len(lacking), " and ".join(sorted(set(record["cells"].values())))
+    text = f"`make support` ran on {days} (torch {record['torch']}, {record['device']}): {count} of "
     text += f"the {count + len(lacking)} cells that say `yes` now ended as they should."
     return text + (f" Not executed since they say it: {'; '.join(lacking)}." if lacking else "")
 

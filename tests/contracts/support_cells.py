@@ -1,9 +1,10 @@
 """Executes the cells of docs/support.py that say yes: four epochs of a small job; the same killed by SIGKILL after a
 checkpoint, and gone on with to the same parameters.
 
-    python -m millrace.tests.contracts.support_cells [--only WORD] [--processes 2]
+    python -m millrace.tests.contracts.support_cells [--only WORD] [--lacking] [--minutes M] [--processes 2]
 
-``make support`` runs all of them and notes in docs/support.json, which the page shows, what ended as it should.
+``make support`` runs all of them. Each that ends as it should is noted at once, with the day, in docs/support.json, which
+the page shows: ``--lacking`` goes on with those that are not noted.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
@@ -99,27 +100,45 @@ def _timed(name: str) -> tuple[float, str]:
     return time.perf_counter() - start, ""
 
 
+def noted() -> dict[str, str]:
+    """The day of each cell that ended as it should under this torch, on this device."""
+    record = json.loads(page().RECORD.read_text())
+    return record["cells"] if record["torch"] == torch.__version__ and record["device"] == _gpus() else {}
+
+
+def _gpus() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "GPUs pretended"
+
+
 def main() -> int:
     """Execute cells; 1 if one did not end as it should."""
     parser = argparse.ArgumentParser(description="Execute the cells of the support table that say yes.")
-    parser.add_argument("--only", default="", help="cells with this word in their names; nothing is noted then")
+    parser.add_argument("--only", default="", help="cells with this word in their names")
+    parser.add_argument("--lacking", action="store_true", help="cells that docs/support.json does not note")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no cell later")
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
-    names, wrong = [name for name in page().accepted() if args.only in name], {}
+    cells, accepted = noted(), page().accepted()
+    todo = [name for name in accepted if args.only in name and not (args.lacking and name in cells)]
+    start, wrong, done = time.monotonic(), 0, 0
     with ProcessPoolExecutor(args.processes, fork_server()) as pool:
-        running = {pool.submit(_timed, name): name for name in names}
-        for done in as_completed(running):
-            seconds, said = done.result()
-            wrong |= {running[done]: said} if said else {}
-            print(f"{running[done]}: {said or 'ok'}, {seconds:.1f} s", flush=True)
-    print(f"{len(names) - len(wrong)} of {len(names)} cells ended as they should")
-    if not args.only:
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "GPUs pretended"
-        record = {"date": datetime.now(UTC).date().isoformat(), "torch": torch.__version__, "device": device}
-        cells = [name for name in names if name not in wrong]
-        page().RECORD.write_text(json.dumps(record | {"cells": cells}, indent=1, ensure_ascii=False) + "\n")
+        running = dict[Future[tuple[float, str]], str]()
+        while running or (todo and time.monotonic() - start < 60 * args.minutes):
+            while todo and len(running) < args.processes and time.monotonic() - start < 60 * args.minutes:
+                running[pool.submit(_timed, todo[0])] = todo.pop(0)
+            for ended in wait(running, return_when=FIRST_COMPLETED).done:
+                name, (seconds, said) = running.pop(ended), ended.result()
+                print(f"{name}: {said or 'ok'}, {seconds:.1f} s", flush=True)
+                done, wrong = done + 1, wrong + bool(said)
+                cells.pop(name, None)
+                if not said:
+                    cells[name] = datetime.now(UTC).date().isoformat()
+                kept = {name: cells[name] for name in accepted if name in cells}
+                record = {"torch": torch.__version__, "device": _gpus(), "cells": kept}
+                page().RECORD.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    print(f"{done - wrong} of {done} cells ended as they should; {len(todo)} are left")
     return 1 if wrong else 0
 
 

@@ -4,6 +4,7 @@ show."""
 import copy
 import gc
 import json
+import re
 import shutil
 import weakref
 from dataclasses import replace
@@ -79,7 +80,7 @@ def dataset():
 def store(dataset, tmp_path_factory):
     """The dataset as every process can open it."""
     path = tmp_path_factory.mktemp("data") / "store"
-    mr.write_dataset(path, dataset)
+    mr.write_dataset(path, dataset, features_format="npy", graph_format="npy")
     return path
 
 
@@ -626,16 +627,26 @@ def test_gradients_are_all_that_crosses_the_network(request, dataset, ranks):
     assert sum(r["bytes"]["network"]["gradients"] for r in reports) == steps * 2 * (ranks - 1) * 4 * numbers
 
 
-def test_full_batches_of_processes_go_on_bit_for_bit(dataset, tmp_path):
-    """Ranks take one step an epoch, send nothing but gradients, and a run that was stopped in between ends the same."""
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (2, {"rotation": "none"}),
+        (3, {}),
+        (4, {"halo": 0.5, "chunks": 2, "reshuffle_fraction": 0.5, "shrink": "empirical"}),
+    ],
+)
+def test_full_batches_of_processes_go_on_bit_for_bit(dataset, tmp_path, ranks, options):
+    """Ranks take one step an epoch, send nothing but gradients, and a run that was stopped in between ends the same;
+    on four, half of the chunks move, half of the halo is there, and weights are shrunk."""
     table = {k: v for k, v in TABLE.items() if k != "sampler"}
-    table |= {"ranks": 3, "train": {"lr": 0.05}, "grappa": {"repartition_every": EVERY, "full_batch": True}}
+    table |= {"ranks": ranks, "train": {"lr": 0.05}}
+    table |= {"grappa": {"repartition_every": EVERY, "full_batch": True, **options}}
     whole, out = train_processes(dataset, tmp_path / "whole", table), tmp_path / "run"
     assert whole is not None
     for r, report in enumerate(whole):
         network = report["bytes"]["network"]
         assert [network[kind] for kind in QUIET] == [0, 0, 0]
-        assert network["gradients"] == EPOCHS * ring_bytes(num_parameters() + 2, 4, r, 3)
+        assert network["gradients"] == EPOCHS * ring_bytes(num_parameters() + 2, 4, r, ranks)
     assert train_processes(dataset, out, table, stop_after=EVERY + 1) is None
     again = train_processes(dataset, out, table)
     assert again is not None
@@ -791,6 +802,43 @@ def test_a_run_goes_on_as_it_began(clustered, scheduler, words, phrase):
     words = [*words, "--scheduler", scheduler]
     code, _, err = command("run", "--resume", "--out", clustered.out, "--epochs", EPOCHS + 1, *words)
     assert (code, phrase in err, "Traceback" in err) == (2, True, False), err
+
+
+def labelled(dataset):
+    """Three classes of edges."""
+    pairs = np.stack([np.arange(30), np.arange(30) + 5], 1)
+    return mr.edge_dataset(dataset, pairs, pairs[:, 0] % 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "dataset_of", "phrase"),
+    [
+        ({"graph": "mapped"}, "store", "graph is 'mapped', but system 'grappa' arranges the edges of a full batch in"),
+        ({}, mr.link_dataset, "the task is link, but system 'grappa' trains all pairs at once, each of which would"),
+        ({}, labelled, "labels are of edges, but system 'grappa' has no minibatches of labelled edges"),
+        ({"train": {"compile": True}}, "dataset", "compile is true, but system 'grappa' trains on full batches, whose"),
+        ({"kernel": "cuda"}, "dataset", "kernel is \"cuda\", but system 'grappa' samples nothing"),
+        (
+            {"kernel": "cugraph", "device": "cuda"},
+            "dataset",
+            "kernel is \"cugraph\", but system 'grappa' samples nothing",
+        ),
+        ({"fanout": [3, 3]}, "dataset", "'sampler' is .*, but system 'grappa' with full_batch samples nothing"),
+        ({"batch_size": 8}, "dataset", "'train.batch_size' is 8, but system 'grappa' with full_batch takes all train"),
+        ({"queue": {"bulk_size": 4}}, "dataset", "section 'queue' is given, but grappa.full_batch is true"),
+    ],
+)
+@pytest.mark.usefixtures("on_device")
+def test_what_a_full_batch_of_isolated_ranks_cannot_use_is_refused(request, tmp_path, options, dataset_of, phrase):
+    """In one sentence that says what to leave out, before anything is written; and without it the job runs."""
+    given = request.getfixturevalue(dataset_of if isinstance(dataset_of, str) else "dataset")
+    data = dataset_of(given) if callable(dataset_of) else given
+    job = {"system": "grappa", "layers": 2, "epochs": 1, "grappa": {"full_batch": True}}
+    with pytest.raises(mr.InputError, match=phrase) as caught:
+        mr.run(data, out=tmp_path / "run", **job, **options)
+    assert re.search("; leave (grappa.full_batch|it|one of them) out$", str(caught.value))
+    assert not (tmp_path / "run").exists()
+    assert mr.dry_run(given, **job)
 
 
 def test_what_isolated_ranks_cannot_use_is_refused(dataset):
