@@ -109,9 +109,10 @@ def community(rng: np.random.Generator, count: int, nodes: int, classes: int) ->
     return src, np.where(inside & (same < nodes), same, dst)
 
 
-def spread(ids: np.ndarray, wanted: int, nodes: int) -> np.ndarray:
-    """True for so many of all nodes, spread evenly."""
-    return (ids * wanted) // nodes != ((ids - 1) * wanted) // nodes
+def spread(ids: np.ndarray, wanted: int, nodes: int, classes: int) -> np.ndarray:
+    """True for about so many of all nodes, spread evenly: rows of `classes` neighbours, one of each class."""
+    rows, wanted, ids = -(-nodes // classes), max(1, wanted // classes), ids // classes
+    return (ids * wanted) // rows != ((ids - 1) * wanted) // rows
 
 
 def typed_tables(args: argparse.Namespace, stem: str) -> Iterator[pa.Table]:
@@ -164,7 +165,9 @@ def tables(args: argparse.Namespace, stem: str) -> Iterator[pa.Table]:
         columns: dict[str, Any] = {} if args.ids == "none" else {"id": rename(ids)}
         columns["label"] = labels.astype(np.int16)
         if args.train:
-            columns["split"] = pa.array(np.where(spread(ids, args.train, args.nodes), "train", args.rest), pa.string())
+            columns["split"] = pa.array(
+                np.where(spread(ids, args.train, args.nodes, args.classes), "train", args.rest), pa.string()
+            )
         if args.features:
             columns["features"] = pa.FixedSizeListArray.from_arrays(flat, args.features)
         yield pa.table(columns)
@@ -394,7 +397,7 @@ def sampled_accuracy(args: argparse.Namespace) -> None:
     start, trained = time.perf_counter(), mr.load(args.run)
     data = mr.open_dataset(args.source, features="mapped", graph="mapped")
     ids = np.arange(data.num_nodes)
-    nodes, none = ids[spread(ids, args.nodes, data.num_nodes)], ids[:0]
+    nodes, none = ids[spread(ids, args.nodes, data.num_nodes, data.num_classes)], ids[:0]
     del ids
     fanout = [int(n) for n in args.fanout.split(",")]
     asked = replace(data, split=mr.Split(nodes, none, none))

@@ -3,8 +3,8 @@ checkpoint, and gone on with to the same parameters.
 
     python -m millrace.tests.contracts.support_cells [--only WORD] [--lacking] [--minutes M] [--processes 2]
 
-``make support`` runs all of them. Each that ends as it should is noted at once, with the day, in docs/support.json, which
-the page shows: ``--lacking`` goes on with those that are not noted.
+``make support`` runs all of them. Each that ends as it should is noted at once, with the day, in docs/support.json,
+which the page shows: ``--lacking`` goes on with those that are not noted.
 """
 
 import argparse
@@ -127,7 +127,8 @@ def main() -> int:
         running = dict[Future[tuple[float, str]], str]()
         while running or (todo and time.monotonic() - start < 60 * args.minutes):
             while todo and len(running) < args.processes and time.monotonic() - start < 60 * args.minutes:
-                running[pool.submit(_timed, todo[0])] = todo.pop(0)
+                name = todo.pop(0)
+                running[pool.submit(_timed, name)] = name
             for ended in wait(running, return_when=FIRST_COMPLETED).done:
                 name, (seconds, said) = running.pop(ended), ended.result()
                 print(f"{name}: {said or 'ok'}, {seconds:.1f} s", flush=True)
