@@ -22,8 +22,10 @@ from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.setup.model import Outline
 from millrace.pipeline.setup.open_queue import queue_for_rank
 from millrace.pipeline.setup.prepare import prepare, prepare_part
+from millrace.pipeline.telemetry.control import Control
 from millrace.pipeline.telemetry.events import EpochDone
 from millrace.pipeline.telemetry.timers import Clock
+from millrace.pipeline.training.context import Member
 from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.partition.stage import partition_dataset
@@ -70,7 +72,6 @@ def rank(
         prepared = prepare(told, mr.open_dataset(store, features="mapped"))
     else:
         prepared = prepare_part(told, Outline(**outline), Path(parts), group.rank, {})
-    queue = queue_for_rank(prepared, None, None)[0] if prepared.has_minibatches else None
     cpu: list[float] = []
 
     def emit(event: Any) -> None:
@@ -80,14 +81,9 @@ def rank(
     report = train_and_evaluate(
         prepared,
         Path(out),
-        queue,
-        group=group,
-        ledger=group._ledger,
-        produce=True,
-        producer_alive=lambda: True,
-        emit=emit,
-        stop=lambda: False,
-        clock=Clock(),
+        queue_for_rank(prepared, None, None),
+        Member(group, group._ledger, Clock()),
+        Control(emit),
     )
     # What the first epoch takes besides, such as loading compiled kernels, is left out.
     return {**asdict(report), "cpu_s": (cpu[-1] - cpu[0]) / max(1, len(cpu) - 1)}

@@ -24,7 +24,7 @@ from .custom.own_code import own_code, split_loss, split_options
 from .machine.deadline import checkpoints_in
 from .ready import RunCall, ready_to_run
 from .report.model_card import CARD, data_section, model_card
-from .setup.open_queue import is_being_written, lock_queue_folder, own_queue
+from .setup.open_queue import QueueEnd, is_being_written, lock_queue_folder, own_queue
 from .setup.prepare import Prepared
 from .setup.python_inputs import (
     keep_inputs,
@@ -51,6 +51,7 @@ from .telemetry.metrics_file import finite, recorded
 from .telemetry.run_log import RunLog, read_events
 from .telemetry.timers import Clock
 from .trackers.tracking import Tracking
+from .training.context import Member
 from .training.stopped_run import reports_of_stopped
 from .training.trainer import RankReport, train_and_evaluate
 
@@ -199,20 +200,9 @@ def _run_inline(
     clock: Clock,
 ) -> RankReport:
     ledger, produce = Ledger(), samples is None
+    feed = QueueEnd(queue, produce, lambda: samples is None or is_being_written(samples))
     with Heartbeat(0, clock, ledger, queue if produce else None, control.emit) as heart:
-        return train_and_evaluate(
-            prepared,
-            out,
-            queue,
-            group=Solo(),
-            ledger=ledger,
-            produce=produce,
-            producer_alive=lambda: samples is None or is_being_written(samples),
-            emit=heart,
-            stop=control.stop,
-            save=control.save,
-            clock=clock,
-        )
+        return train_and_evaluate(prepared, out, feed, Member(Solo(), ledger, clock), replace(control, emit=heart))
 
 
 def _card(result: Result, prepared: Prepared, folder: Path) -> str:

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from .signals import leave_signals_to_driver
 
 if TYPE_CHECKING:
+    from ...stages.comm.gloo import Contact
     from ..training.trainer import RankReport
     from .sample_by_owners import Filled
 
@@ -175,13 +176,18 @@ def _fill(
         spec.rank,
         spec.size,
         Ledger(),
-        host=own_host,
-        on_wait=lambda text: send({"event": "Note", "text": text}),
-        slow_peer_warning_s=order.slow_peer_warning_s,
+        _contact(own_host, send, order.slow_peer_warning_s),
     )
     assert spec.parts is not None
     data, control = DataPart(**spec.data), Control(teller, stop.is_set)  # pyrefly: ignore[bad-argument-type]
     return sample_by_owners(order, data, Path(spec.parts), group=group, control=control, clock=clock)
+
+
+def _contact(own_host: str, send: Tell, slow_peer_warning_s: float) -> "Contact":
+    """How others reach this rank, which tells the driver of long waits."""
+    from ...stages.comm.gloo import Contact
+
+    return Contact(own_host, lambda text: send({"event": "Note", "text": text}), slow_peer_warning_s)
 
 
 def _train(
@@ -198,7 +204,9 @@ def _train(
     from ..config.load import Job
     from ..machine.gpus import backend, take
     from ..setup.open_queue import ReportingQueue, queue_for_rank
+    from ..telemetry.control import Control
     from ..telemetry.heartbeat import Heartbeat
+    from ..training.context import Member
     from ..training.trainer import train_and_evaluate
     from .rendezvous import connect
 
@@ -209,43 +217,22 @@ def _train(
     prepared = _prepared(spec, job)
 
     def meet(store: Any, rank: int, size: int) -> Gloo:
-        return kind(
-            store,
-            rank,
-            size,
-            ledger,
-            host=own_host,
-            on_wait=lambda text: send({"event": "Note", "text": text}),
-            slow_peer_warning_s=job.cluster.slow_peer_warning_s,
-        )
+        return kind(store, rank, size, ledger, _contact(own_host, send, job.cluster.slow_peer_warning_s))
 
     store = connect(spec.meeting)
     meeting = PrefixStore(f"{spec.generation}/gloo", store)
     goes_on = job.cluster.on_rank_loss == "continue"
     group = Survivors(meeting, spec.rank, spec.size, meet) if goes_on else meet(meeting, spec.rank, spec.size)
-    reporting, alive = None, lambda: True
-    if prepared.has_minibatches:
-        queue, alive = queue_for_rank(prepared, spec.queue, spec.samples)
-        reporting = ReportingQueue(queue, send, prepared.minibatches_per_epoch)
+    feed = queue_for_rank(prepared, spec.queue, spec.samples)
+    if feed.queue is not None:
+        feed = replace(feed, queue=ReportingQueue(feed.queue, send, prepared.minibatches_per_epoch))
     alone = spec.queue is None and spec.samples is None
     teller = _Teller(send, steps=spec.rank == 0 or goes_on)
     with Heartbeat(
-        spec.rank, clock, ledger, reporting if alone else None, teller, lambda pulse: send({"shown": vars(pulse)})
+        spec.rank, clock, ledger, feed.queue if alone else None, teller, lambda pulse: send({"shown": vars(pulse)})
     ) as heart:
-        return train_and_evaluate(
-            prepared,
-            out,
-            reporting,
-            group=group,
-            ledger=ledger,
-            produce=alone or (spec.queue is not None and prepared.draws_by_owners),
-            producer_alive=alive,
-            emit=heart,
-            stop=stop.is_set,
-            save=lambda: save.is_set() and (save.clear() or True),
-            clock=clock,
-            generation=spec.generation,
-        )
+        control = Control(heart, stop.is_set, lambda: save.is_set() and (save.clear() or True))
+        return train_and_evaluate(prepared, out, feed, Member(group, ledger, clock, spec.generation), control)
 
 
 def _prepared(spec: RankSpec, job: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -256,20 +256,32 @@ def check_samples(prepared: Sampling, samples: str | Path | None) -> None:
         refuse(Need.STORED, {Need.STORED: Asked(f"--samples is {samples}", "it")}, prepared.job)
 
 
-def queue_for_rank(
-    prepared: Sampling, where: str | None, samples: str | None
-) -> tuple[MinibatchQueue, Callable[[], bool]]:
-    """A rank's end of the queue at `where`, of a store of samples, or of its own queue; and a check that the producer
-    lives."""
+@dataclass(frozen=True)
+class QueueEnd:
+    """A rank's end of a queue of minibatches."""
+
+    queue: MinibatchQueue | None = None
+    """None: the system trains on no queued minibatches."""
+    produce: bool = True
+    """The rank samples into it."""
+    producer_alive: Callable[[], bool] = lambda: True
+    """See `RankJob.producer_alive`."""
+
+
+def queue_for_rank(prepared: Sampling, where: str | None, samples: str | None) -> QueueEnd:
+    """A rank's end of the queue at `where`, of a store of samples, or of its own queue."""
+    if not prepared.has_minibatches:
+        return QueueEnd()
     if samples is not None:
-        return open_samples(prepared, samples), lambda: is_being_written(samples)
+        return QueueEnd(open_samples(prepared, samples), False, lambda: is_being_written(samples))
     if where is not None and prepared.draws_by_owners:
         # The driver counts what ranks put, and drops what all have released.
-        return shared_queue(prepared, where, max_bytes=1 << 62, keep="all", sweep=False), lambda: True
+        return QueueEnd(shared_queue(prepared, where, max_bytes=1 << 62, keep="all", sweep=False))
     if where is not None:
         # The driver watches these producers, and ends the ranks if sampling fails.
-        return open_queue(where, fingerprint=prepared.samples_fingerprint, expected=expected(prepared)), lambda: True
-    return own_queue(prepared, Path()), lambda: True
+        seen = {"fingerprint": prepared.samples_fingerprint, "expected": expected(prepared)}
+        return QueueEnd(open_queue(where, **seen), False)
+    return QueueEnd(own_queue(prepared, Path()))
 
 
 class ReportingQueue:

@@ -34,8 +34,6 @@ class Heartbeat:
         queue: MinibatchQueue | None,
         emit: Emit,
         show: Callable[[Pulse], None] | None = None,
-        *,
-        first_s: float = FIRST_S,
     ) -> None:
         """
         Args:
@@ -45,12 +43,11 @@ class Heartbeat:
             queue: the queue that the rank fills, if it does.
             emit: called with events, also from the thread.
             show: called every `SHOWN_S`, once the interval is longer, with pulses that are not recorded.
-            first_s: seconds between the first beats.
         """
         self._rank, self._clock, self._ledger, self._emit = rank, clock, ledger, emit
         self._queue, self._show = queue, show
         self._process = psutil.Process()
-        self._interval_s, self._beats = first_s, 0
+        self._interval_s, self._beats = FIRST_S, 0
         self._last: StepDone | None = None
         self._steps = self._edges = 0
         self._over = threading.Event()

@@ -6,15 +6,31 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ...stages.comm.base import Group
 from ...stages.messages import Part, Placement, RankJob, StepRules, Validation
 from ...storage.checkpoint import CheckpointStore
+from ...storage.ledger import Ledger
 from ..assembly.update_part import UpdatePart
 from ..config.systems import System
 from ..custom.callback import Callbacks
 from ..telemetry.control import Control
+from ..telemetry.timers import Clock
 
 Validate = Callable[[nn.Module], Validation]
 """Exact validation of a model. Collective: all ranks call it at the same time and get the same answer."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A rank among the others."""
+
+    group: Group
+    ledger: Ledger
+    """Counts its bytes; `group` counts in it too."""
+    clock: Clock
+    """Counts its seconds."""
+    generation: int = 0
+    """See `RankJob.generation`."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +54,11 @@ class TrainContext:
     """Read by every rank, written by the leader."""
     validate: Validate | None = None
     control: RankControl = RankControl()
+
+    @property
+    def total_epochs(self) -> int:
+        """Epochs of the whole run."""
+        return max(p.last_epoch for p in self.system.schedule.phases(self.job.epochs, self.model))
 
     def optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         """Create the optimiser that the configuration names."""

@@ -29,7 +29,6 @@ def train_rank(context: TrainContext, clock: Clock) -> Progress:
     progress, group = Progress(), context.job.group
     resumed = restore(context, progress, clock)
     phases = context.system.schedule.phases(context.job.epochs, context.model)
-    total_epochs = max(p.last_epoch for p in phases)
     started = False
     placement, before = None, resumed if resumed and resumed["optimizer"] else None
     for phase in phases[progress.cursor.phase :]:
@@ -37,7 +36,7 @@ def train_rank(context: TrainContext, clock: Clock) -> Progress:
             context.control.emit(Note(f"phase {phase.number + 1} of {len(phases)}: {phase.name}"))
         with clock.measure("partition"):
             placement = context.system.partition.place(context.data, phase, context.job, placement)
-        training = PhaseTraining(context, phase, placement, progress, clock, before, total_epochs=total_epochs)
+        training = PhaseTraining(context, phase, placement, progress, clock, before)
         if resumed is not None:
             training.resume(resumed)
             resumed = None

@@ -22,7 +22,7 @@ from .context import TrainContext, Validate
 from .evaluation import EvaluationStopped
 from .lost_ranks import LostRanks, is_leader, missing
 from .progress import Progress
-from .step import StepRunner
+from .step import PhaseWork, StepRunner
 
 
 class PhaseTraining:
@@ -36,7 +36,6 @@ class PhaseTraining:
         progress: Progress,
         clock: Clock,
         before: dict[str, Any] | None,
-        total_epochs: int,
     ) -> None:
         """
         Args:
@@ -46,30 +45,19 @@ class PhaseTraining:
             progress: of the run, which the phase carries on.
             clock: of this rank.
             before: state of the optimiser to go on with (`PhaseOptimizer.state_dict`); None: a fresh one.
-            total_epochs: of the whole run.
 
         Raises:
             InputError: there is nothing to train on.
         """
         self.context, self.phase, self.progress, self.clock = context, phase, progress, clock
-        self.total_epochs = total_epochs
         self.module = context.system.schedule.begin(phase, context.model)
         self.placement = placement
         self.steps = context.job.steps(context.system.sample.num_minibatches(placement, context.job))
         if not self.steps:
             raise InputError("the train split is empty: there is nothing to train on; choose another split")
         self.fetcher: Fetcher = context.system.fetch.fetcher(placement, context.job, self.module)
-        self.runner = StepRunner(
-            context,
-            phase,
-            self.module,
-            placement,
-            self.steps,
-            self.fetcher,
-            progress=progress,
-            clock=clock,
-            total_epochs=total_epochs,
-        )
+        work = PhaseWork(phase, self.module, placement, self.steps, self.fetcher)
+        self.runner = StepRunner(context, work, progress, clock)
         self.phase_optimizer = self.runner.phase_optimizer
         if before is not None:
             self.phase_optimizer.load_state_dict(before)
@@ -162,7 +150,9 @@ class PhaseTraining:
         lr = self.phase_optimizer.last_lr if self.phase_optimizer.reports_lr else None
         accuracy, values = (None, {}) if found is None else (found.accuracy, dict(found.values))
         context.control.emit(
-            EpochDone(epoch, self.total_epochs, loss, accuracy, progress.epoch_seconds, best, lr=lr, metrics=values)
+            EpochDone(
+                epoch, self.context.total_epochs, loss, accuracy, progress.epoch_seconds, best, lr=lr, metrics=values
+            )
         )
         self.phase_optimizer.end_epoch(found)
         self._call_callbacks(record, found)

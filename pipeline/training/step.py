@@ -2,6 +2,7 @@
 
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -26,7 +27,7 @@ from .async_losses import StepLosses
 from .checkpointing import Checkpointer
 from .context import TrainContext
 from .evaluation_cost import validation_note
-from .optimize.phase_optimizer import PhaseOptimizer
+from .optimize.phase_optimizer import PhaseOptimizer, ScheduleSpan
 from .progress import Progress
 
 MEMORY_NOTE_BYTES = 256 << 20
@@ -36,48 +37,40 @@ FEWEST_STEPS = 32
 recording takes several steps' time. A guess, not measured."""
 
 
+@dataclass(frozen=True, eq=False)
+class PhaseWork:
+    """What the steps of a phase work on, on one rank."""
+
+    phase: Phase
+    module: nn.Module
+    """Trained by the phase."""
+    placement: PlacedData
+    """The phase's data."""
+    steps: Steps
+    """Of an epoch."""
+    fetcher: Fetcher
+
+
 class StepRunner:
     """Runs the steps of one phase. `feed` must be set before the first."""
 
     feed: Feed
 
-    def __init__(
-        self,
-        context: TrainContext,
-        phase: Phase,
-        module: nn.Module,
-        placement: PlacedData,
-        steps: Steps,
-        fetcher: Fetcher,
-        progress: Progress,
-        clock: Clock,
-        total_epochs: int,
-    ) -> None:
+    def __init__(self, context: TrainContext, work: PhaseWork, progress: Progress, clock: Clock) -> None:
         """
         Args:
             context: of this rank.
-            phase: whose steps these are.
-            module: what the phase trains.
-            placement: the phase's data on this rank.
-            steps: of an epoch.
-            fetcher: of the phase.
+            work: of the phase.
             progress: counts what the steps do.
             clock: of this rank.
-            total_epochs: of the whole run.
         """
-        self.context, self.phase, self.module, self.placement = context, phase, module, placement
-        self.steps, self.fetcher, self.progress, self.clock = steps, fetcher, progress, clock
-        self.phase_optimizer = PhaseOptimizer(
-            context.update.train,
-            context.system.reduce,
-            context.step_rules,
-            phase,
-            module,
-            len(steps),
-            total_epochs=total_epochs,
-            code=context.update.code,
-        )
-        self.parameters, self.rules = self.phase_optimizer.parameters, context.step_rules
+        self.context, self.progress, self.clock = context, progress, clock
+        self.phase, self.module, self.placement = work.phase, work.module, work.placement
+        self.steps, self.fetcher, module = work.steps, work.fetcher, work.module
+        self.rules, total_epochs = context.step_rules, context.total_epochs
+        span = ScheduleSpan.of_phase(self.phase, len(self.steps), total_epochs)
+        self.phase_optimizer = PhaseOptimizer(context.update, context.system.reduce, self.rules, module, span)
+        self.parameters = self.phase_optimizer.parameters
         self.statistics = context.system.reduce.statistics(module, context.job.group)
         self.compiled = Compiled(module) if context.update.train.compile else module
         self.recorded = self._recorded(total_epochs)

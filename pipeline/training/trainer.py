@@ -29,8 +29,6 @@ from ...stages.policies import PartitionPolicy
 from ...storage.checkpoint import CheckpointStore
 from ...storage.errors import Interrupted, ShortHandedError
 from ...storage.fingerprint import digest_record
-from ...storage.ledger import Ledger
-from ...storage.queue.base import MinibatchQueue
 from ...storage.store.full_disk import whole_file
 from ...storage.store.scratch import Arrays
 from ..assembly.parts import arrays_at
@@ -40,13 +38,15 @@ from ..machine.compilers import check_compiler
 from ..setup.checks import check_matmul_precision
 from ..setup.device_policies import on_device, ready_device
 from ..setup.model import TORCH_DTYPES
+from ..setup.open_queue import QueueEnd
 from ..setup.prepare import Prepared
 from ..setup.result import peak_device_bytes, peak_rss_bytes
 from ..setup.run_folder import CHECKPOINTS, LEARNED, MODEL
+from ..telemetry.control import Control
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 from ..telemetry.timers import Clock
 from .checkpointing import on_host
-from .context import RankControl, TrainContext
+from .context import Member, RankControl, TrainContext
 from .evaluation import EvaluationProgress, Score, scores
 from .learned_rows import with_all_rows, with_learned
 from .loop import train_rank
@@ -103,36 +103,15 @@ def parameters_sha256(module: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def train_and_evaluate(
-    prepared: Prepared,
-    out: Path,
-    queue: MinibatchQueue | None,
-    *,
-    group: Group,
-    ledger: Ledger,
-    produce: bool,
-    producer_alive: Callable[[], bool],
-    emit: Emit,
-    stop: Callable[[], bool],
-    clock: Clock,
-    save: Callable[[], bool] = lambda: False,
-    generation: int = 0,
-) -> RankReport:
+def train_and_evaluate(prepared: Prepared, out: Path, feed: QueueEnd, member: Member, control: Control) -> RankReport:
     """Train this rank's share, from the last checkpoint in `out` if there is one.
 
     Args:
         prepared: the job with its data; the same on every rank.
         out: the run's folder, which every rank sees.
-        queue: where minibatches come from, for systems that train on any; closed in the end.
-        group: the ranks.
-        ledger: counts this rank's bytes; `group` counts in it too.
-        produce: sample into the queue from here.
-        producer_alive: see `RankJob.producer_alive`.
-        emit: called with this rank's events.
-        stop: asked between steps and in long evaluations, until it has said so once.
-        clock: counts this rank's seconds.
-        save: asked between steps; true writes a checkpoint.
-        generation: see `RankJob.generation`.
+        feed: where minibatches come from; its queue is closed in the end.
+        member: the rank.
+        control: takes this rank's events; `stop` is asked in long evaluations too, until it has said so once.
 
     Raises:
         InputError: this processor, or this machine, lacks what the job wants.
@@ -140,25 +119,15 @@ def train_and_evaluate(
         ShortHandedError: ranks were lost, and the phase has ended without them; likewise.
         RunError: a stage failed; the last checkpoint is intact.
     """
-    stop = _once(stop)
+    emit, stop, group = control.emit, _once(control.stop), member.group
     check_matmul_precision(prepared.job)
     check_compiler(prepared.job)
     device = ready_device(prepared.job)
     model = prepared.model.build()
     if device is not None:
         model = model.to(device)
-    rank_job = rank_job_of(
-        prepared,
-        out,
-        queue,
-        group=group,
-        ledger=ledger,
-        produce=produce,
-        producer_alive=producer_alive,
-        emit=emit,
-        generation=generation,
-        model=model,
-        device=device,
+    rank_job = replace(
+        rank_job_of(prepared, out, feed, member, model), device=device, tell=lambda text: emit(Note(text))
     )
     # pyrefly: ignore[bad-argument-type]
     system = replace(prepared.system, partition=PlacedOnce(prepared.system.partition))
@@ -169,8 +138,9 @@ def train_and_evaluate(
     progress_of = partial(EvaluationProgress, emit, stop if group.size == 1 else lambda: False)
     score = with_all_rows(scores(prepared, system, model, rank_job, out, progress_of), prepared, rank_job, out)
     with callbacks_of(prepared, group, model, out, emit) as callbacks:
-        control = RankControl(emit, stop, save, callbacks)
-        progress = _train(prepared, system, rank_job, score, model, out, control=control, clock=clock)
+        rank_control = RankControl(emit, stop, control.save, callbacks)
+        context = _context_of(prepared, system, rank_job, model, score, rank_control)
+        progress = _train(context, prepared.model.name, member.clock)
         sha256 = parameters_sha256(model)
         if progress.best_state:
             model.load_state_dict(progress.best_state)
@@ -178,7 +148,7 @@ def train_and_evaluate(
                 rank_job.learned.use_best()
         emit(StageStarted("evaluate", "evaluating the test split over full neighbourhoods"))
         before = time.perf_counter()
-        with clock.measure("evaluate"):
+        with member.clock.measure("evaluate"):
             test = score(model, "test")
         emit(StageEnded("evaluate", time.perf_counter() - before))
         if rank_job.learned is not None:
@@ -189,7 +159,7 @@ def train_and_evaluate(
             callbacks.run.metrics |= {
                 f"test_{k}": v for k, v in {"accuracy": test.accuracy, **test.values}.items() if v is not None
             }
-    return report_of(progress, group.rank, ledger, clock, sha256, test)
+    return report_of(progress, member, sha256, test)
 
 
 def _once(stop: Callable[[], bool]) -> Callable[[], bool]:
@@ -227,22 +197,9 @@ def callbacks_of(
         callbacks.call("end")
 
 
-def rank_job_of(
-    prepared: Prepared,
-    out: Path,
-    queue: MinibatchQueue | None,
-    *,
-    group: Group,
-    ledger: Ledger,
-    emit: Emit,
-    model: nn.Module,
-    produce: bool = True,
-    producer_alive: Callable[[], bool] = lambda: True,
-    generation: int = 0,
-    device: torch.device | None = None,
-) -> RankJob:
-    """Everything that policies may know of the run."""
-    job = prepared.job
+def rank_job_of(prepared: Prepared, out: Path, feed: QueueEnd, member: Member, model: nn.Module) -> RankJob:
+    """Everything that policies may know of the run, on the host."""
+    job, queue, group = prepared.job, feed.queue, member.group
     return RankJob(
         seed=job.seed_of("minibatches"),
         batch_size=job.train.batch_size,
@@ -251,59 +208,51 @@ def rank_job_of(
         dtype=TORCH_DTYPES[job.dtype],
         kernel=sampling_backend(job.kernel),
         group=group,
-        ledger=ledger,
+        ledger=member.ledger,
         queue=queue,
         packed=None if queue is None else queue.packed,
-        produce=produce,
+        produce=feed.produce,
         minibatches_per_step=job.train.per_step(group.size),
-        producer_alive=producer_alive,
-        tell=lambda text: emit(Note(text)),
+        producer_alive=feed.producer_alive,
         # pyrefly: ignore[bad-argument-type]
         num_layers=int(model.num_layers),
         folder=out,
-        generation=generation,
+        generation=member.generation,
         fingerprint=digest_record(prepared.fingerprint),
         needs_all_rows=any(isinstance(m, _BatchNorm) for m in model.modules()),
         reads_loops=reads_loops(model),
-        device=device,
         measures=prepared.update.measures,
         arrays=arrays_at(job.graph, job.features, out) if isinstance(prepared.data, Part) else Arrays(),
     )
 
 
-def _train(
-    prepared: Prepared,
-    system: System,
-    rank_job: RankJob,
-    score: Score,
-    model: nn.Module,
-    out: Path,
-    *,
-    control: RankControl,
-    clock: Clock,
-) -> Progress:
-    """Train all phases, and close the queue."""
-    job, outline, queue, emit = prepared.job, prepared.outline, rank_job.queue, control.emit
+def _context_of(
+    prepared: Prepared, system: System, rank_job: RankJob, model: nn.Module, score: Score, control: RankControl
+) -> TrainContext:
+    """Everything that this rank needs to train."""
     measures: Measures = rank_job.measures
 
     def validate(module: nn.Module) -> Validation:
         return measures.validation(score(module, "val") or Scored(0.0, dict.fromkeys(measures.all_names, 0.0)))
 
-    checkpoints = CheckpointStore(
-        out / CHECKPOINTS, prepared.fingerprint, keep=job.checkpoint.keep, read_only=rank_job.group.rank > 0
-    )
-    context = TrainContext(
+    assert rank_job.folder is not None
+    folder, keep = rank_job.folder / CHECKPOINTS, prepared.job.checkpoint.keep
+    return TrainContext(
         system,
         rank_job,
         prepared.data,
         model,
         prepared.update,
-        checkpoints,
-        validate=validate if outline.splits["val"] else None,
+        CheckpointStore(folder, prepared.fingerprint, keep=keep, read_only=rank_job.group.rank > 0),
+        validate=validate if prepared.outline.splits["val"] else None,
         control=control,
     )
-    epochs = system.schedule.phases(job.epochs, model)[-1].last_epoch
-    emit(StageStarted("train", f"training {prepared.model.name} with {system.name}", epochs))
+
+
+def _train(context: TrainContext, name: str, clock: Clock) -> Progress:
+    """Train all phases of the model of that name, and close the queue."""
+    emit, queue = context.control.emit, context.job.queue
+    emit(StageStarted("train", f"training {name} with {context.system.name}", context.total_epochs))
     try:
         with clock.measure("train"):
             progress = train_rank(context, clock)
@@ -317,9 +266,9 @@ def _train(
     return progress
 
 
-def report_of(
-    progress: Progress, rank: int, ledger: Ledger, clock: Clock, sha256: str, test: Scored | None
-) -> RankReport:
+def report_of(progress: Progress, member: Member, sha256: str, test: Scored | None) -> RankReport:
+    """Report of a rank that is done."""
+    rank = member.group.rank
     counts = test.counts if test is not None and rank == 0 else None
     pooled = progress.pooled if rank == 0 else dict.fromkeys(progress.pooled, 0)
     return RankReport(
@@ -329,9 +278,9 @@ def report_of(
         best_epoch=progress.best_epoch,
         minibatches=progress.minibatches + pooled["minibatches"],
         sampled_edges=progress.sampled_edges + pooled["sampled_edges"],
-        seconds=clock.snapshot(),
-        bytes=ledger.as_record(),
-        waits=ledger.waits(),
+        seconds=member.clock.snapshot(),
+        bytes=member.ledger.as_record(),
+        waits=member.ledger.waits(),
         peak_rss_bytes=peak_rss_bytes(),
         peak_device_bytes=peak_device_bytes(),
         memory_bytes=progress.memory_bytes,

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +20,21 @@ from .watch import Watch
 
 SEGMENT_BYTES = 1 << 20
 """Segments of a vector, at most this large, let gloo overlap sending with summing."""
+
+
+@dataclass(frozen=True)
+class Contact:
+    """How other ranks reach this one, and how long it waits for them."""
+
+    host: str | None = None
+    """A name or an address of this machine that the other ranks can reach. None: the address of the machine's own name,
+    or loopback if it has none."""
+    on_wait: Callable[[str], None] | None = None
+    """Called with a sentence when this rank waits long for a `swap`, from another thread."""
+    slow_peer_warning_s: float = 10.0
+    """Seconds that are long."""
+    timeout_s: float = 1800.0
+    """Seconds to wait for the other ranks at the first meeting, and in every collective."""
 
 
 class Gloo:
@@ -47,11 +63,7 @@ class Gloo:
         rank: int,
         size: int,
         ledger: Ledger,
-        *,
-        timeout_s: float = 1800.0,
-        host: str | None = None,
-        on_wait: Callable[[str], None] | None = None,
-        slow_peer_warning_s: float = 10.0,
+        contact: Contact = Contact(),
     ) -> None:
         """Meet the other ranks and connect to each of them.
 
@@ -60,20 +72,16 @@ class Gloo:
             rank: this process, in [0, size).
             size: P.
             ledger: counts the bytes.
-            timeout_s: seconds to wait for the other ranks here, and in every collective.
-            host: a name or an address of this machine that the other ranks can reach. None: the address of the
-                machine's own name, or loopback if it has none.
-            on_wait: called with a sentence when this rank waits long for a `swap`, from another thread.
-            slow_peer_warning_s: seconds that are long.
+            contact: how it is reached.
 
         Raises:
-            InputError: `host` is not an address of this machine.
+            InputError: the host is not an address of this machine.
             PeerLostError: the others did not come in time.
         """
         assert 0 <= rank < size
         self.rank, self.size = rank, size
         self.present = range(size)
-        self._store, self._host = store, host
+        self._store, self._contact, host = store, contact, contact.host
         self._names: Sequence[int] = range(size)
         """Ranks as the ledger names them: those of the whole group, which has `_world`."""
         self._world = size
@@ -81,15 +89,14 @@ class Gloo:
         self._times: Counter[str] = Counter()
         self._ledger = ledger
         self._channel = "network"
-        self._timeout_s = timeout_s
         self._posted: dict[tuple[int, torch.dtype], _PostedReceive] = {}
         self._under_way: Any = None
         """The sum under way. Held here and in no variable: connections stay open while anything refers to them, even
         the frames of an error, and peers learn of a loss when they close."""
-        self._watch = Watch(on_wait, slow_peer_warning_s) if on_wait is not None else None
+        self._watch = None if contact.on_wait is None else Watch(contact.on_wait, contact.slow_peer_warning_s)
         backend: Any = dist.ProcessGroupGloo
         options = backend._Options()
-        options._timeout = timedelta(seconds=timeout_s)
+        options._timeout = timedelta(seconds=contact.timeout_s)
         try:
             options._devices = [backend.create_device(hostname=host) if host else backend.create_default_device()]
         except RuntimeError as e:
@@ -118,7 +125,7 @@ class Gloo:
         return own
 
     def _alike(self, store: Store, rank: int, size: int, same_thread: bool) -> "Gloo":
-        return Gloo(store, rank, size, self._ledger, timeout_s=self._timeout_s, host=self._host)
+        return Gloo(store, rank, size, self._ledger, replace(self._contact, on_wait=None))
 
     @contextmanager
     def counting(self, channel: str) -> Iterator[None]:
@@ -281,7 +288,7 @@ class Gloo:
         except RuntimeError as e:
             line = _gist(e)
             late = "timed out" in line.lower() or "timeout" in line.lower()
-            why = f"a peer did not answer within {self._timeout_s:g} s" if late else "a peer is gone"
+            why = f"a peer did not answer within {self._contact.timeout_s:g} s" if late else "a peer is gone"
             raise PeerLostError(
                 f"rank {self.rank} of {self.size} could not finish {name}: {why} ({line}); the run can be resumed"
             ) from e

@@ -1,8 +1,9 @@
 """Ranks with a GPU each: tensors in GPU memory go over NCCL, everything else over gloo."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from ...storage.errors import InputError, PeerLostError
 from ...storage.ledger import Ledger
 from .base import Swap
-from .gloo import Gloo
+from .gloo import Contact, Gloo
 
 
 class Nccl(Gloo):
@@ -50,12 +51,9 @@ class Nccl(Gloo):
         rank: int,
         size: int,
         ledger: Ledger,
+        contact: Contact,
         *,
         device: torch.device,
-        timeout_s: float = 1800.0,
-        host: str | None = None,
-        on_wait: Callable[[str], None] | None = None,
-        slow_peer_warning_s: float = 10.0,
     ) -> None:
         """Meet the other ranks and connect to each of them, over gloo and over NCCL. See `Gloo` for the rest.
 
@@ -64,33 +62,21 @@ class Nccl(Gloo):
             rank: this process, in [0, size).
             size: P.
             ledger: where bytes are counted.
+            contact: as for `Gloo`; what takes longer than its `timeout_s` on the GPU ends the process.
             device: this rank's GPU, which no other rank has. NCCL finds its own way between machines;
                 ``NCCL_SOCKET_IFNAME`` helps it.
-            timeout_s: as for `Gloo`; what takes longer on the GPU ends the process.
-            host: for gloo.
-            on_wait: as for `Gloo`.
-            slow_peer_warning_s: as for `Gloo`.
 
         Raises:
             InputError: torch has no NCCL, two ranks are on one GPU, or `host` is not an address of this machine.
             PeerLostError: the others did not come in time, or NCCL could not connect them.
         """
         check_nccl()
-        super().__init__(
-            store,
-            rank,
-            size,
-            ledger,
-            timeout_s=timeout_s,
-            host=host,
-            on_wait=on_wait,
-            slow_peer_warning_s=slow_peer_warning_s,
-        )
+        super().__init__(store, rank, size, ledger, contact)
         self._device = device
         self._is_broken = False
         backend: Any = dist.ProcessGroupNCCL
         options = backend.Options()
-        options._timeout = timedelta(seconds=timeout_s)
+        options._timeout = timedelta(seconds=contact.timeout_s)
         with self._naming_lost_peer("the first meeting on GPUs"):
             self._on_gpus: Any = backend(PrefixStore("nccl", store), rank, size, options)
             # NCCL connects when it is first used. Faults are to show here, not in the middle of a step.
@@ -112,7 +98,7 @@ class Nccl(Gloo):
     def _alike(self, store: Store, rank: int, size: int, same_thread: bool) -> Gloo:
         if not same_thread:
             return super()._alike(store, rank, size, same_thread)
-        return Nccl(store, rank, size, self._ledger, device=self._device, timeout_s=self._timeout_s, host=self._host)
+        return Nccl(store, rank, size, self._ledger, replace(self._contact, on_wait=None), device=self._device)
 
     def _is_on_device(self, t: Tensor) -> bool:
         return t.device.type == self._device.type

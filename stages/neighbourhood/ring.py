@@ -12,6 +12,7 @@ each round every rank sends to one and receives from one, so the first round tha
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -27,6 +28,18 @@ _FETCH, _FETCH_AGAIN, _PUSH = range(3)
 _NAMES = ("forward", "backward", "backward")
 _most: "WeakKeyDictionary[View, list[int]]" = WeakKeyDictionary()
 """For rounds in a common order: the rows of each round, both ways, of the rank that has most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Aggregation:
+    """One aggregation, as its messages need to know it."""
+
+    number: int
+    """Distinguishes its messages; the same on all ranks."""
+    layer: int
+    """Number of the layer, for messages."""
+    factor: Tensor | None = None
+    """[num_src], rows travel multiplied by it."""
 
 
 class Ring:
@@ -53,22 +66,18 @@ class Ring:
         until(label)
         self.waited_s += time.perf_counter() - start
 
-    def call(self) -> int:
-        """Number of a new aggregation, which distinguishes its messages."""
+    def begin(self, layer: int, factor: Tensor | None = None) -> Aggregation:
+        """A new aggregation."""
         self._calls += 1
-        return self._calls
+        return Aggregation(self._calls, layer, factor)
 
-    def rows(
-        self, view: View, x: Tensor, call: int, layer: int, factor: Tensor | None = None, again: bool = False
-    ) -> Iterator[tuple[int, Tensor]]:
+    def rows(self, view: View, x: Tensor, call: Aggregation, again: bool = False) -> Iterator[tuple[int, Tensor]]:
         """Rows that `view` reads of every other rank's x, one rank after the other.
 
         Args:
             view: the part of the batch that reads.
             x: [num_src, ...] of this rank, contiguous.
-            call: see `call`.
-            layer: number of the layer, for messages.
-            factor: [num_src], rows travel multiplied by it.
+            call: whose rows they are.
             again: true for the backward pass.
 
         Yields: (rank, its rows in the order of the shard's sources) for each of `rounds`: empty if this rank receives
@@ -81,8 +90,8 @@ class Ring:
         def start(r: int) -> tuple[Swap, Tensor]:
             to, source = self._peers(r)
             into = empty((view.shards[source].lists.num_src, *x.shape[1:]), x.dtype, x.device)
-            part = kernels.take_rows(x, view.wanted_on(x.device, to), factor)
-            return self._start(part, to, into, source, call, kind, r), into
+            part = kernels.take_rows(x, view.wanted_on(x.device, to), call.factor)
+            return self._start(part, into, call, kind, r), into
 
         row_bytes = x.shape[1:].numel() * x.itemsize
         rounds = self.rounds(view)
@@ -98,36 +107,24 @@ class Ring:
                 under_way.append((ahead, *start(ahead)))
             _, swap, into = under_way.popleft()
             to, source = self._peers(r)
-            label = self._label(layer, kind, r)
+            label = self._label(call, kind, r)
             self.wait(swap.received, f"{label}: rows of rank {source}")
             yield source, into
             del into
             self.wait(swap.sent, f"{label}: sending rows to rank {to}")
             in_flight -= self._size(view, r) * row_bytes
 
-    def push(
-        self, view: View, r: int, part: Tensor, onto: Tensor, call: int, layer: int, factor: Tensor | None = None
-    ) -> "Push":
+    def push(self, view: View, r: int, part: Tensor, onto: Tensor, call: Aggregation) -> "Push":
         """Start round r of sending gradients back: `part` goes to the owner of the rows that were read. `Push.finish`
-        adds the gradients that come in for this rank's rows to `onto` [num_src, ...] (times `factor`)."""
+        adds the gradients that come in for this rank's rows to `onto` [num_src, ...] (times the factor)."""
         # Against the direction of `rows`: gradients go to the owners of the rows.
         source, to = self._peers(r)
         into = empty((len(view.wanted[source]), *onto.shape[1:]), onto.dtype, onto.device)
-        swap = self._start(part, to, into, source, call, _PUSH, r)
-        label, peers = self._label(layer, _PUSH, r), f"from rank {source}, to rank {to}"
-        return Push(
-            self, swap, part, into, view.wanted_on(onto.device, source), onto, factor=factor, label=label, peers=peers
-        )
+        swap, ids = self._start(part, into, call, _PUSH, r), view.wanted_on(onto.device, source)
+        label = f"{self._label(call, _PUSH, r)}: gradients from rank {source}, to rank {to}"
+        return Push(self, swap, into, ids, onto, call.factor, label=label, nbytes=part.nbytes + into.nbytes)
 
-    def push_all(
-        self,
-        view: View,
-        make: Callable[[int], Tensor],
-        onto: Tensor,
-        call: int,
-        layer: int,
-        factor: Tensor | None = None,
-    ) -> None:
+    def push_all(self, view: View, make: Callable[[int], Tensor], onto: Tensor, call: Aggregation) -> None:
         """All rounds of `push`; ``make(q)`` returns the gradients of the rows of rank q. While one round travels, the
         next is computed."""
         before: Push | None = None
@@ -135,7 +132,7 @@ class Ring:
             part = make(self.source(r))
             if before is not None:
                 before.finish()
-            before = self.push(view, r, part, onto, call, layer, factor=factor)
+            before = self.push(view, r, part, onto, call)
             del part
             if before.nbytes > self.prefetch_bytes:
                 before.finish()
@@ -176,39 +173,37 @@ class Ring:
         self.group.all_reduce(table.view(-1), "control")
         return table.amax(0).tolist()
 
-    def _start(self, part: Tensor, to: int, into: Tensor, source: int, call: int, kind: int, r: int) -> Swap:
-        tag = ((call * 3 + kind) * self.group.size + r) % TAGS
+    def _start(self, part: Tensor, into: Tensor, call: Aggregation, kind: int, r: int) -> Swap:
+        ahead, behind = self._peers(r)
+        to, source = (behind, ahead) if kind == _PUSH else (ahead, behind)
+        tag = ((call.number * 3 + kind) * self.group.size + r) % TAGS
         return self.group.swap(part, to, into, source, tag, KIND)
 
-    def _label(self, layer: int, kind: int, r: int) -> str:
-        return f"layer {layer}, {_NAMES[kind]}, round {r} of {self.group.size - 1}"
+    def _label(self, call: Aggregation, kind: int, r: int) -> str:
+        return f"layer {call.layer}, {_NAMES[kind]}, round {r} of {self.group.size - 1}"
 
 
+@dataclass(frozen=True, eq=False)
 class Push:
     """Gradients under way, both ways."""
 
-    def __init__(
-        self,
-        ring: Ring,
-        swap: Swap,
-        part: Tensor,
-        into: Tensor,
-        ids: RowIds,
-        onto: Tensor,
-        factor: Tensor | None,
-        label: str,
-        peers: str,
-    ) -> None:
-        self._ring, self._swap, self._into, self._ids, self._onto, self._factor = ring, swap, into, ids, onto, factor
-        self._label = f"{label}: gradients {peers}"
-        self.nbytes = part.nbytes + into.nbytes
-        """Bytes of both."""
+    ring: Ring
+    swap: Swap
+    into: Tensor
+    """Rows that come in."""
+    ids: RowIds
+    """Rows of `onto` to which they are added, times `factor`."""
+    onto: Tensor
+    factor: Tensor | None
+    label: str
+    nbytes: int
+    """Bytes of both ways."""
 
     def finish(self) -> None:
         """Wait for both, and add the gradients received."""
-        self._ring.wait(self._swap.received, self._label)
-        if self._factor is not None:
-            scale = self._factor[torch.as_tensor(self._ids)]
-            self._into.mul_(scale.view(-1, *[1] * (self._into.ndim - 1)))
-        aggregation_on(self._onto.device).add_rows(self._onto, self._ids, self._into)
-        self._ring.wait(self._swap.sent, self._label)
+        self.ring.wait(self.swap.received, self.label)
+        if self.factor is not None:
+            scale = self.factor[torch.as_tensor(self.ids)]
+            self.into.mul_(scale.view(-1, *[1] * (self.into.ndim - 1)))
+        aggregation_on(self.onto.device).add_rows(self.onto, self.ids, self.into)
+        self.ring.wait(self.swap.sent, self.label)

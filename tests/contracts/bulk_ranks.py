@@ -12,9 +12,11 @@ from millrace.pipeline.datasets import open_dataset
 from millrace.pipeline.setup.open_queue import queue_for_rank
 from millrace.pipeline.setup.prepare import prepare
 from millrace.pipeline.setup.run_folder import check_resumable
+from millrace.pipeline.telemetry.control import Control
 from millrace.pipeline.telemetry.events import Note, StepDone
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training import trainer
+from millrace.pipeline.training.context import Member
 from millrace.stages.comm.solo import Solo
 from millrace.storage.errors import Interrupted
 from millrace.storage.ledger import Ledger
@@ -54,17 +56,15 @@ def _rank(
     prepared = prepare(job, open_dataset(spec, seed=job.seed))
     if (out / "checkpoints").exists():
         check_resumable(out, job, prepared.fingerprint, prepared.dataset)
-    queue, alive = queue_for_rank(prepared, None, samples) if prepared.has_minibatches else (None, lambda: True)
     told: list[Any] = []
     ledger = group._ledger if group.size > 1 else Ledger()
     report = {}
     try:
         report = asdict(
             trainer.train_and_evaluate(
-                prepared, out, queue, group=group, ledger=ledger, produce=samples is None, producer_alive=alive,
-                emit=told.append,
-                stop=lambda: steps is not None and group.rank == 0 and sum(isinstance(e,
-                StepDone) for e in told) >= steps, clock=Clock(),
+                prepared, out, queue_for_rank(prepared, None, samples), Member(group, ledger, Clock()),
+                Control(told.append, lambda: steps is not None and group.rank == 0 and sum(isinstance(e,
+                StepDone) for e in told) >= steps),
             )
         )  # fmt: skip
     except Interrupted:

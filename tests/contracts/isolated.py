@@ -17,10 +17,11 @@ from millrace.pipeline.config.schema import Train
 from millrace.pipeline.config.systems import System
 from millrace.pipeline.setup.device_policies import on_device
 from millrace.pipeline.setup.model import Outline
+from millrace.pipeline.setup.open_queue import QueueEnd
 from millrace.pipeline.setup.prepare import prepare, prepare_part
-from millrace.pipeline.telemetry.events import silent
+from millrace.pipeline.telemetry.control import Control
 from millrace.pipeline.telemetry.timers import Clock
-from millrace.pipeline.training.context import TrainContext
+from millrace.pipeline.training.context import Member, TrainContext
 from millrace.pipeline.training.loop import train_rank
 from millrace.pipeline.training.progress import Progress
 from millrace.pipeline.training.trainer import train_and_evaluate
@@ -174,9 +175,8 @@ def _rank(
     asked = iter(range(1, 1 << 30))
     try:
         report = train_and_evaluate(
-            prepared, out, None, group=group, ledger=group._ledger, produce=False, producer_alive=lambda: True,
-            emit=silent,
-            stop=lambda: next(asked) == stop_after, clock=Clock(),
+            prepared, out, QueueEnd(produce=False), Member(group, group._ledger, Clock()),
+            Control(stop=lambda: next(asked) == stop_after),
         )  # fmt: skip
     except Interrupted:
         return None

@@ -14,13 +14,13 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 
-from millrace.stages.comm.gloo import Gloo
+from millrace.stages.comm.gloo import Contact, Gloo
 from millrace.stages.comm.nccl import Nccl
 from millrace.storage.ledger import Ledger
 from millrace.tests.contracts import pretended_device
 from millrace.tests.contracts.pretended_device import OnDevice
 
-HERE = {"host": "127.0.0.1", "timeout_s": 60.0}
+HERE = Contact("127.0.0.1", timeout_s=60.0)
 WAIT_S = 60.0
 
 
@@ -149,4 +149,4 @@ def stood_in(group: Gloo) -> Nccl:
     """Such a group on the ranks of `group`, each with the pretended device."""
     to = install_for_good()
     store = dist.PrefixStore("gpus", group._store)
-    return Nccl(store, group.rank, group.size, Ledger(), device=to, **HERE)
+    return Nccl(store, group.rank, group.size, Ledger(), HERE, device=to)

@@ -12,11 +12,13 @@ import torch
 
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.setup.model import Outline
+from millrace.pipeline.setup.open_queue import QueueEnd
 from millrace.pipeline.setup.prepare import prepare, prepare_part
 from millrace.pipeline.setup.simulated_clients import with_clients
-from millrace.pipeline.telemetry.events import silent
+from millrace.pipeline.telemetry.control import Control
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training import trainer
+from millrace.pipeline.training.context import Member
 from millrace.stages.fetch import phase_fetch, phase_store
 from millrace.stages.partition.stage import partition_dataset
 from millrace.storage.dataset import Dataset
@@ -73,9 +75,8 @@ def _rank(
         _arm(*kill)
     try:
         report = trainer.train_and_evaluate(
-            prepared, out, None, group=group, ledger=group._ledger, produce=False, producer_alive=lambda: True,
-            emit=silent, stop=lambda: False, clock=Clock(),
-        )  # fmt: skip
+            prepared, out, QueueEnd(produce=False), Member(group, group._ledger, Clock()), Control()
+        )
     except PeerLostError:
         if kill is None:
             raise

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from millrace.stages.comm.gloo import Gloo
+from millrace.stages.comm.gloo import Contact, Gloo
 from millrace.storage.ledger import Ledger
 from millrace.tests.contracts.forked_cluster import enter_network, fork_server
 
@@ -123,7 +123,9 @@ def _rank(
             namespace, address = place
             enter_network(namespace)
         store = dist.TCPStore(*meeting, is_master=False)
-        group = Gloo(dist.PrefixStore("ranks", store), rank, size, Ledger(), timeout_s=group_timeout_s, host=address)
+        group = Gloo(
+            dist.PrefixStore("ranks", store), rank, size, Ledger(), Contact(address, timeout_s=group_timeout_s)
+        )
         file, name, args = work
         value = getattr(_load(Path(file)), name)(group, *pickle.loads(args))
     except BaseException:

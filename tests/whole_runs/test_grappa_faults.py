@@ -22,15 +22,17 @@ from millrace.pipeline.assembly.update_part import UpdatePart
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.config.schema import Train
 from millrace.pipeline.setup.model import ModelPart, Outline
+from millrace.pipeline.setup.open_queue import QueueEnd
 from millrace.pipeline.setup.prepare import prepare, prepare_part
 from millrace.pipeline.systems.grappa import grappa
+from millrace.pipeline.telemetry.control import Control
 from millrace.pipeline.telemetry.events import EpochDone, Note, StepDone
 from millrace.pipeline.telemetry.timers import Clock
-from millrace.pipeline.training.context import RankControl, TrainContext
+from millrace.pipeline.training.context import Member, RankControl, TrainContext
 from millrace.pipeline.training.loop import train_rank
 from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.comm.base import Overlap, nothing
-from millrace.stages.comm.gloo import Gloo
+from millrace.stages.comm.gloo import Contact, Gloo
 from millrace.stages.comm.solo import Solo
 from millrace.stages.comm.survivors import Survivors
 from millrace.stages.feed.local_feed import QUIET
@@ -177,14 +179,14 @@ def one_life(
     prepared = replace(prepared, model=Kept(**vars(prepared.model)))
     own = dist.PrefixStore("survivors", store)
     group = Doomed(
-        own, rank, size, lambda store, rank, size: Gloo(store, rank, size, ledger, host="127.0.0.1", timeout_s=30)
+        own, rank, size, lambda store, rank, size: Gloo(store, rank, size, ledger, Contact("127.0.0.1", timeout_s=30))
     )
     group.plan = plan
     notes: list[str] = []
     try:
         report = train_and_evaluate(
-            prepared, out, None, group=group, ledger=ledger, produce=False, producer_alive=lambda: True,
-            emit=lambda e: notes.append(e.text) if isinstance(e, Note) else None, stop=lambda: False, clock=Clock(),
+            prepared, out, QueueEnd(produce=False), Member(group, ledger, Clock()),
+            Control(lambda e: notes.append(e.text) if isinstance(e, Note) else None),
         )  # fmt: skip
     except ShortHandedError as e:
         return str(e), [p.detach().numpy().tobytes() for p in built[0].parameters()], notes

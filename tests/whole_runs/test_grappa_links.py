@@ -13,9 +13,11 @@ import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.config.records import negatives_of
 from millrace.pipeline.setup.model import Outline
+from millrace.pipeline.setup.open_queue import QueueEnd
 from millrace.pipeline.setup.prepare import prepare, prepare_part
-from millrace.pipeline.telemetry.events import silent
+from millrace.pipeline.telemetry.control import Control
 from millrace.pipeline.telemetry.timers import Clock
+from millrace.pipeline.training.context import Member
 from millrace.pipeline.training.lost_ranks import _seeds_of
 from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.assignment import isolated_plan
@@ -81,8 +83,8 @@ def train(group, links, runs):
         asked = iter(range(1, 1 << 30))
         with suppress(Interrupted) if stop_after else nullcontext():
             report = train_and_evaluate(
-                prepared, out, None, group=own, ledger=ledger, produce=True, producer_alive=lambda: True,
-                emit=silent, stop=lambda asked=asked, last=stop_after: next(asked) == last, clock=Clock(),
+                prepared, out, QueueEnd(), Member(own, ledger, Clock()),
+                Control(stop=lambda asked=asked, last=stop_after: next(asked) == last),
             )  # fmt: skip
             assert not stop_after
             found.setdefault(way, [counted]).append(asdict(report))

@@ -16,10 +16,12 @@ from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup import device_policies
 from millrace.pipeline.setup.checks import check_links
 from millrace.pipeline.setup.model import Outline
-from millrace.pipeline.setup.open_queue import own_queue
+from millrace.pipeline.setup.open_queue import QueueEnd, own_queue
 from millrace.pipeline.setup.prepare import prepare, prepare_part
+from millrace.pipeline.telemetry.control import Control
 from millrace.pipeline.telemetry.events import Note, silent
 from millrace.pipeline.telemetry.timers import Clock
+from millrace.pipeline.training.context import Member
 from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.evaluate import best_links
 from millrace.stages.evaluate import links as ranking
@@ -358,10 +360,7 @@ def train_there(group, links, runs):
         else:
             prepared = prepare(job, links)
             queue = own_queue(prepared, out)
-        report = train_and_evaluate(
-            prepared, out, queue, group=own, ledger=own._ledger, produce=True, producer_alive=lambda: True,
-            emit=silent, stop=lambda: False, clock=Clock(),
-        )  # fmt: skip
+        report = train_and_evaluate(prepared, out, QueueEnd(queue), Member(own, own._ledger, Clock()), Control())
         assert bool(drawn_there) == there
         found.append((report.test_metrics, report.sampled_edges, own._ledger.as_record()))
         own.close()

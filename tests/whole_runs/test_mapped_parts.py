@@ -10,9 +10,11 @@ import pytest
 import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.setup.model import Outline
+from millrace.pipeline.setup.open_queue import QueueEnd
 from millrace.pipeline.setup.prepare import prepare, prepare_part
-from millrace.pipeline.telemetry.events import silent
+from millrace.pipeline.telemetry.control import Control
 from millrace.pipeline.telemetry.timers import Clock
+from millrace.pipeline.training.context import Member
 from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.partition.stage import partition_dataset
 from millrace.storage.features import ArrayFeatures
@@ -86,10 +88,7 @@ def train_all(group: Any, runs: list[tuple[Any, ...]], data: Any, folder: Path) 
         prepared = prepare_part(
             job, outline, folder / name / "parts", group.rank, fingerprint, model=own_model(kind, job), dataset=pairs
         )
-        report = train_and_evaluate(
-            prepared, folder / name, None, group=own, ledger=own._ledger, produce=True, producer_alive=lambda: True,
-            emit=silent, stop=lambda: False, clock=Clock(),
-        )  # fmt: skip
+        report = train_and_evaluate(prepared, folder / name, QueueEnd(), Member(own, own._ledger, Clock()), Control())
         read = report.bytes["store"]["features"]
         found.append(((report.parameters_sha256, read), made.count(1), made.count(2)))
         own.close()

@@ -20,10 +20,12 @@ from millrace.pipeline.config.load import read_toml, resolve
 from millrace.pipeline.config.records import make_system
 from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.setup.model import Outline
-from millrace.pipeline.setup.open_queue import own_queue, queue_for_rank
+from millrace.pipeline.setup.open_queue import QueueEnd, own_queue, queue_for_rank
 from millrace.pipeline.setup.prepare import prepare, prepare_part
-from millrace.pipeline.telemetry.events import Note, StepDone, silent
+from millrace.pipeline.telemetry.control import Control
+from millrace.pipeline.telemetry.events import Note, StepDone
 from millrace.pipeline.telemetry.timers import Clock
+from millrace.pipeline.training.context import Member
 from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.partition.stage import open_part, partition_dataset
 from millrace.stages.sample.labor import LaborSampler
@@ -109,7 +111,7 @@ def train_one(
         block = group.rank // job.bulk.replication
         prepared = prepare_part(job, outline, only_own(out, group.rank, block), group.rank, fingerprint)
         if prepared.has_minibatches:
-            queue, _ = queue_for_rank(prepared, str(out / "queue"), None)
+            queue = queue_for_rank(prepared, str(out / "queue"), None).queue
     else:
         prepared = prepare(job, mr.open_dataset(folder / "store"))
         assert prepared.fingerprint == fingerprint
@@ -117,9 +119,8 @@ def train_one(
     asked = iter(range(1, 1 << 30))
     try:
         report = train_and_evaluate(
-            prepared, out, queue, group=group, ledger=group._ledger, produce=True, producer_alive=lambda: True,
-            emit=silent,
-            stop=lambda: next(asked) == stop_after, clock=Clock(),
+            prepared, out, QueueEnd(queue), Member(group, group._ledger, Clock()),
+            Control(stop=lambda: next(asked) == stop_after),
         )  # fmt: skip
     except Interrupted:
         return None

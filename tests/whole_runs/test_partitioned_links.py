@@ -10,9 +10,11 @@ import torch
 import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.setup.model import Outline
+from millrace.pipeline.setup.open_queue import QueueEnd
 from millrace.pipeline.setup.prepare import prepare, prepare_part
-from millrace.pipeline.telemetry.events import silent
+from millrace.pipeline.telemetry.control import Control
 from millrace.pipeline.telemetry.timers import Clock
+from millrace.pipeline.training.context import Member
 from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.evaluate.link_metrics import PairsOfSet, known_of, link_metrics
 from millrace.stages.partition.stage import partition_dataset
@@ -69,8 +71,8 @@ def train(group, links, runs):
         asked, last = iter(range(1, 1 << 30)), 3 if number < len(runs) else 0
         with suppress(Interrupted) if number < len(runs) else nullcontext():
             report = train_and_evaluate(
-                prepared, out, None, group=own, ledger=own._ledger, produce=True, producer_alive=lambda: True,
-                emit=silent, stop=lambda asked=asked, last=last: next(asked) == last, clock=Clock(),
+                prepared, out, QueueEnd(), Member(own, own._ledger, Clock()),
+                Control(stop=lambda asked=asked, last=last: next(asked) == last),
             )  # fmt: skip
             found.append(asdict(report))
         own.close()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,9 +11,8 @@ from torch import Tensor, nn
 from ....stages.learned.table import LearnedTable
 from ....stages.messages import Phase, StepRules, Validation
 from ....stages.policies import ReducePolicy
-from ...config.schema import Train
+from ...assembly.update_part import UpdatePart
 from ...custom.made import follows_metric, made_scheduler, plain
-from ...custom.own_code import OwnCode
 from .averaging import ParameterAverage
 from .schedules import lr_factor
 
@@ -20,36 +20,46 @@ CLIP_EPSILON = 1e-6
 """Added to a norm before the division by it, as torch does."""
 
 
+@dataclass(frozen=True)
+class ScheduleSpan:
+    """Epochs that a learning-rate schedule goes through."""
+
+    first: int
+    epochs: int
+    steps: int
+    """In an epoch."""
+
+    @classmethod
+    def of_phase(cls, phase: Phase, steps: int, total_epochs: int) -> "ScheduleSpan":
+        """A phase with an optimiser of its own has a schedule of its own; others share that of the whole run."""
+        return cls(phase.first_epoch, phase.epochs, steps) if phase.fresh_optimizer else cls(0, total_epochs, steps)
+
+
 class PhaseOptimizer:
     """The optimiser of a phase with its learning-rate schedule, gradient clipping and average of parameters."""
 
     def __init__(
         self,
-        train: Train,
+        update: UpdatePart,
         reduce: ReducePolicy,
         rules: StepRules,
-        phase: Phase,
         module: nn.Module,
-        steps: int,
-        total_epochs: int,
-        code: OwnCode | None = None,
+        span: ScheduleSpan,
     ) -> None:
         """
         Args:
-            train: the options.
+            update: the options, and the user's own code.
             reduce: makes the optimiser.
             rules: of the run.
-            phase: whose steps these are.
             module: what the phase trains.
-            steps: in an epoch.
-            total_epochs: of the whole run.
-            code: the user's own; the optimiser is in `rules`.
+            span: of the schedule.
         """
+        train, code = update.train, update.code
         named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.parameters = list(named.values())
         self.optimizer = reduce.optimizer(self.parameters, rules)
         self.average = ParameterAverage(named, train.ema) if train.ema is not None else None
-        self._schedule, self._clip_norm, self._steps = train.schedule, train.clip_norm, steps
+        self._schedule, self._clip_norm, self._span = train.schedule, train.clip_norm, span
         self.is_constant = train.schedule.name == "constant" and not train.schedule.warmup
         self.last_factor = 1.0
         """Factor of the schedule at the last step."""
@@ -57,11 +67,8 @@ class PhaseOptimizer:
         """The learning rate of the last step, of the first group."""
         self._lrs = [group["lr"] for group in self.optimizer.param_groups]
         self._lrs_changed = False
-        self._scheduler = made_scheduler(code, self.optimizer) if code is not None else None
-        self._lr, self._own_optimizer = train.lr, code is not None and code.optimizer is not None
-        # A phase with an optimiser of its own has a schedule of its own.
-        self._first = phase.first_epoch if phase.fresh_optimizer else 0
-        self._epochs = phase.epochs if phase.fresh_optimizer else total_epochs
+        self._scheduler = made_scheduler(code, self.optimizer)
+        self._lr, self._own_optimizer = train.lr, code.optimizer is not None
 
     def step(self, epoch: int, step: int, history: list[dict[str, float]], learned: LearnedTable | None = None) -> None:
         """Take an optimiser step along the gradients that the parameters hold, and those of learnt features.
@@ -155,8 +162,9 @@ class PhaseOptimizer:
     def factor(self, epoch: int, step: int, history: list[dict[str, float]]) -> float:
         """Factor of the schedule on learning rates at a step; see `step`."""
         merits = ((r["epoch"], r.get("merit", r.get("val_accuracy"))) for r in history)
-        seen = (merit for at, merit in merits if at >= self._first and merit is not None)
-        return lr_factor(self._schedule, epoch - self._first, step, self._steps, self._epochs, seen)
+        span = self._span
+        seen = (merit for at, merit in merits if at >= span.first and merit is not None)
+        return lr_factor(self._schedule, epoch - span.first, step, span.steps, span.epochs, seen)
 
     def averaged(self) -> AbstractContextManager[None]:
         """The module's parameters are their average inside the block, where one is kept."""

@@ -30,7 +30,7 @@ class Attend(torch.autograd.Function):
         rule: AttentionRule,
         kind: Kind,
     ) -> Tensor:
-        kernels, call, here = neighbourhood.kernels, neighbourhood.ring.call(), neighbourhood.own
+        kernels, call, here = neighbourhood.kernels, neighbourhood.begin(), neighbourhood.own
         both, spread = kind == "both", _Spread(len(a_src) if kind == "shared" else 0)
         logit_dst = kernels.dots(z[: neighbourhood.num_dst], dst[None]) if both else dst
         out = empty((neighbourhood.num_dst, *a_src.shape), z.dtype, z.device).zero_()
@@ -48,7 +48,7 @@ class Attend(torch.autograd.Function):
             own=True,
         )
         kept = {}
-        for q, rows in neighbourhood.ring.rows(neighbourhood.view, z, call, neighbourhood.layer):
+        for q, rows in neighbourhood.ring.rows(neighbourhood.view, z, call):
             shard = neighbourhood.view.shards[q]
             kernels.attend_into(
                 shard.lists,

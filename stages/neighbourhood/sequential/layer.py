@@ -15,7 +15,7 @@ from ..base import Loops
 from ..checks import no_edge_features
 from ..full_batch import FullBatch, Shard, View
 from ..loops import degrees_alone, loops_of_all
-from ..ring import Push, Ring
+from ..ring import Aggregation, Push, Ring
 
 
 class SequentialLayer:
@@ -101,6 +101,10 @@ class SequentialLayer:
         """Edges between this rank's rows."""
         return self.view.shards[self.batch.rank]
 
+    def begin(self, factor: Tensor | None = None) -> Aggregation:
+        """A new aggregation of this layer, whose rows travel multiplied by `factor`, [num_src]."""
+        return self.ring.begin(self.layer, factor)
+
     def mean_scale(self, dtype: torch.dtype) -> Tensor:
         """Factor that turns a row's sum into its mean, [num_dst]."""
         total = self.view.kept if self.view.weights is None else self.view.weights
@@ -115,7 +119,7 @@ class SequentialLayer:
 def rebuild(
     neighbourhood: SequentialLayer,
     x: Tensor,
-    call: int,
+    call: Aggregation,
     kept: dict[int, Tensor],
     of: Callable[[int, Tensor], Tensor],
     onto: Tensor | None,
@@ -123,7 +127,7 @@ def rebuild(
     """Backward pass of a call that needs the rows of every other rank again; sends gradients back unless `onto` is
     None."""
     ring, view = neighbourhood.ring, neighbourhood.view
-    again = None if neighbourhood.keep else ring.rows(view, x, call, neighbourhood.layer, again=True)
+    again = None if neighbourhood.keep else ring.rows(view, x, call, again=True)
     before: Push | None = None
     for r in ring.rounds(view):
         q = ring.source(r)
@@ -134,7 +138,7 @@ def rebuild(
             before.finish()
             before = None
         if onto is not None:
-            before = ring.push(view, r, part, onto, call, neighbourhood.layer)
+            before = ring.push(view, r, part, onto, call)
             if before.nbytes > ring.prefetch_bytes:
                 before.finish()
                 before = None

@@ -51,9 +51,9 @@ class Apply(torch.autograd.Function):
         messages: Messages,
         *inputs: Tensor,
     ) -> Tensor:
-        kernels, call, batch = neighbourhood.kernels, neighbourhood.ring.call(), neighbourhood.batch
+        kernels, call, batch = neighbourhood.kernels, neighbourhood.begin(), neighbourhood.batch
         message, scale, reduce, key, num_params = messages
-        key = stream(key, Purpose.DROPOUT, call)
+        key = stream(key, Purpose.DROPOUT, call.number)
         params = inputs[:num_params]
         dst = h[: neighbourhood.num_dst] if own is None else own
         out, arg, shape = None, None, None
@@ -80,7 +80,7 @@ class Apply(torch.autograd.Function):
                     kernels.spmm_into(lists, of_rows, x, out, None if reduce == "plain" else coef, scale)
 
         visit(batch.rank, h)
-        for q, rows in neighbourhood.ring.rows(neighbourhood.view, h, call, neighbourhood.layer):
+        for q, rows in neighbourhood.ring.rows(neighbourhood.view, h, call):
             if len(rows):
                 visit(q, rows)
             if neighbourhood.keep:

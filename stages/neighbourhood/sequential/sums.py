@@ -24,7 +24,7 @@ class Sum(torch.autograd.Function):
         scale: Tensor | None,
         beside: bool,
     ) -> Tensor:
-        kernels, call = neighbourhood.kernels, neighbourhood.ring.call()
+        kernels, call = neighbourhood.kernels, neighbourhood.begin(factor)
         ctx.rest = neighbourhood, factor, scale, beside, call
         ctx.save_for_backward(own, x if own is not None and own.requires_grad else None)
         here = neighbourhood.own
@@ -32,7 +32,7 @@ class Sum(torch.autograd.Function):
         out = (
             kernels.spmm_beside(here.lists, x, coef, scale) if beside else kernels.spmm(here.lists, x, coef, scale, own)
         )
-        for q, rows in neighbourhood.ring.rows(neighbourhood.view, x, call, neighbourhood.layer, factor):
+        for q, rows in neighbourhood.ring.rows(neighbourhood.view, x, call):
             shard = neighbourhood.view.shards[q]
             kernels.spmm_into(shard.lists, shard.rows, rows, out, shard.weight_on(x.device), scale)
             del rows  # before the next rank's rows come
@@ -55,7 +55,7 @@ class Sum(torch.autograd.Function):
                 shard = neighbourhood.view.shards[q]
                 return kernels.spmm_from(shard.lists, shard.rows, grad, width, shard.weight_on(grad.device), scale)
 
-            neighbourhood.ring.push_all(neighbourhood.view, gradient_of, dx, call, neighbourhood.layer, factor)
+            neighbourhood.ring.push_all(neighbourhood.view, gradient_of, dx, call)
         down = kernels.dots(grad[:, None], x[: neighbourhood.num_dst, None])[:, 0] if ctx.needs_input_grad[1] else None
         return dx, down, None, None, None, None
 
@@ -74,12 +74,12 @@ class Maximum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, neighbourhood: SequentialLayer) -> Tensor:
-        kernels, call = neighbourhood.kernels, neighbourhood.ring.call()
+        kernels, call = neighbourhood.kernels, neighbourhood.begin()
         out = empty((neighbourhood.num_dst, x.shape[1]), x.dtype, x.device)
         arg = empty(out.shape, torch.int64, x.device).fill_(-1)
         here = neighbourhood.own
         kernels.maximum_into(here.lists, None, here.edge, x, out, arg)
-        for q, rows in neighbourhood.ring.rows(neighbourhood.view, x, call, neighbourhood.layer):
+        for q, rows in neighbourhood.ring.rows(neighbourhood.view, x, call):
             shard = neighbourhood.view.shards[q]
             kernels.maximum_into(shard.lists, shard.rows, shard.edge, rows, out, arg)
             del rows
@@ -100,5 +100,5 @@ class Maximum(torch.autograd.Function):
             return neighbourhood.kernels.maximum_from(shard.lists, shard.rows, shard.edge, arg, grad)
 
         dx = gradient_of(neighbourhood.batch.rank)
-        neighbourhood.ring.push_all(neighbourhood.view, gradient_of, dx, call, neighbourhood.layer)
+        neighbourhood.ring.push_all(neighbourhood.view, gradient_of, dx, call)
         return dx, None

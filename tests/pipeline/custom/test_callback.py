@@ -7,13 +7,14 @@ import pytest
 import torch
 
 import millrace as mr
+from millrace.pipeline.assembly.update_part import UpdatePart
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.config.schema import Schedule, Train
 from millrace.pipeline.custom.callback import EVENTS, Callback, Callbacks, Numbers, RunView
 from millrace.pipeline.telemetry.events import Logged
-from millrace.pipeline.training.optimize.phase_optimizer import PhaseOptimizer
+from millrace.pipeline.training.optimize.phase_optimizer import PhaseOptimizer, ScheduleSpan
 from millrace.stages.comm.solo import Solo
-from millrace.stages.messages import Phase, StepRules
+from millrace.stages.messages import StepRules
 from millrace.stages.reduce.seed_weighted import SeedWeightedMean
 
 
@@ -87,7 +88,7 @@ def update_of(schedule="constant", groups=()):
         return torch.optim.SGD(own if groups else parameters, lr=0.1)
 
     rules = StepRules(0, "multiclass", "float32", Solo(), optimizer)
-    return PhaseOptimizer(train, SeedWeightedMean(), rules, Phase(0, 0, 9), model, 1, 9)
+    return PhaseOptimizer(UpdatePart("multiclass", train), SeedWeightedMean(), rules, model, ScheduleSpan(0, 9, 1))
 
 
 def rates(update):

@@ -117,13 +117,13 @@ SPEAK = f"""
 import json, sys, time
 import torch
 import torch.distributed as dist
-from millrace.stages.comm.gloo import Gloo
+from millrace.stages.comm.gloo import Contact, Gloo
 from millrace.storage.ledger import Ledger
 
 rank, size = int(sys.argv[1]), {RANKS}
 store = dist.TCPStore("{NETWORK}.1", 29400, is_master=rank == 0, wait_for_workers=False)
 ledger = Ledger()
-group = Gloo(store, rank, size, ledger, host="{NETWORK}." + str(rank + 1))
+group = Gloo(store, rank, size, ledger, Contact("{NETWORK}." + str(rank + 1)))
 rows = list(torch.zeros(size * 100_000).split(100_000))
 into = list(torch.empty((size - 1) * 100_000).split([0 if r == rank else 100_000 for r in range(size)]))
 flat, back, small = torch.zeros(250_000), torch.empty(250_000), torch.zeros(1)

@@ -63,9 +63,10 @@ def test_a_clock_may_be_looked_at_all_the_time():
         assert values == sorted(values), "seconds never run backwards"
 
 
-def test_a_heart_passes_events_on_and_beats_first_and_last():
+def test_a_heart_passes_events_on_and_beats_first_and_last(monkeypatch):
+    monkeypatch.setattr(heartbeat, "FIRST_S", 60.0)
     events, clock, ledger = [], Clock(), Ledger()
-    with Heartbeat(3, clock, ledger, None, events.append, first_s=60.0) as heart:
+    with Heartbeat(3, clock, ledger, None, events.append) as heart:
         heart(Note("hello"))
         heart(StepDone(0, 0, 2, 0.5, 10, edges=7))
         heart(StepDone(0, 1, 2, 0.25, 0, edges=5))
@@ -80,9 +81,10 @@ def test_a_heart_passes_events_on_and_beats_first_and_last():
     assert last.sent_to == {"network": {"features": [4, 0]}} and last.queue == {} and last.rss_bytes > 1 << 20
 
 
-def test_a_heart_beats_on_where_its_rank_hangs_and_slower_after_a_while():
+def test_a_heart_beats_on_where_its_rank_hangs_and_slower_after_a_while(monkeypatch):
+    monkeypatch.setattr(heartbeat, "FIRST_S", 0.001)
     events, clock = [], Clock()
-    with Heartbeat(0, clock, Ledger(), None, events.append, first_s=0.001), clock.measure("reduce"):
+    with Heartbeat(0, clock, Ledger(), None, events.append), clock.measure("reduce"):
         until = time.monotonic() + 120
         while len(events) <= STEADY_BEATS + 21 and time.monotonic() < until:
             time.sleep(0.01)
@@ -95,8 +97,9 @@ def test_a_heart_beats_on_where_its_rank_hangs_and_slower_after_a_while():
 
 def test_whoever_watches_a_pulse_sees_it_between_the_beats_that_are_kept(monkeypatch):
     monkeypatch.setattr(heartbeat, "SHOWN_S", 0.01)
+    monkeypatch.setattr(heartbeat, "FIRST_S", 60.0)
     kept, shown = [], []
-    with Heartbeat(0, Clock(), Ledger(), None, kept.append, shown.append, first_s=60.0):
+    with Heartbeat(0, Clock(), Ledger(), None, kept.append, shown.append):
         until = time.monotonic() + 120
         while len(shown) < 5 and time.monotonic() < until:
             time.sleep(0.01)
@@ -105,9 +108,10 @@ def test_whoever_watches_a_pulse_sees_it_between_the_beats_that_are_kept(monkeyp
     assert len(shown) >= 5 and at == sorted(at)
 
 
-def test_a_heart_stops_with_a_rank_that_fails():
+def test_a_heart_stops_with_a_rank_that_fails(monkeypatch):
+    monkeypatch.setattr(heartbeat, "FIRST_S", 0.01)
     events = []
-    with pytest.raises(KeyError), Heartbeat(0, Clock(), Ledger(), None, events.append, first_s=0.01):
+    with pytest.raises(KeyError), Heartbeat(0, Clock(), Ledger(), None, events.append):
         raise KeyError("x")
     count = len(events)
     time.sleep(0.05)

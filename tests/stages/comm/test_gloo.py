@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from millrace.stages.comm import gloo
-from millrace.stages.comm.gloo import Gloo, broadcast_sends, ring_bytes
+from millrace.stages.comm.gloo import Contact, Gloo, broadcast_sends, ring_bytes
 from millrace.stages.comm.solo import Solo
 from millrace.storage.errors import InputError, PeerLostError
 from millrace.storage.ledger import Ledger
@@ -231,7 +231,7 @@ def test_bytes_of_all_ranks_add_up(size: int) -> None:
         assert sum(broadcast_sends(rank, size, source) for rank in range(size)) == size - 1
 
 
-@pytest.mark.parametrize("make", [Solo, lambda: Gloo(dist.HashStore(), 0, 1, Ledger(), host="127.0.0.1")])
+@pytest.mark.parametrize("make", [Solo, lambda: Gloo(dist.HashStore(), 0, 1, Ledger(), Contact("127.0.0.1"))])
 def test_a_group_of_one(make: Callable[[], Any]) -> None:
     group = make()
     flat = torch.arange(4.0)
@@ -384,12 +384,12 @@ def test_a_peer_may_end_after_the_last_sum() -> None:
 
 def test_ranks_that_do_not_come_are_an_error_in_time() -> None:
     with pytest.raises(PeerLostError, match=r"could not finish the first meeting: a peer did not answer within 0\.5 s"):
-        Gloo(dist.HashStore(), 0, 2, Ledger(), timeout_s=0.5, host="127.0.0.1")
+        Gloo(dist.HashStore(), 0, 2, Ledger(), Contact("127.0.0.1", timeout_s=0.5))
 
 
 def test_a_host_that_is_no_address_of_this_machine_is_named() -> None:
     with pytest.raises(InputError, match=r"host 'no\.such\.host\.invalid' is not an address of this machine"):
-        Gloo(dist.HashStore(), 0, 1, Ledger(), host="no.such.host.invalid")
+        Gloo(dist.HashStore(), 0, 1, Ledger(), Contact("no.such.host.invalid"))
 
 
 def stumble(group: Gloo, how: str) -> int:

@@ -145,7 +145,7 @@ def test_a_dead_peer_is_an_error_at_the_next_agreement_and_nothing_is_waited_for
 def alone(monkeypatch: pytest.MonkeyPatch, on_device: torch.device) -> Any:
     """Makes a group of one, with the stand-in."""
     monkeypatch.setattr(dist, "ProcessGroupNCCL", InPlaceOfNccl, raising=False)
-    return lambda: Nccl(dist.HashStore(), 0, 1, Ledger(), device=DEVICE, **HERE)
+    return lambda: Nccl(dist.HashStore(), 0, 1, Ledger(), HERE, device=DEVICE)
 
 
 def test_a_group_that_is_well_is_shut_down(alone: Any) -> None:
@@ -194,7 +194,7 @@ def test_what_is_wrong_with_the_own_gpu_is_no_peers_doing(alone: Any, monkeypatc
 def test_a_torch_without_nccl_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(dist, "ProcessGroupNCCL", raising=False)
     with pytest.raises(InputError, match=r'built without it.*cluster\.backend = "gloo"'):
-        Nccl(dist.HashStore(), 0, 1, Ledger(), device=DEVICE, **HERE)
+        Nccl(dist.HashStore(), 0, 1, Ledger(), HERE, device=DEVICE)
 
 
 def compute_on_device(group: Gloo) -> Any:
@@ -215,7 +215,7 @@ def test_gloo_takes_what_lies_on_a_device_by_way_of_the_host() -> None:
 @gpu
 def test_one_rank_over_nccl() -> None:
     torch.cuda.set_device(0)
-    group = Nccl(dist.HashStore(), 0, 1, Ledger(), device=torch.device("cuda", 0), **HERE)
+    group = Nccl(dist.HashStore(), 0, 1, Ledger(), HERE, device=torch.device("cuda", 0))
     assert compute(group, "cuda")["wrong"] == compute(group)["wrong"] == []
     flat = torch.rand(1 << 20, device="cuda")
     before = flat.clone()

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from millrace.stages.comm import survivors
-from millrace.stages.comm.gloo import Gloo
+from millrace.stages.comm.gloo import Contact, Gloo
 from millrace.stages.comm.survivors import Survivors, here
 from millrace.storage.errors import PeerLostError
 from millrace.storage.ledger import Ledger
@@ -111,7 +111,7 @@ class Deserted(dist.Store):
 
 def desert(store: Deserted) -> None:
     with suppress(PeerLostError, DeadError):
-        Gloo(store, 0, 3, Ledger(), host="127.0.0.1")
+        Gloo(store, 0, 3, Ledger(), Contact("127.0.0.1"))
 
 
 @pytest.mark.parametrize("known", [False, True])

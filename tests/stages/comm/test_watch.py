@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from millrace.stages.comm.gloo import Gloo
+from millrace.stages.comm.gloo import Contact, Gloo
 from millrace.stages.comm.watch import Watch
 from millrace.storage.ledger import Ledger
 
@@ -115,9 +115,7 @@ def test_a_group_tells_what_a_rank_is_waiting_for(told: list[str]) -> None:
     wanted = re.compile(r"waiting for \d+ s already: rank 0, layer 2, forward, round 1 of 1: rows of rank 1")
 
     def rank(r: int) -> None:
-        group = Gloo(
-            store, r, 2, Ledger(), host="127.0.0.1", on_wait=told.append if r == 0 else None, slow_peer_warning_s=SOON_S
-        )
+        group = Gloo(store, r, 2, Ledger(), Contact("127.0.0.1", told.append if r == 0 else None, SOON_S))
         if r == 1:
             until(lambda: any(map(wanted.fullmatch, told)))
         into = torch.zeros(3)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from millrace.pipeline.assembly.update_part import UpdatePart
 from millrace.pipeline.config.optimizer import make_optimizer
 from millrace.pipeline.config.schema import Train
-from millrace.pipeline.training.optimize.phase_optimizer import PhaseOptimizer
-from millrace.stages.messages import Phase
+from millrace.pipeline.training.optimize.phase_optimizer import PhaseOptimizer, ScheduleSpan
 from millrace.stages.reduce.seed_weighted import SeedWeightedMean
 
 EPOCHS, STEPS = 3, 4
@@ -26,8 +26,8 @@ def update_of(module, train):
         return make_optimizer(train, [(names[id(p)], p) for p in parameters])
 
     rules = SimpleNamespace(optimizer=optimizer)
-    phase = Phase(0, 0, EPOCHS, "all")
-    return PhaseOptimizer(train, SeedWeightedMean(), rules, phase, module, STEPS, EPOCHS)
+    update = UpdatePart("multiclass", train)
+    return PhaseOptimizer(update, SeedWeightedMean(), rules, module, ScheduleSpan(0, EPOCHS, STEPS))
 
 
 def with_gradients(module, generator):
