@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..stages.feed.queue_feed import Receipt, Sampled, sample_bulks
+from ..stages.feed.queue_feed import BulkDraws, Receipt, Sampled, sample_bulks
 from ..stages.kernels import OTHER_BITS, sampling_backend
 from ..stages.kernels.runtime.threads import set_num_threads
 from ..stages.partition.clustered import Clustered
@@ -33,7 +33,7 @@ from .dashboard.command import recorded_stages
 from .opening import open_with_cluster
 from .packing import PackedSource, Packing, checked_form
 from .setup.checks import check_executor, check_parts
-from .setup.open_queue import check_order
+from .setup.open_queue import SampleStore, check_order
 from .setup.run_folder import locked
 from .setup.sampling import Sampling, sampling_of
 from .setup.simulated_clients import check_cut
@@ -216,14 +216,14 @@ def _from_whole(sampling: Sampling, out: str | Path, rows: _Rows, emit: Emit, st
         queue = create(sweep=not is_url(out), mend=None if is_url(out) else lambda text: emit(Note(text)))
         rows.begin(queue, lambda: PackedSource.of_dataset(sampling, degrees=not by_tasks), mend=not is_url(out))
         if job.cluster.scheduler is not None and job.kernel in OTHER_BITS:
-            fill = partial(_by_named_gpus, sampling, queue, out, store, emit)
+            fill = _by_named_gpus
         elif by_tasks:
-            fill = _by_tasks(sampling, queue, out, emit)
+            fill = _by_tasks
         else:
-            fill = _producer(sampling, queue, out, store)
+            fill = _producer(sampling)
         set_num_threads(job.threads)
         try:
-            edges = _fill(sampling, queue, fill, rows, emit, stop)
+            edges = _fill(sampling, SampleStore(queue, out, store), fill, rows, Control(emit, stop))
             rows.finish(queue, stop)
             return edges
         finally:
@@ -327,21 +327,19 @@ def _is_complete(sampling: Sampling, place: str, rows: _Rows) -> bool:
     return whole and queue.complete and queue.meta.get("cut") == wanted["meta"].get("cut")
 
 
-def _by_tasks(sampling: Sampling, queue: ZarrQueue, out: str | Path, emit: Emit) -> Callable[..., None]:
+Fill = Callable[[Sampling, SampleStore, Control, Callable[[Receipt], None]], None]
+"""Samples the bulks that a store lacks, until the control says stop, and calls back with each that is stored."""
+
+
+def _by_tasks(sampling: Sampling, store: SampleStore, control: Control, on_receipt: Callable[[Receipt], None]) -> None:
+    """Sample by the tasks of a cluster."""
     from .cluster.sample_on_cluster import sample_on_cluster
 
-    return partial(sample_on_cluster, sampling, queue, out, emit)
+    sample_on_cluster(sampling, store, control, on_receipt)
 
 
 def _by_named_gpus(
-    sampling: Sampling,
-    queue: ZarrQueue,
-    out: str | Path,
-    store: dict[str, Any],
-    emit: Emit,
-    *,
-    stop: Callable[[], bool],
-    on_receipt: Callable[[Receipt], None],
+    sampling: Sampling, store: SampleStore, control: Control, on_receipt: Callable[[Receipt], None]
 ) -> None:
     """Sample by the GPUs of the cluster that the job names, which share the graph; if dask-cuda did not make it, as
     without GPUs: by tasks from a store, else on this machine."""
@@ -349,39 +347,37 @@ def _by_named_gpus(
 
     with on_named(sampling.job):
         if gpus := gpus_named(TO_SAMPLE):
-            sample_across(sampling, queue, out, store, gpus, stop=stop, on_receipt=on_receipt)
+            sample_across(sampling, store, gpus, control.stop, on_receipt)
             return
-    if isinstance(sampling.dataset, LazyDataset):
-        fill = _by_tasks(sampling, queue, out, emit)
-    else:
-        fill = _producer(sampling, queue, out, store)
-    fill(stop=stop, on_receipt=on_receipt)
+    fill = _by_tasks if isinstance(sampling.dataset, LazyDataset) else _producer(sampling)
+    fill(sampling, store, control, on_receipt)
 
 
-def _producer(sampling: Sampling, queue: ZarrQueue, out: str | Path, store: dict[str, Any]) -> Callable[..., None]:
+def _producer(sampling: Sampling) -> Fill:
     """The function that samples missing bulks, on this machine."""
-    job, sample = sampling.job, sampling.sample
+    sample = sampling.sample
     kernel = sampling_backend(sample.kernel)
     if sample.kernel in OTHER_BITS and (gpus := kernel.check_available()) > 1:
-        return partial(sample_across, sampling, queue, out, store, gpus)
+        return lambda of, store, control, told: sample_across(of, store, gpus, control.stop, told)
     data = graph_and_seeds(sampling.dataset)
-    epochs = {"first_epoch": 0, "last_epoch": job.epochs}
-    return partial(sample_bulks, data.graph, sample.policy.sampler, sample.plan(data), kernel, queue, **epochs)
+    draws = BulkDraws(data.graph, sample.policy.sampler, sample.plan(data), kernel)
+    return lambda of, store, control, told: sample_bulks(
+        draws, store.queue, of.bulks, stop=control.stop, on_receipt=told
+    )
 
 
 def _announce(sampling: Sampling, emit: Emit) -> int:
     """Tell what is sampled; the number of bulks."""
     job, minibatches = sampling.job, sampling.minibatches_per_epoch
-    total = job.epochs * -(-minibatches // job.queue.bulk_size)
+    total = job.epochs * sampling.bulks.per_epoch
     what = f"{counted(job.epochs, 'epoch')} of {counted(minibatches, 'minibatch', 'minibatches')}"
     emit(StageStarted("sample", f"sampling {what}", total))
     return total
 
 
-def _fill(
-    sampling: Sampling, queue: ZarrQueue, fill: Callable[..., None], rows: _Rows, emit: Emit, stop: Callable[[], bool]
-) -> int:
+def _fill(sampling: Sampling, store: SampleStore, fill: Fill, rows: _Rows, control: Control) -> int:
     """Sample the bulks missing from the queue, and return their number of edges."""
+    queue, emit = store.queue, control.emit
     total, edges = _announce(sampling, emit), 0
     done = sum(len(queue.committed(e)) for e in range(sampling.job.epochs))
 
@@ -391,8 +387,8 @@ def _fill(
         emit(StageAdvanced("sample", done, total))
         rows.forecast(receipt)
 
-    fill(stop=stop, on_receipt=advance)
-    if stop():
+    fill(sampling, store, control, advance)
+    if control.stop():
         raise Interrupted(f"interrupted with {done} of {total} bulks committed; the same command goes on from there")
     queue.finish(sweep=not is_url(queue.path))
     return edges

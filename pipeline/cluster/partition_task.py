@@ -10,10 +10,10 @@ from typing import Any
 
 from distributed import Client, Future
 
-from ...stages.partition.base import Partitioner, can_travel
+from ...stages.partition.base import can_travel
 from ...stages.partition.mend import damage_of
 from ...stages.partition.quality import PartCounts
-from ...stages.partition.stage import assign_nodes, write_part
+from ...stages.partition.stage import Cut, Cutter, assign_nodes, write_part
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import KIND as DATASET_KIND
 from ...storage.dataset_store import features_access, graph_access, open_stored
@@ -50,15 +50,15 @@ class Cutting:
         self.client, self.watch, self.emit = client, watch, emit
         self.dataset, self.out = dataset.resolve(), out.resolve()
 
-    def assign(self, partitioner: Partitioner, parts: int, seed: int, fingerprint: dict[str, str]) -> None:
+    def assign(self, cut: Cut, fingerprint: dict[str, str]) -> None:
         """Make the book; by a task if the partitioner reads the graph.
 
         Raises:
             InputError: as the partitioner raises it.
             RunError: the task failed.
         """
-        arguments = self.dataset, partitioner, parts, self.out, seed, fingerprint
-        if not can_travel(partitioner):
+        arguments = self.dataset, cut, self.out, fingerprint
+        if not can_travel(cut.partitioner):
             _assign(*arguments)
             return
         tuple(_done(self.watch, [self.client.submit(_assign, *arguments, key=f"assign-{uuid.uuid4().hex[:8]}")]))
@@ -79,14 +79,42 @@ class Cutting:
         return next(iter(_done(self.watch, [self.client.submit(_order, self.out, key=key)])))
 
     def write_parts(self, parts: list[int], fingerprint: dict[str, str]) -> Iterator[tuple[int, PartCounts]]:
-        """Write the parts by tasks."""
-        yield from parts_by(self.client, self.out, self.dataset, parts, fingerprint, self.emit, watch=self.watch)
+        """Write parts whose book is stored by the workers, while the scheduler answers.
+
+        Until the parts are written, `out` holds their rows once more, uncompressed (see `storage.partition.shuffle`).
+
+        Yields:
+            (part, its `PartCounts`), as they are written.
+
+        Raises:
+            RunError: a part could not be written.
+        """
+        if not parts:
+            return
+        batch, client, out, dataset = uuid.uuid4().hex[:8], self.client, self.out, self.dataset
+        submit, done_of = partial(client.submit, pure=False), partial(_done, self.watch)
+        # What a killed call leaves under such a name goes when the next one sweeps the folder.
+        folder = out / f"{ASIDE}dealt-{batch}"
+        try:
+            folder.mkdir()
+            (num_ranges,) = done_of([submit(_begin, out, dataset, batch, parts, folder, key=f"begin-{batch}")])
+            deals = (submit(_deal, out, dataset, batch, k, folder, key=(f"deal-{batch}", k)) for k in range(num_ranges))
+            for done, _ in enumerate(done_of(deals), 1):
+                self.emit(StageAdvanced("deal", done, num_ranges))
+            keys = ((part, (f"partition-{batch}", part)) for part in parts)
+            yield from done_of(submit(_write, out, batch, part, folder, fingerprint, key=key) for part, key in keys)
+            with suppress(TimeoutError):
+                in_time(FORGET_S, client.run, _book.cache_clear, on_error="ignore")
+        finally:
+            remove_tree(folder)
+
+    def cutter(self, cut: Cut) -> Cutter:
+        """The workers as those who cut."""
+        return Cutter(partial(self.assign, cut), self.write_parts)
 
 
 @contextmanager
-def cutting_on_cluster(
-    job: Job, dataset: Dataset, partitioner: Partitioner, out: Path, parts: int, emit: Emit
-) -> Iterator[Cutting]:
+def cutting_on_cluster(job: Job, dataset: Dataset, cut: Cut, out: Path, emit: Emit) -> Iterator[Cutting]:
     """Context with the workers that cut a job's dataset into parts in `out`: as many as the job has producers, at most
     one for each part; or one for each GPU, if the partitioner works there.
 
@@ -97,52 +125,10 @@ def cutting_on_cluster(
     job = job.model_copy(update={"device": "cpu"})  # no ranks
     with (
         _removed(path, made=path.parent == out.resolve()),
-        opened(job, emit, min(job.cluster.producers, parts), gpus_to_cut(job, partitioner, out)) as client,
+        opened(job, emit, min(job.cluster.producers, cut.parts), gpus_to_cut(job, cut.partitioner, out)) as client,
         closing(SchedulerWatch(client, job.cluster, lambda text: emit(Note(text)))) as watch,
     ):
         yield Cutting(client, path, out, watch, emit)
-
-
-def parts_by(
-    client: Client,
-    out: Path,
-    dataset: Path,
-    parts: list[int],
-    fingerprint: dict[str, str],
-    emit: Emit,
-    watch: SchedulerWatch,
-) -> Iterator[Any]:
-    """Write `parts` of the partitioning in `out`, whose book is stored, by the workers of `client`, from the store at
-    `dataset` (see `shared_dataset.share`), while its scheduler answers.
-
-    Until the parts are written, `out` holds their rows once more, uncompressed (see `storage.partition.shuffle`).
-
-    Yields:
-        (part, its `PartCounts`), as they are written.
-
-    Raises:
-        RunError: a part could not be written.
-    """
-    if not parts:
-        return
-    batch, out, dataset = uuid.uuid4().hex[:8], out.resolve(), dataset.resolve()
-    submit = partial(client.submit, pure=False)
-    # What a killed call leaves under such a name goes when the next one sweeps the folder.
-    folder = out / f"{ASIDE}dealt-{batch}"
-    try:
-        folder.mkdir()
-        (num_ranges,) = _done(watch, [submit(_begin, out, dataset, batch, parts, folder, key=f"begin-{batch}")])
-        deals = (submit(_deal, out, dataset, batch, k, folder, key=(f"deal-{batch}", k)) for k in range(num_ranges))
-        for done, _ in enumerate(_done(watch, deals), 1):
-            emit(StageAdvanced("deal", done, num_ranges))
-        yield from _done(
-            watch,
-            (submit(_write, out, batch, part, folder, fingerprint, key=(f"partition-{batch}", part)) for part in parts),
-        )
-        with suppress(TimeoutError):
-            in_time(FORGET_S, client.run, _book.cache_clear, on_error="ignore")
-    finally:
-        remove_tree(folder)
 
 
 def _done(watch: SchedulerWatch, futures: Iterable[Future]) -> Iterator[Any]:
@@ -189,13 +175,11 @@ def _write(out: Path, batch: str, part: int, folder: Path, fingerprint: dict[str
     return part, write_part(out, ShuffledStore(folder).part(part), _book(out, batch), part, fingerprint)
 
 
-def _assign(
-    dataset: Path, partitioner: Partitioner, parts: int, out: Path, seed: int, fingerprint: dict[str, str]
-) -> None:
+def _assign(dataset: Path, cut: Cut, out: Path, fingerprint: dict[str, str]) -> None:
     if not (out / "book").exists():  # as a task that was done again finds it
         graph = graph_access(open_store(dataset, DATASET_KIND))
         data = open_lazily(dataset, features_access(dataset), graph=graph)
-        assign_nodes(data, partitioner, parts, out, seed, fingerprint)
+        assign_nodes(data, cut, out, fingerprint)
 
 
 def _order(out: Path) -> str:

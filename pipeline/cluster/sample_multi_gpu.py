@@ -24,8 +24,8 @@ from ...stages.sample.base import Sampler
 from ...storage.dataset_store import features_access, open_dataset_store
 from ...storage.errors import InputError, RunError
 from ...storage.queue.object_store import queue_at
-from ...storage.queue.zarr import ZarrQueue
 from ...storage.urls import is_url
+from ..setup.open_queue import SampleStore
 from ..setup.sampling import Sampling
 from ..setup.shared_dataset import share
 
@@ -51,11 +51,8 @@ class _Order:
 
 def sample_across(
     sampling: Sampling,
-    queue: ZarrQueue,
-    out: str | Path,
-    store: Mapping[str, Any],
+    store: SampleStore,
     gpus: int,
-    *,
     stop: Callable[[], bool],
     on_receipt: Callable[[Receipt], None],
 ) -> None:
@@ -64,9 +61,7 @@ def sample_across(
     Args:
         sampling: what to sample. Each process reads the dataset from a store, its own or a copy beside `out`; a graph's
             edges are on one GPU each.
-        queue: the driver's own end of the store.
-        out: where the store is.
-        store: what it was created with, for the processes.
+        store: of minibatches.
         gpus: P.
         stop: asked between rounds.
         on_receipt: called with what has been stored.
@@ -76,23 +71,19 @@ def sample_across(
         RunError: a process failed or was lost.
     """
     job, dataset, sampler = sampling.job, sampling.dataset, sampling.sample.policy.sampler
-    num_bulks = -(-sampling.minibatches_per_epoch // job.queue.bulk_size)
-    lacking: list[tuple[int, int] | None] = []
-    for epoch in range(job.epochs):
-        present = queue.committed(epoch)
-        lacking += [(epoch, number) for number in range(num_bulks) if number not in present]
+    lacking: list[tuple[int, int] | None] = [*sampling.bulks.missing(store.queue)]
     if not lacking:
         return
     lacking += [None] * (-len(lacking) % gpus)
-    place = str(out) if is_url(out) else str(Path(out).resolve())
+    place = store.place
     # Processes of the user's own cluster may be on other machines: they see the store that they write to.
     with (
         gpu_cluster(gpus) as client,
-        TemporaryDirectory(prefix=".sampling-", dir=None if is_url(out) else Path(place).parent) as aside,
+        TemporaryDirectory(prefix=".sampling-", dir=None if is_url(place) else Path(place).parent) as aside,
     ):
         path = share(job, dataset, Path(aside)).store
         order = _Order(
-            path, sampler, job.train.batch_size, job.seed_of("minibatches"), place, {**store, "sweep": False}
+            path, sampler, job.train.batch_size, job.seed_of("minibatches"), place, {**store.options, "sweep": False}
         )
         found = client.scheduler_info(n_workers=-1)["workers"]
         if wide := [w for w, record in found.items() if record["nthreads"] > 1]:

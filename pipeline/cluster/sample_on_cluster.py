@@ -2,17 +2,16 @@
 
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 
 from ...stages.feed.queue_feed import Receipt
 from ...storage.errors import MillraceError, RunError
 from ...storage.lazy_dataset import LazyDataset
-from ...storage.queue.zarr import ZarrQueue
-from ...storage.urls import is_url
 from ..assembly.data_part import DataPart
 from ..machine.gpus import visible
+from ..setup.open_queue import SampleStore
 from ..setup.sampling import Sampling
-from ..telemetry.events import Emit, Note
+from ..telemetry.control import Control
+from ..telemetry.events import Note
 from .dask_cluster import opened
 from .futures import completed, result_of
 from .sample_task import SampleOrder, sample_bulk
@@ -23,44 +22,31 @@ BULKS_AT_ONCE = 1024
 
 
 def sample_on_cluster(
-    sampling: Sampling,
-    queue: ZarrQueue,
-    out: str | Path,
-    emit: Emit,
-    *,
-    stop: Callable[[], bool],
-    on_receipt: Callable[[Receipt], None],
+    sampling: Sampling, store: SampleStore, control: Control, on_receipt: Callable[[Receipt], None]
 ) -> None:
     """Sample all bulks of the job's epochs that the queue lacks.
 
     Args:
         sampling: what to sample; the dataset's store is read by the workers.
-        queue: the driver's own end of the store of minibatches.
-        out: where that store is.
-        emit: called with events.
-        stop: asked between bulks; true ends the sampling.
+        store: of minibatches.
+        control: takes events; `stop` is asked between bulks.
         on_receipt: called with what has been stored.
 
     Raises:
         RunError: a task failed, or the scheduler does not answer.
     """
-    job, dataset, minibatches = sampling.job, sampling.dataset, sampling.minibatches_per_epoch
+    job, dataset, emit = sampling.job, sampling.dataset, control.emit
     assert isinstance(dataset, LazyDataset)
     order = SampleOrder(
         DataPart(str(dataset.path.resolve()), dataset.name, dataset.features_access, job.graph),
         sampling.sample,
-        str(out) if is_url(out) else str(Path(out).resolve()),
+        store.place,
         sampling.samples_fingerprint,
-        minibatches,
+        sampling.minibatches_per_epoch,
         job.threads or 1,
         may_choose="kernel" not in job.model_fields_set,
     )
-    num_bulks = -(-minibatches // job.queue.bulk_size)
-    lacking = [
-        (epoch, number)
-        for epoch in range(job.epochs)
-        for number in sorted({*range(num_bulks)} - set(queue.committed(epoch)))
-    ]
+    lacking = [*sampling.bulks.missing(store.queue)]
     if not lacking:
         return
     gpus = len(visible()) if job.kernel == "cuda" else 0
@@ -77,7 +63,7 @@ def sample_on_cluster(
                     on_receipt(
                         Receipt(done["epoch"], done["number"], done["minibatches"], done["edges"], done["seconds"])
                     )
-                    if stop():
+                    if control.stop():
                         return
             except MillraceError:
                 raise

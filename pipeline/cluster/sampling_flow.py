@@ -4,11 +4,12 @@ A few bulks are requested at a time, while the bytes that wait for ranks stay wi
 step can need are requested whatever the bound, so that a bound that is too small makes a run slow but never stuck.
 """
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from distributed import CancelledError, Client, Future
 
+from ...stages.feed.queue_feed import BulkSpan
 from ...storage.errors import RunError
 from .futures import result_within
 from .sample_task import SampleOrder, sample_bulk
@@ -61,55 +62,43 @@ class Flow:
         self._queue.close()
 
 
+@dataclass(frozen=True)
+class SamplingWorkers:
+    """Workers of a cluster that sample for one generation of ranks."""
+
+    client: Client
+    run: str
+    """A word that makes this run's task keys unique."""
+    generation: int
+    producers: int
+    """Sampling tasks at a time."""
+    addresses: list[str]
+    """Workers to sample on while they live; none: any."""
+
+
 class BulkFlow(Flow):
     """Sampling tasks of one generation of ranks.
 
     Args:
-        client: of the cluster.
+        workers: do the tasks.
         order: arguments of all sampling tasks.
         queue: the driver's end of the queue, which counts bytes and drops bulks that every rank has released.
-        run: a word that makes this run's task keys unique.
-        generation: number of the generation of ranks.
-        first: (epoch, bulk) to begin with.
-        last_epoch: exclusive.
-        num_bulks: in an epoch.
-        producers: sampling tasks at a time.
-        workers: addresses to sample on while they live.
+        span: bulks that ranks will take.
         minibatches_per_step: over all ranks.
     """
 
     def __init__(
-        self,
-        client: Client,
-        order: SampleOrder,
-        queue: Any,
-        *,
-        run: str,
-        generation: int,
-        first: tuple[int, int],
-        last_epoch: int,
-        num_bulks: int,
-        producers: int,
-        workers: list[str],
-        minibatches_per_step: int,
+        self, workers: SamplingWorkers, order: SampleOrder, queue: Any, span: BulkSpan, minibatches_per_step: int
     ) -> None:
         super().__init__(queue)
-        self._client, self._order = client, order
-        self._name, self._generation, self._workers = f"sample-{run}", generation, workers
-        self._most = producers * PER_PRODUCER
+        self._client, self._order, self._workers = workers.client, order, workers
+        self._most = workers.producers * PER_PRODUCER
         # A step may begin with the last minibatch of a bulk.
         self._least = 1 if minibatches_per_step == 1 else 2 + (minibatches_per_step - 2) // queue.bulk_size
-        self._numbers = self._missing(first, last_epoch, num_bulks)
+        self._numbers = span.missing(queue)
         self._next = next(self._numbers, None)
         self._running: dict[tuple[int, int], Future] = {}
         self._mean_bytes = 0.0
-
-    def _missing(self, first: tuple[int, int], last_epoch: int, num_bulks: int) -> Iterator[tuple[int, int]]:
-        for epoch in range(first[0], last_epoch):
-            present = self._queue.committed(epoch)
-            for number in range(first[1] if epoch == first[0] else 0, num_bulks):
-                if number not in present:
-                    yield epoch, number
 
     @property
     def done(self) -> bool:
@@ -133,9 +122,9 @@ class BulkFlow(Flow):
                 self._order,
                 epoch,
                 number,
-                key=(self._name, self._generation, epoch, number),
-                workers=self._workers or None,
-                allow_other_workers=bool(self._workers),
+                key=(f"sample-{self._workers.run}", self._workers.generation, epoch, number),
+                workers=self._workers.addresses or None,
+                allow_other_workers=bool(self._workers.addresses),
                 pure=False,
                 priority=-(epoch << 32) - number,
             )

@@ -17,8 +17,8 @@ from .shared.paths import output_folder
 from .shared.stage_flags import with_stage_flags
 
 if TYPE_CHECKING:
-    from ...stages.partition.base import Partitioner
     from ...stages.partition.quality import PartitionQuality
+    from ...stages.partition.stage import Cut
     from ...storage.dataset import Dataset
     from ..config.job import Job
 
@@ -67,6 +67,7 @@ def partition(
     """
     from ...stages.partition.base import check_parts
     from ...stages.partition.clustered import Clustered
+    from ...stages.partition.stage import Cut
     from ...storage.dataset import check_one_type
     from ...storage.partition.node_order import check_order
     from ..config.load import resolve
@@ -115,11 +116,12 @@ def partition(
             check_one_type(data, "renumbering")
         told(StageStarted("partition", f"cutting {data.name} into {parts} parts by {chosen.name}", parts))
         parts = check_parts(parts, data.num_nodes)
+        cut = Cut(chosen, parts, job.seed_of("minibatches"), order)
         if into is None:
             with _own_folder(folder):
-                quality, seconds = _write_parts(job, data, chosen, parts, folder, told)
+                quality, seconds = _write_parts(job, data, cut, folder, told)
         else:
-            quality, seconds = _write_store(job, data, chosen, parts, order, folder, memory=memory, emit=told)
+            quality, seconds = _write_store(job, data, cut, folder, memory, told)
     text = f"{quality.table()}\n{parts} parts in {folder} ({seconds:.1f} s)"
     record = {"out": str(folder), "method": chosen.name, "seconds": seconds, **quality.as_record()}
     show(text, record, as_json)
@@ -156,57 +158,41 @@ def _advance(emit: Emit, done: int, total: int) -> None:
     emit(StageAdvanced("cut", done, total))
 
 
-def _write_parts(
-    job: "Job", data: "Dataset", chosen: "Partitioner", parts: int, out: Path, emit: Emit
-) -> tuple["PartitionQuality", float]:
+def _write_parts(job: "Job", data: "Dataset", cut: "Cut", out: Path, emit: Emit) -> tuple["PartitionQuality", float]:
     """A folder of parts, by tasks if the job has a cluster. A store stays on disk."""
     from ...stages.partition.clustered import Clustered
-    from ...stages.partition.stage import assign_nodes, partition_dataset, parts_of_store
+    from ...stages.partition.stage import Cutter, assign_nodes, cut_dataset, parts_of_store
+    from ...storage.dataset import require_nodes
     from ...storage.dataset_store import KIND, graph_access
     from ...storage.lazy_dataset import LazyDataset, open_lazily
     from ...storage.store.store import open_store
 
-    seed = job.seed_of("minibatches")
     with ExitStack() as exits:
-        steps: dict[str, Any] = {}
+        cutter = Cutter.here(data, cut, out)
         if job.executor == "dask":
             from ..cluster.partition_task import cutting_on_cluster
 
             # Its workers start when there is something to do.
-            tasks = cache(lambda: exits.enter_context(cutting_on_cluster(job, data, chosen, out, parts, emit)))
-            steps["write_parts"] = lambda lacking, of: tasks().write_parts(lacking, of) if lacking else iter(())
-            if isinstance(data, LazyDataset) or isinstance(chosen, Clustered):
-                steps["assign"] = lambda fingerprint: tasks().assign(chosen, parts, seed, fingerprint)
+            tasks = cache(lambda: exits.enter_context(cutting_on_cluster(job, data, cut, out, emit)))
+            by_tasks = isinstance(data, LazyDataset) or isinstance(cut.partitioner, Clustered)
+            assign = (lambda made: tasks().assign(cut, made)) if by_tasks else cutter.assign
+            cutter = Cutter(assign, lambda parts, made: tasks().write_parts(parts, made) if parts else iter(()))
         elif isinstance(data, LazyDataset):
             path, place = data.path, data.features_access
 
-            def assign(fingerprint: dict[str, str]) -> None:
+            def assign_lazily(fingerprint: dict[str, str]) -> None:
                 # The graph is read for this only, and not kept.
                 data = open_lazily(path, place, graph=graph_access(open_store(path, KIND)))
-                assign_nodes(data, chosen, parts, out, seed, fingerprint, on_progress=partial(_advance, emit))
+                assign_nodes(data, cut, out, fingerprint, on_progress=partial(_advance, emit))
 
-            steps = {"assign": assign, "write_parts": parts_of_store(path, out)}
-        report = partition_dataset(
-            data,
-            chosen,
-            parts,
-            out,
-            seed=seed,
-            on_progress=lambda done, total: emit(StageAdvanced("partition", done, total)),
-            **steps,
-        )
+            cutter = Cutter(assign_lazily, parts_of_store(path, out))
+        require_nodes(data, "parts hold")
+        report = cut_dataset(data, cut, out, lambda done, total: emit(StageAdvanced("partition", done, total)), cutter)
     return report.quality, report.seconds
 
 
 def _write_store(
-    job: "Job",
-    data: "Dataset",
-    chosen: "Partitioner",
-    parts: int,
-    order: str,
-    out: Path,
-    memory: str | None,
-    emit: Emit,
+    job: "Job", data: "Dataset", cut: "Cut", out: Path, memory: str | None, emit: Emit
 ) -> tuple["PartitionQuality", float]:
     """A store of the dataset in which each part is a range of ids; its features can be mapped."""
     import time
@@ -219,13 +205,13 @@ def _write_store(
     from ..ingest.convert import DEFAULT_MEMORY
     from ..ingest.tasks import parse_memory
 
-    seed, limit = job.seed_of("minibatches"), parse_memory(memory or DEFAULT_MEMORY)
+    limit = parse_memory(memory or DEFAULT_MEMORY)
     if isinstance(data, LazyDataset):
-        from ..relabel.run import Cut, moves_in_pieces, relabel
+        from ..relabel.run import moves_in_pieces, relabel
 
         in_memory = memory is None and job.executor != "dask" and 3 * data.nbytes <= limit
         if moves_in_pieces(data) or not in_memory:
-            return relabel(job, data, Cut(chosen, parts, seed, order), out, limit, emit)
+            return relabel(job, data, cut, out, limit, emit)
         data = data.as_read()
     if job.executor == "dask" or memory is not None:
         given = "executor=dask" if memory is None else "--memory"
@@ -234,8 +220,8 @@ def _write_store(
             "leave it out"
         )
     start = time.perf_counter()
-    book = book_of(data, chosen, parts, seed, partial(_advance, emit))
+    book = book_of(data, cut, partial(_advance, emit))
     quality = measure(data.graph, book, None if data.of_pairs else data.split.train)
     emit(StageStarted("store", f"writing {out}"))
-    write_dataset(out, reorder(data, book, order), features_format="npy")
+    write_dataset(out, reorder(data, book, cut.order), features_format="npy")
     return quality, time.perf_counter() - start

@@ -3,7 +3,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from ...stages.partition.base import Partitioner, can_travel
 from ...stages.partition.quality import PartCounts, PartitionQuality
+from ...stages.partition.stage import Cut
 from ...storage.dataset import PAIR_ARRAYS, SPLITS
 from ...storage.dataset_store import FEATURES_FILE, KIND, features_dtype, graph_access
 from ...storage.errors import InputError
@@ -41,17 +41,6 @@ NAME_ROWS = 1 << 20
 """Names that one task writes."""
 ROW_COPIES = 4
 """Copies of a row of features that a task may hold at once."""
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A cut: the partitioner and the parts that give nodes their new numbers."""
-
-    partitioner: Partitioner
-    parts: int
-    seed: int
-    order: str = "ids"
-    """Order of the nodes within a part; see `storage.partition.node_order`."""
 
 
 def moves_in_pieces(data: LazyDataset) -> bool:
@@ -156,7 +145,7 @@ class _Relabelling:
 
     def _number_nodes(self) -> list[int]:
         cut, most = self.cut, max(1, self.most // 2)
-        arguments = (self.work, cut.partitioner, cut.parts, cut.seed, cut.order, most)
+        arguments = (self.work, cut, most)
         if can_travel(cut.partitioner):
             (found,) = self.stages.run("assign", "assigning nodes to parts", tasks.assign_numbers, [arguments])
         else:

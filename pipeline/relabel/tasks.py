@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...stages.partition.base import Partitioner
 from ...stages.partition.quality import PartCounts
-from ...stages.partition.stage import book_of
+from ...stages.partition.stage import Cut, book_of
 from ...storage.dataset import PAIR_ARRAYS, SPLITS
 from ...storage.dataset_store import KIND, features_access, graph_access, open_features
 from ...storage.features import FeatureStore
@@ -59,16 +58,14 @@ class Work:
         return open_lazily(self.source, features_access(self.source), graph=graph_access(store))
 
 
-def assign_numbers(
-    work: Work, partitioner: Partitioner, parts: int, seed: int, order: str, most: int
-) -> dict[str, Any]:
+def assign_numbers(work: Work, cut: Cut, most: int) -> dict[str, Any]:
     """Cut the graph, and write the new number of each node, the old one, and where parts begin: ``new``, ``old``,
     ``offsets``. Returns ranges of old nodes with about `most` edges."""
     data = work.open()
-    book = book_of(data, partitioner, parts, seed)
+    book = book_of(data, cut)
     graph = StoredGraph(open_store(work.source, KIND))
     # Reverse Cuthill-McKee follows edges, and so needs them in memory or mapped.
-    old = node_order(data.graph if order == "rcm" else graph, order, book)
+    old = node_order(data.graph if cut.order == "rcm" else graph, cut.order, book)
     np.save(work.folder / "offsets.npy", np.append(0, np.cumsum(book.sizes())).astype(np.int64))
     np.save(work.folder / "old.npy", old)
     new = np.empty(work.num_nodes, index_dtype(work.num_nodes))

@@ -257,6 +257,22 @@ def check_samples(prepared: Sampling, samples: str | Path | None) -> None:
 
 
 @dataclass(frozen=True)
+class SampleStore:
+    """A store of minibatches that is filled."""
+
+    queue: ZarrQueue
+    """The driver's own end."""
+    out: str | Path
+    options: dict[str, Any]
+    """Arguments of `ZarrQueue.create`, for other processes."""
+
+    @property
+    def place(self) -> str:
+        """Its URL, or its folder, absolute."""
+        return str(self.out) if is_url(self.out) else str(Path(self.out).resolve())
+
+
+@dataclass(frozen=True)
 class QueueEnd:
     """A rank's end of a queue of minibatches."""
 

@@ -6,7 +6,7 @@ from typing import Any
 from ...stages.assignment import SeedPlan
 from ...stages.capabilities import Need
 from ...stages.feed.collective_feed import SampledByOwners
-from ...stages.feed.queue_feed import Sampled
+from ...stages.feed.queue_feed import BulkSpan, Sampled
 from ...stages.sample.base import check_kernel, reads_times
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
@@ -76,6 +76,11 @@ class Sampling:
     def minibatches_per_epoch(self) -> int:
         """Minibatches in an epoch, over all ranks."""
         return -(-self.num_train // self.job.train.batch_size)
+
+    @property
+    def bulks(self) -> BulkSpan:
+        """Bulks of all epochs."""
+        return BulkSpan(range(self.job.epochs), -(-self.minibatches_per_epoch // self.job.queue.bulk_size))
 
     @property
     def has_minibatches(self) -> bool:

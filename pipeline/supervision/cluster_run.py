@@ -2,15 +2,13 @@
 
 import queue
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distributed import Client
 
-from ...stages.partition.base import Partitioner
 from ...stages.partition.mend import remove_damaged
-from ...stages.partition.stage import holds_parts, partition_dataset
+from ...stages.partition.stage import Cut, cut_dataset, holds_parts
 from ...storage.dataset import Dataset
 from ...storage.store.paths import expanded
 from ..cluster.partition_task import Cutting
@@ -75,26 +73,20 @@ class ClusterRun:
         folder = given if given.is_dir() and holds_parts(given, dataset, parts) else own
         cut = Cutting(self.client, Path(self.data.store), folder, self.watch, self.emit)
         if folder == own:
-            self._write_parts(cut, dataset, partitioner, parts)
+            self._write_parts(cut, dataset, Cut(partitioner, parts, self.job.seed_of("minibatches")))
         if sampling.draws_by_owners:
             self.sampling = replace(sampling, order=cut.order())
         return folder
 
-    def _write_parts(self, cut: Cutting, dataset: Dataset, partitioner: Partitioner, parts: int) -> None:
-        seed = self.job.seed_of("minibatches")
-        remove_damaged(cut.out, self.note, cut.damage)
-        self.emit(StageStarted("partition", f"cutting {dataset.name} into {parts} parts by {partitioner.name}", parts))
-        report = partition_dataset(
-            dataset,
-            partitioner,
-            parts,
-            cut.out,
-            seed,
-            on_progress=lambda done, total: self.emit(StageAdvanced("partition", done, total)),
-            assign=partial(cut.assign, partitioner, parts, seed),
-            write_parts=cut.write_parts,
-            without_pairs=True,
-        )
+    def _write_parts(self, cutting: Cutting, dataset: Dataset, cut: Cut) -> None:
+        remove_damaged(cutting.out, self.note, cutting.damage)
+        text = f"cutting {dataset.name} into {cut.parts} parts by {cut.partitioner.name}"
+        self.emit(StageStarted("partition", text, cut.parts))
+
+        def advance(done: int, total: int) -> None:
+            self.emit(StageAdvanced("partition", done, total))
+
+        report = cut_dataset(dataset, cut, cutting.out, advance, cutting.cutter(cut))
         self.emit(StageEnded("partition", report.seconds))
         self.partition_s = report.seconds
 

@@ -1,8 +1,10 @@
 """The minibatches of a generation that come through a queue on disk, from where training goes on."""
 
+from dataclasses import replace
+
 from ...stages.assignment import Steps
 from ..cluster.sample_task import SampleOrder
-from ..cluster.sampling_flow import BulkFlow, Flow
+from ..cluster.sampling_flow import BulkFlow, Flow, SamplingWorkers
 from ..setup.open_queue import location, repaired_queue
 from ..setup.resume import Pace
 from .cluster_run import ClusterRun
@@ -46,16 +48,7 @@ def open_flow(run: ClusterRun, generation: int, workers: list[str]) -> Flow | No
         job.threads or 1,
         may_choose="kernel" not in job.model_fields_set,
     )
-    return BulkFlow(
-        run.client,
-        order,
-        queue,
-        run=run.name,
-        generation=generation,
-        first=(epoch, steps.minibatches_of(step).start // job.queue.bulk_size),
-        last_epoch=job.epochs,
-        num_bulks=-(-minibatches // job.queue.bulk_size),
-        producers=job.cluster.producers,
-        workers=workers,
-        minibatches_per_step=steps.per_step,
-    )
+    begin = steps.minibatches_of(step).start // job.queue.bulk_size
+    span = replace(sampling.bulks, epochs=range(epoch, job.epochs), first=begin)
+    by = SamplingWorkers(run.client, run.name, generation, job.cluster.producers, workers)
+    return BulkFlow(by, order, queue, span, steps.per_step)

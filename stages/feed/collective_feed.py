@@ -23,7 +23,7 @@ from ..placement.row_owners import Owners
 from ..placement.staged_rows import StagedRows
 from ..sample.base import Sampler
 from .dealt_bulks import DealtBulks
-from .queue_feed import CheckedFeed, QueueFeed, bulks_of, own_queue
+from .queue_feed import BulkSpan, CheckedFeed, QueueFeed, own_queue
 from .shared_feed import SharedOwnersFeed
 
 Algorithm = Literal["owners", "1.5d", "auto"]
@@ -157,7 +157,7 @@ class OwnersFeed(QueueFeed):
         self._expected = (-1, -1)
         self._owners = policy.meet_aside(placement, job)
         super().__init__(own_queue(self._plan), None, job.ledger, lambda: True)
-        bulks = bulks_of(self._plan, phase, first)
+        bulks = iter(BulkSpan.of_phase(self._plan, phase, first))
         self._thread = Lockstep("sampling", self._owners.group, bulks, self._has_room, self._sample, self._wake)
         self._thread.start()
 

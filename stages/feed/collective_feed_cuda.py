@@ -18,7 +18,7 @@ from ..assignment import SeedPlan
 from ..messages import Phase, RankJob
 from ..placement.row_blocks import BlockRows, Grid
 from ..placement.row_owners_cuda import OwnersOnDevice
-from .queue_feed import QueueFeed, bulks_of, own_queue
+from .queue_feed import BulkSpan, QueueFeed, own_queue
 
 
 class OwnersFeedOnDevice(QueueFeed):
@@ -55,7 +55,7 @@ class OwnersFeedOnDevice(QueueFeed):
             placement, column, job.device, lambda number: [len(p.indices(number)) for p in plans]
         )
         self._stream = torch.cuda.Stream(job.device) if job.device.type == "cuda" else None
-        self._coming = bulks_of(plan, phase, first)
+        self._coming = iter(BulkSpan.of_phase(plan, phase, first))
         self._due = next(self._coming, None)
         """The bulk that is drawn next, or under way."""
         self._under_way: Coroutine[None, None, None] | None = None

@@ -14,7 +14,7 @@ from ..comm.survivors import Survivors
 from ..kernels.runtime.device_memory import wait_for_copies
 from ..messages import Phase, Placement, RankJob
 from ..sample.base import Sampler
-from .queue_feed import Producer, QueueFeed, on_job_device
+from .queue_feed import BulkDraws, BulkSpan, Producer, QueueFeed, on_job_device
 
 QUIET = ("features", "activations", "graph")
 """Kinds of bytes that must not be on the network while a phase is trained."""
@@ -81,16 +81,9 @@ class Local:
         if plan.num_minibatches:
             # This rank's epoch may be over while others go on.
             late = step >= plan.num_minibatches
-            producer = Producer(
-                queue,
-                graph=placement.graph,
-                sampler=on_job_device(self.sampler, job),
-                plan=plan,
-                kernel=job.kernel,
-                first_epoch=first[0] + late,
-                last_epoch=phase.last_epoch,
-                first_bulk=0 if late else step // job.bulk_size,
-            )
+            draws = BulkDraws(placement.graph, on_job_device(self.sampler, job), plan, job.kernel)
+            begin = 0 if late else step // job.bulk_size
+            producer = Producer(queue, draws, BulkSpan(range(first[0] + late, phase.last_epoch), plan.num_bulks, begin))
         return LocalFeed(
             QueueFeed(queue, producer, job.ledger, lambda: True), plan.num_minibatches, self.num_layers, job
         )

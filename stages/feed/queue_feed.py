@@ -34,21 +34,53 @@ class Receipt:
     seconds: float
 
 
+@dataclass(frozen=True)
+class BulkSpan:
+    """Bulks of some epochs, in order."""
+
+    epochs: range
+    per_epoch: int
+    first: int = 0
+    """Bulk of the first epoch to begin with."""
+
+    @classmethod
+    def of_phase(cls, plan: SeedPlan, phase: Phase, first: tuple[int, int]) -> "BulkSpan":
+        """Bulks of a phase, from that of minibatch `first` on: its epoch and index."""
+        return cls(range(first[0], phase.last_epoch), plan.num_bulks, first[1] // plan.bulk_size)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """(epoch, number) of each."""
+        return ((e, n) for e in self.epochs for n in self._numbers(e))
+
+    def missing(self, queue: MinibatchQueue) -> Iterator[tuple[int, int]]:
+        """(epoch, number) of those that a queue does not hold when their epoch is come to."""
+        for epoch in self.epochs:
+            present = queue.committed(epoch)
+            yield from ((epoch, number) for number in self._numbers(epoch) if number not in present)
+
+    def _numbers(self, epoch: int) -> range:
+        return range(self.first if epoch == self.epochs.start else 0, self.per_epoch)
+
+
+@dataclass(frozen=True)
+class BulkDraws:
+    """How bulks of a graph are drawn."""
+
+    graph: Graph
+    sampler: Sampler
+    plan: SeedPlan
+    kernel: Any
+
+
 def sample_bulks(
-    graph: Graph,
-    sampler: Sampler,
-    plan: SeedPlan,
-    kernel: Any,
+    draws: BulkDraws,
     queue: MinibatchQueue,
+    span: BulkSpan,
     *,
-    first_epoch: int,
-    last_epoch: int,
-    first_bulk: int = 0,
     stop: Callable[[], bool] = lambda: False,
-    on_receipt: Callable[[Receipt], None] | None = None,
+    on_receipt: Callable[[Receipt], None] = lambda receipt: None,
 ) -> None:
-    """Sample every bulk of epochs first_epoch..last_epoch-1 into the queue, in order, from `first_bulk` of the first
-    one.
+    """Sample bulks into the queue, in order.
 
     Bulks that the queue already holds are left alone. Blocks while the queue is full; ends within a second once `stop`
     returns true.
@@ -56,30 +88,25 @@ def sample_bulks(
     Raises:
         RunError: the queue cannot be written.
     """
-    workspace = kernel.Workspace() if hasattr(kernel, "Workspace") else None
-    for epoch in range(first_epoch, last_epoch):
-        present = queue.committed(epoch)
-        for number in range(first_bulk if epoch == first_epoch else 0, plan.num_bulks):
-            if stop():
-                return
-            if number in present:
-                continue
-            start = time.perf_counter()
-            request = plan.request(epoch, number)
-            if not request.seeds:
-                continue
-            bulk = sampler.sample(graph, request, kernel, workspace)
-            seconds = time.perf_counter() - start
-            while True:
-                try:
-                    queue.put(bulk, timeout_s=WAIT_S)
-                    break
-                except QueueTimeoutError:
-                    if stop():
-                        return
-            if on_receipt is not None:
-                edges = sum(m.num_edges for m in bulk.minibatches)
-                on_receipt(Receipt(epoch, number, len(bulk.minibatches), edges, seconds))
+    workspace = draws.kernel.Workspace() if hasattr(draws.kernel, "Workspace") else None
+    for epoch, number in span.missing(queue):
+        if stop():
+            return
+        start = time.perf_counter()
+        request = draws.plan.request(epoch, number)
+        if not request.seeds:
+            continue
+        bulk = draws.sampler.sample(draws.graph, request, draws.kernel, workspace)
+        seconds = time.perf_counter() - start
+        while True:
+            try:
+                queue.put(bulk, timeout_s=WAIT_S)
+                break
+            except QueueTimeoutError:
+                if stop():
+                    return
+        edges = sum(m.num_edges for m in bulk.minibatches)
+        on_receipt(Receipt(epoch, number, len(bulk.minibatches), edges, seconds))
 
 
 def most_bulks(bulks: float, bulk_bytes: float, max_bytes: int) -> float:
@@ -97,8 +124,8 @@ def most_bulks(bulks: float, bulk_bytes: float, max_bytes: int) -> float:
 class Producer:
     """Thread that runs `sample_bulks` for its rank. Errors reach the consumer at once."""
 
-    def __init__(self, queue: MinibatchQueue, **arguments: Any) -> None:
-        self._queue, self._arguments = queue, arguments
+    def __init__(self, queue: MinibatchQueue, draws: BulkDraws, span: BulkSpan) -> None:
+        self._queue, self._draws, self._span = queue, draws, span
         self._stop = threading.Event()
         self.receipts: list[Receipt] = []
         self._thread = threading.Thread(target=self._run, name="millrace-sample", daemon=True)
@@ -108,7 +135,7 @@ class Producer:
         # Training goes before sampling ahead: a rank that waits for a minibatch leaves its cores to the producer.
         stand_back()
         try:
-            sample_bulks(queue=self._queue, stop=self._stop.is_set, on_receipt=self.receipts.append, **self._arguments)
+            sample_bulks(self._draws, self._queue, self._span, stop=self._stop.is_set, on_receipt=self.receipts.append)
         except BaseException as e:
             self._queue.fail(e)
 
@@ -160,16 +187,8 @@ class Sampled:
         plan = self._own_plan(placement, job)
         producer = None
         if job.produce and plan.num_minibatches:
-            producer = Producer(
-                job.queue,
-                graph=placement.graph,
-                sampler=on_job_device(self.sampler, job),
-                plan=plan,
-                kernel=job.kernel,
-                first_epoch=first[0],
-                last_epoch=phase.last_epoch,
-                first_bulk=first[1] // job.bulk_size,
-            )
+            draws = BulkDraws(placement.graph, on_job_device(self.sampler, job), plan, job.kernel)
+            producer = Producer(job.queue, draws, BulkSpan.of_phase(plan, phase, first))
         return QueueFeed(job.queue, producer, job.ledger, job.producer_alive)
 
 
@@ -189,13 +208,6 @@ def own_queue(plan: SeedPlan) -> MemoryQueue:
     together."""
     per_epoch = max(1, plan.num_minibatches)
     return MemoryQueue(bulk_size=plan.bulk_size, max_bytes=UNBOUNDED, minibatches_per_epoch=per_epoch)
-
-
-def bulks_of(plan: SeedPlan, phase: Phase, first: tuple[int, int]) -> Iterator[tuple[int, int]]:
-    """Epoch and number of each bulk of a phase, from that of minibatch `first` on: its epoch and index."""
-    for epoch in range(first[0], phase.last_epoch):
-        for number in range(first[1] // plan.bulk_size if epoch == first[0] else 0, plan.num_bulks):
-            yield epoch, number
 
 
 class QueueFeed:

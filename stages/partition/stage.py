@@ -52,6 +52,33 @@ WriteParts = Callable[[list[int], dict[str, str]], Iterator[tuple[int, PartCount
 
 
 @dataclass(frozen=True)
+class Cut:
+    """A way to divide nodes: the partitioner and the parts."""
+
+    partitioner: Partitioner
+    parts: int
+    seed: int = 0
+    order: str = "ids"
+    """Order of the nodes within a part, where they are renumbered; see `storage.partition.node_order`."""
+
+
+@dataclass(frozen=True)
+class Cutter:
+    """Who assigns nodes to parts and who writes these, in any process."""
+
+    assign: Callable[[dict[str, str]], None]
+    """Called with the fingerprint if there is no book; calls `assign_nodes`."""
+    write_parts: WriteParts
+    """Called with the missing parts and the fingerprint, once the book is stored; calls `write_part` for each, and
+    yields each part with its counts."""
+
+    @classmethod
+    def here(cls, dataset: Dataset, cut: Cut, out: Path) -> "Cutter":
+        """This process, from a dataset in memory."""
+        return cls(lambda made: assign_nodes(dataset, cut, out, made), _parts_here(dataset, out))
+
+
+@dataclass(frozen=True)
 class PartitionReport:
     """Result of the stage."""
 
@@ -96,12 +123,8 @@ def partition_dataset(
     seed: int = 0,
     *,
     on_progress: Callable[[int, int], None] | None = None,
-    assign: Callable[[dict[str, str]], None] | None = None,
-    write_parts: WriteParts | None = None,
-    without_pairs: bool = False,
 ) -> PartitionReport:
-    """Divide a dataset into parts and write each as committed stores, one after the other unless `write_parts` does it
-    otherwise.
+    """Divide a dataset into parts and write each as committed stores, one after the other.
 
     Beyond the dataset itself, memory holds the book, the structure of one part, its edge shards and a slice of its
     features. A folder that an interrupted call or an earlier version left is completed: existing parts are kept. A
@@ -114,10 +137,6 @@ def partition_dataset(
         out: the folder to make.
         seed: the run's seed.
         on_progress: called with (parts done, P).
-        assign: called with the fingerprint if there is no book; calls `assign_nodes` in any process.
-        write_parts: called with the missing parts and the fingerprint, once the book is stored; calls `write_part` for
-            each, in any process, and yields each part with its counts.
-        without_pairs: take a dataset of pairs too; its parts have rows and edges, and no pairs.
 
     Raises:
         InputError: pairs are labelled, `parts` is not a positive integer, there are fewer nodes, or `out` cannot be
@@ -125,16 +144,36 @@ def partition_dataset(
         StoreError: `out` holds something else, or parts that were made from something else; the message lists the
             differences.
     """
+    require_dataset(dataset)
+    require_nodes(dataset, "parts hold")
+    return cut_dataset(dataset, Cut(partitioner, parts, seed), Path(out), on_progress)
+
+
+def cut_dataset(
+    dataset: Dataset,
+    cut: Cut,
+    out: Path,
+    on_progress: Callable[[int, int], None] | None = None,
+    cutter: Cutter | None = None,
+) -> PartitionReport:
+    """`partition_dataset` of any dataset, by any process. Parts of one of pairs have rows and edges, and no pairs.
+
+    Args:
+        dataset: V nodes.
+        cut: into P parts.
+        out: the folder to make.
+        on_progress: called with (parts done, P).
+        cutter: does the work; None: this process.
+    """
     start = time.perf_counter()
     require_dataset(dataset)
-    if not without_pairs:
-        require_nodes(dataset, "parts hold")
-    out, parts = Path(out), check_parts(parts, dataset.num_nodes)
+    parts = check_parts(cut.parts, dataset.num_nodes)
+    cutter = cutter or Cutter.here(dataset, cut, out)
     fingerprint = {
         **dataset_fingerprint(dataset),
-        "partitioner": repr(partitioner),
+        "partitioner": repr(cut.partitioner),
         "parts": str(parts),
-        "seed": str(seed),
+        "seed": str(cut.seed),
     }
     if (out / MANIFEST).exists():
         whole = open_store(out, KIND, fingerprint=fingerprint)
@@ -149,14 +188,11 @@ def partition_dataset(
                 f"{out / 'book'} is of {stored.meta['num_parts']} parts and {stored.meta['num_nodes']} nodes; it was "
                 f"changed: remove {out}"
             )
-    elif assign is not None:
-        assign(fingerprint)
     else:
-        assign_nodes(dataset, partitioner, parts, out, seed, fingerprint)
+        cutter.assign(fingerprint)
     counts = {p: seen for p in range(parts) if (seen := _standing(_folder(out, p), fingerprint)) is not None}
     lacking = [p for p in range(parts) if p not in counts]
-    write = _parts_here(dataset, out) if write_parts is None else write_parts
-    for p, seen in write(lacking, fingerprint):
+    for p, seen in cutter.write_parts(lacking, fingerprint):
         counts[p] = seen
         if on_progress is not None:
             on_progress(len(counts), parts)
@@ -164,8 +200,8 @@ def partition_dataset(
     meta = {
         "layout": LAYOUT,
         "num_parts": parts,
-        "partitioner": partitioner.name,
-        "seed": seed,
+        "partitioner": cut.partitioner.name,
+        "seed": cut.seed,
         "quality": quality.as_record(),
     }
     _commit(out, fingerprint, meta)
@@ -191,34 +227,27 @@ def check_folder(out: Path) -> None:
         raise StoreError(f"{out} exists and holds no partitions; choose another folder, or remove it first")
 
 
-def book_of(
-    dataset: Dataset,
-    partitioner: Partitioner,
-    parts: int,
-    seed: int,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> PartitionBook:
+def book_of(dataset: Dataset, cut: Cut, on_progress: Callable[[int, int], None] | None = None) -> PartitionBook:
     """Owner of every node of a dataset; see `base.make_book`. The graph of a lazy one stays on disk if the partitioner
     reads rows."""
     graph: Any = dataset.graph
+    partitioner = cut.partitioner
     if isinstance(graph, LazyGraph) and reads_rows(partitioner):
         graph = graph.on_disk
     train = dataset.split.train if isinstance(partitioner, InPasses) and not dataset.of_pairs else None
-    return make_book(partitioner, graph, parts, seed, train, on_progress)
+    return make_book(partitioner, graph, cut.parts, cut.seed, train, on_progress)
 
 
 def assign_nodes(
     dataset: Dataset,
-    partitioner: Partitioner,
-    parts: int,
+    cut: Cut,
     out: Path,
-    seed: int,
     fingerprint: dict[str, str],
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
     """Assign nodes to parts, and store the book in `out`; `on_progress` as in `base.make_book`."""
-    book = book_of(dataset, partitioner, parts, seed, on_progress)
-    assert isinstance(book, Book), f"{partitioner.name} gave a book that cannot be stored"
+    book = book_of(dataset, cut, on_progress)
+    assert isinstance(book, Book), f"{cut.partitioner.name} gave a book that cannot be stored"
     write_book(out / "book", book, fingerprint=fingerprint)
 
 

@@ -20,7 +20,7 @@ from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training import trainer
 from millrace.pipeline.training.context import Member
 from millrace.stages.fetch import phase_fetch, phase_store
-from millrace.stages.partition.stage import partition_dataset
+from millrace.stages.partition.stage import Cut, cut_dataset
 from millrace.storage.dataset import Dataset
 from millrace.storage.errors import PeerLostError
 from millrace.storage.store.store import write_store
@@ -53,7 +53,7 @@ def train_phases(
     cut = prepared.system.partition.partitioner
     assert cut is not None
     pairs = dataset if dataset.task == "link" else None
-    partition_dataset(dataset, cut, job.ranks, out / "parts", job.seed, without_pairs=pairs is not None)
+    cut_dataset(dataset, Cut(cut, job.ranks, job.seed), out / "parts")
     work = dict(table), Outline.from_dataset(dataset, job), out, prepared.fingerprint, kill, pairs
     reports = run_ranks(_rank, job.ranks, *work, mortal=(1,) if kill else ())
     assert all((r is None) == (kill is not None) for r in reports), "killed, or not"

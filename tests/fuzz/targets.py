@@ -29,7 +29,7 @@ from millrace.pipeline.report.timeline import timeline
 from millrace.pipeline.setup.open_queue import open_queue
 from millrace.pipeline.setup.run_folder import local_folder
 from millrace.stages.assignment import SeedPlan
-from millrace.stages.feed.queue_feed import sample_bulks
+from millrace.stages.feed.queue_feed import BulkDraws, BulkSpan, sample_bulks
 from millrace.stages.kernels import sampling_backend
 from millrace.stages.links.plan import LinkPlan
 from millrace.stages.links.train_pairs import TrainPairs
@@ -114,7 +114,8 @@ class Bench:
     def _sampled(self, path: Path) -> None:
         meta = {"minibatches_per_epoch": self.plan.num_minibatches}
         queue = ZarrQueue.create(path, fingerprint={"s": "1"}, bulk_size=2, max_bytes=1 << 30, keep="all", meta=meta)
-        sample_bulks(self.dataset.graph, SAMPLER, self.plan, self.kernel, queue, first_epoch=0, last_epoch=1)
+        draws = BulkDraws(self.dataset.graph, SAMPLER, self.plan, self.kernel)
+        sample_bulks(draws, queue, BulkSpan(range(1), self.plan.num_bulks))
         queue.finish()
         queue.close()
 

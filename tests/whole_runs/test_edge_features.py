@@ -15,7 +15,7 @@ import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.config.records import make_system
 from millrace.pipeline.setup.checks import check_edges
-from millrace.stages.partition.stage import book_of
+from millrace.stages.partition.stage import Cut, book_of
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError
 from millrace.storage.features import ArrayFeatures
@@ -129,7 +129,7 @@ def test_ranks_share_the_work(pairs: Dataset, store: Path, tmp_path: Path, sched
         shared = mr.predict(tmp_path / "one", data, scheduler=scheduler)
         assert np.abs(shared.logits - alone.logits).max() <= 1e-12
     # Another cut trains what the graph that is renumbered by it trains.
-    order = book_of(pairs, mr.partitioner("hash"), 2, JOB["seed"])
+    order = book_of(pairs, Cut(mr.partitioner("hash"), 2, JOB["seed"]))
     _, want = trained(mr.reorder(pairs, order), tmp_path / "renumbered", **{**many, "executor": "inline"})
     _, found = trained(store, tmp_path / "hash", **many, ranks=2, **blocks, partition={"method": "hash"})
     assert_alike(found, want)

@@ -19,7 +19,7 @@ from millrace.stages.evaluate.layerwise import accuracy
 from millrace.stages.links.edge_head import EdgeHead
 from millrace.stages.models.base import as_model
 from millrace.stages.neighbourhood.block import BlockNeighbourhood
-from millrace.stages.partition.stage import partition_dataset
+from millrace.stages.partition.stage import Cut, cut_dataset
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError
 from millrace.storage.minibatch import Block
@@ -198,7 +198,7 @@ def test_blocks_train_what_whole_graphs_train(tmp_path, hidden):
         prepared = prepare(job, data)
         out.mkdir()
         partitioner, parts = prepared.system.partition.partitioner, prepared.system.parts_before(2)
-        partition_dataset(data, partitioner, parts, out / "parts", job.seed, without_pairs=True)
+        cut_dataset(data, Cut(partitioner, parts, job.seed), out / "parts")
         runs.append((job, out, prepared.fingerprint))
     reports = run_ranks(train, 2, data, runs)
     for number, (_, out, _) in enumerate(runs):

@@ -8,7 +8,7 @@ import torch
 import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.setup.prepare import prepare
-from millrace.stages.partition.stage import partition_dataset
+from millrace.stages.partition.stage import Cut, cut_dataset
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.bulk_ranks import last_parameters
 from millrace.tests.contracts.process_ranks import run_ranks
@@ -33,7 +33,7 @@ def on_ranks(data, ranks, out, **more):
     prepared = prepare(job, data)
     out.mkdir()
     partitioner, parts = prepared.system.partition.partitioner, prepared.system.parts_before(ranks)
-    partition_dataset(data, partitioner, parts, out / "parts", job.seed, without_pairs=True)
+    cut_dataset(data, Cut(partitioner, parts, job.seed), out / "parts")
     return [r[0] for r in run_ranks(train, ranks, data, [(job, out, prepared.fingerprint)])]
 
 

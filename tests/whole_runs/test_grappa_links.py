@@ -29,7 +29,7 @@ from millrace.stages.links.plan import LinkPlan
 from millrace.stages.links.train_pairs import Negatives, TrainPairs
 from millrace.stages.losses import NamedLoss
 from millrace.stages.neighbourhood.block import BlockNeighbourhood
-from millrace.stages.partition.stage import open_part, partition_dataset
+from millrace.stages.partition.stage import Cut, cut_dataset, open_part
 from millrace.stages.placement.chunk_schedule import ChunkSchedule
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import Interrupted
@@ -173,7 +173,7 @@ def test_isolated_ranks_train_their_pairs_send_gradients_and_go_on(links, tmp_pa
         job, parts = job_of(way), tmp_path / f"{way}-parts"
         prepared = prepare(job, links)
         cut, count = prepared.system.partition.partitioner, prepared.system.parts_before(job.ranks)
-        partition_dataset(links, cut, count, parts, job.seed, without_pairs=True)
+        cut_dataset(links, Cut(cut, count, job.seed), parts)
         for name, stop_after in ((way, 0), *([(f"{way}-parted", 6), (f"{way}-parted", 0)] if way == "dealt" else [])):
             (tmp_path / name).mkdir(exist_ok=True)
             runs.append((job, tmp_path / name, parts, prepared.fingerprint, stop_after))

@@ -27,7 +27,7 @@ from millrace.stages.evaluate import best_links
 from millrace.stages.evaluate import links as ranking
 from millrace.stages.evaluate.cuda import DeviceBudget
 from millrace.stages.links.exclude import WithoutOwnEdges
-from millrace.stages.partition.stage import partition_dataset
+from millrace.stages.partition.stage import Cut, cut_dataset
 from millrace.storage.errors import InputError
 from millrace.storage.features import ArrayFeatures
 from millrace.storage.ledger import Ledger
@@ -378,7 +378,7 @@ def test_two_ranks(links, tmp_path, monkeypatch):
         out.mkdir()
         if (cut := prepared.system.partition.partitioner) is not None:
             count = prepared.system.parts_before(2)
-            partition_dataset(links, cut, count, out / "parts", 3, without_pairs=True)
+            cut_dataset(links, Cut(cut, count, 3), out / "parts")
         runs.append((prepared.job, out, prepared.fingerprint))
     ranks = run_ranks(train_there, 2, links, runs, timeout_s=240)
     for number, name in enumerate(WAYS):

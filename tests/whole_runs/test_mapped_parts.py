@@ -16,7 +16,7 @@ from millrace.pipeline.telemetry.control import Control
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.context import Member
 from millrace.pipeline.training.trainer import train_and_evaluate
-from millrace.stages.partition.stage import partition_dataset
+from millrace.stages.partition.stage import Cut, cut_dataset
 from millrace.storage.features import ArrayFeatures
 from millrace.storage.store import scratch
 from millrace.storage.store.npy import is_map
@@ -108,7 +108,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[tuple[An
             cut = prepared.system.partition.partitioner
             assert cut is not None
             parts = folder / f"{kind}-{type(cut).__name__}"  # the same ones for all runs that are cut alike
-            partition_dataset(data[kind], cut, 2, parts, JOB["seed"], without_pairs=kind == "links")
+            cut_dataset(data[kind], Cut(cut, 2, JOB["seed"]), parts)
             out.mkdir()
             (out / "parts").symlink_to(parts)
             runs.append((out.name, kind, prepared.job, prepared.fingerprint))

@@ -1,6 +1,7 @@
 """Parts that Dask tasks write are the parts that this process writes."""
 
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,11 +9,11 @@ from distributed import Client
 
 import millrace as mr
 from millrace.pipeline.cluster import partition_task
-from millrace.pipeline.cluster.partition_task import parts_by
+from millrace.pipeline.cluster.partition_task import Cutting
 from millrace.pipeline.cluster.scheduler_watch import SchedulerWatch
 from millrace.pipeline.config.schema import ClusterOptions
 from millrace.stages.partition.hash import Hash
-from millrace.stages.partition.stage import partition_dataset
+from millrace.stages.partition.stage import Cut, Cutter, cut_dataset, partition_dataset
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.partition import shuffle
 from millrace.storage.partition.book import RangeBook, write_book
@@ -66,17 +67,17 @@ def test_many_ranges_of_rows_are_dealt(by_value, scheduler, tmp_path):
     write_dataset(tmp_path / "data", dataset, features_format="npy")
     told, held = [], []
     with Client(scheduler) as client:
+        cut, there = Cut(Hash(), 7), tmp_path / "there"
+        tasks = Cutting(client, tmp_path / "data", there, watch(client), told.append)
 
         def by_tasks(parts, fingerprint):
-            for written in parts_by(
-                client, tmp_path / "there", tmp_path / "data", parts, fingerprint, told.append, watch(client)
-            ):
+            for written in tasks.write_parts(parts, fingerprint):
                 held.append(client.run_on_scheduler(deals_held))
                 yield written
 
         client.run(set_range_bytes, 16 << 10)
         partition_dataset(dataset, Hash(), 7, tmp_path / "here")
-        partition_dataset(dataset, Hash(), 7, tmp_path / "there", write_parts=by_tasks)
+        cut_dataset(dataset, cut, there, cutter=replace(Cutter.here(dataset, cut, there), write_parts=by_tasks))
         client.run(set_range_bytes, shuffle.RANGE_BYTES, shuffle.STRETCH_BYTES)
         assert set(client.run(books_held).values()) == {0}
     # Were they held, a worker's loss would have its ranges dealt again while parts are read from them.
@@ -104,17 +105,11 @@ def test_a_full_disk_while_rows_are_dealt_is_a_sentence_and_leaves_nothing(by_va
     write_dataset(tmp_path / "data", dataset, features_format="npy")
     with Client(scheduler) as client:
         client.run(fill_the_disk)
+        cut, out = Cut(Hash(), 2), tmp_path / "out"
+        tasks = Cutting(client, tmp_path / "data", out, watch(client), lambda event: None)
         try:
             with pytest.raises(mr.RunError, match=r"^partitioning failed: OSError: .*No space left.*--resume"):
-                partition_dataset(
-                    dataset,
-                    Hash(),
-                    2,
-                    tmp_path / "out",
-                    write_parts=lambda parts, of: parts_by(
-                        client, tmp_path / "out", tmp_path / "data", parts, of, lambda event: None, watch(client)
-                    ),
-                )
+                cut_dataset(dataset, cut, out, cutter=tasks.cutter(cut))
         finally:
             client.run(empty_the_disk)
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["book"]
@@ -138,5 +133,5 @@ def test_a_part_that_cannot_be_made_is_a_sentence(scheduler, tmp_path):
         Client(scheduler) as client,
         pytest.raises(mr.RunError, match=r"^partitioning failed: StoreError: .*none.*--resume"),
     ):
-        list(parts_by(client, tmp_path, tmp_path / "none", [0, 1], {}, lambda event: None, watch(client)))
+        list(Cutting(client, tmp_path / "none", tmp_path, watch(client), print).write_parts([0, 1], {}))
     assert [p.name for p in tmp_path.iterdir()] == ["book"]

@@ -17,7 +17,7 @@ from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.context import Member
 from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.evaluate.link_metrics import PairsOfSet, known_of, link_metrics
-from millrace.stages.partition.stage import partition_dataset
+from millrace.stages.partition.stage import Cut, cut_dataset
 from millrace.storage.errors import Interrupted, RunError
 from millrace.tests.contracts.bulk_ranks import last_parameters
 from millrace.tests.contracts.graphs import links_of_multi_edges
@@ -102,7 +102,7 @@ def test_blocks_train_what_whole_graphs_train(links, owners, wholes, tmp_path, r
         prepared = prepare(job, links)
         out.mkdir()
         partitioner, parts = prepared.system.partition.partitioner, prepared.system.parts_before(ranks)
-        partition_dataset(links, partitioner, parts, out / "parts", job.seed, without_pairs=True)
+        cut_dataset(links, Cut(partitioner, parts, job.seed), out / "parts")
         runs.append((job, out, prepared.fingerprint))
     reports = run_ranks(train, ranks, links, runs)
     for number, name in enumerate(WAYS[ranks]):

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import millrace as mr
-from millrace.pipeline.cluster.sampling_flow import PER_PRODUCER, BulkFlow
+from millrace.pipeline.cluster.sampling_flow import PER_PRODUCER, BulkFlow, SamplingWorkers
 from millrace.pipeline.setup.open_queue import ReportingQueue
+from millrace.stages.feed.queue_feed import BulkSpan
 from millrace.storage.queue.base import MemoryQueue
 
 SIZE = 100
@@ -67,10 +68,8 @@ class Bench:
         self.client = Client()
         self.queue = MemoryQueue(bulk_size=k, max_bytes=max_bytes, consumers=P, minibatches_per_epoch=n)
         self.queue.committed = lambda epoch: {number for e, number in present if e == epoch}
-        self.flow = BulkFlow(
-            self.client, None, self.queue, run="r", generation=0, first=first, last_epoch=epochs, num_bulks=-(-n // k),
-            producers=producers, workers=[], minibatches_per_step=M,
-        )  # fmt: skip
+        workers = SamplingWorkers(self.client, "r", 0, producers, [])
+        self.flow = BulkFlow(workers, None, self.queue, BulkSpan(range(first[0], epochs), -(-n // k), first[1]), M)
         self.there = set(present)
         end = SimpleNamespace(bulk_size=k, stored=True, packed=None, release=lambda *a: None)
         self.ranks = [ReportingQueue(end, lambda m, r=r: self.flow.release(r, *m["released"]), n) for r in range(P)]

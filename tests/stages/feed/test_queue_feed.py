@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from millrace.stages.assignment import SeedPlan
-from millrace.stages.feed.queue_feed import Producer, QueueFeed, most_bulks
+from millrace.stages.feed.queue_feed import BulkDraws, BulkSpan, Producer, QueueFeed, most_bulks
 from millrace.stages.policies import PeeksAhead
 from millrace.storage.errors import RunError
 from millrace.storage.fingerprint import minibatch_digest
@@ -53,15 +53,8 @@ def test_bulks_that_are_held_at_once(room: float, epochs: int, expected: int) ->
         return Bulk(request.epoch, request.number, bulk.minibatches)
 
     plan = SeedPlan(np.arange(4), 2, 2, seed=0)
-    producer = Producer(
-        queue,
-        graph=None,
-        sampler=SimpleNamespace(sample=sample),
-        plan=plan,
-        kernel=None,
-        first_epoch=0,
-        last_epoch=epochs,
-    )
+    draws: Any = BulkDraws(None, SimpleNamespace(sample=sample), plan, None)
+    producer = Producer(queue, draws, BulkSpan(range(epochs), plan.num_bulks))
     for epoch in range(epochs):
         most = min(epochs, epoch + most_bulks(epochs, size, queue.max_bytes))
         while drawn[0] < most:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from millrace.stages.assignment import SeedPlan
-from millrace.stages.feed.queue_feed import sample_bulks
+from millrace.stages.feed.queue_feed import BulkDraws, BulkSpan, sample_bulks
 from millrace.stages.kernels import sampling_backend
 from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.queue.object_store import queue_at
@@ -27,7 +27,8 @@ def fill(request):
         if at is not str:
             path.mkdir(exist_ok=True)
         queue = queue_at(at(path)).create(at(path), **options, **more)
-        sample_bulks(data.graph, SAMPLER, plan, sampling_backend("cpu"), queue, first_epoch=0, last_epoch=2)
+        draws = BulkDraws(data.graph, SAMPLER, plan, sampling_backend("cpu"))
+        sample_bulks(draws, queue, BulkSpan(range(2), plan.num_bulks))
         queue.finish()
         return [minibatch_digest(m) for m in queue]
 
@@ -108,6 +109,7 @@ def test_a_consumer_waits_for_what_was_dropped(tmp_path, fill):
     )
     with pytest.raises(TimeoutError):
         queue.get(1, 0, 0.0)
-    sample_bulks(data.graph, SAMPLER, plan, sampling_backend("cpu"), queue, first_epoch=1, last_epoch=2)
+    draws = BulkDraws(data.graph, SAMPLER, plan, sampling_backend("cpu"))
+    sample_bulks(draws, queue, BulkSpan(range(1, 2), plan.num_bulks))
     assert queue.get(1, 0, 0.0).index == 0
     assert len(told) == 1

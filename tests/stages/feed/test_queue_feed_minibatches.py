@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from millrace.stages.assignment import SeedPlan
-from millrace.stages.feed.queue_feed import Producer
+from millrace.stages.feed.queue_feed import BulkDraws, BulkSpan, Producer
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.sample.base import Sampler
@@ -141,8 +141,8 @@ def test_a_producers_thread_and_the_queues_do_not_show(tmp_path, graph, one_or_t
             queue = MemoryQueue(bulk_size=k, max_bytes=2000)
         else:
             queue = ZarrQueue.create(tmp_path / f"{count}-{k}", fingerprint={"graph": "g"}, bulk_size=k, max_bytes=2000)
-        arguments = {"graph": graph, "sampler": NeighborSampler((4, 3)), "plan": plan, "kernel": cpu}
-        producer = Producer(queue, **arguments, first_epoch=EPOCH, last_epoch=EPOCH + 1)
+        draws = BulkDraws(graph, NeighborSampler((4, 3)), plan, cpu)
+        producer = Producer(queue, draws, BulkSpan(range(EPOCH, EPOCH + 1), plan.num_bulks))
         found = []
         try:
             for index in range(minibatches):

@@ -13,7 +13,7 @@ from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.metis import Metis
 from millrace.stages.partition.metis_streamed import MetisStreamed
 from millrace.stages.partition.quality import measure
-from millrace.stages.partition.stage import book_of
+from millrace.stages.partition.stage import Cut, book_of
 from millrace.storage.dataset_store import open_dataset_store
 from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph, from_edges
@@ -209,8 +209,8 @@ def test_a_store_is_cut_without_its_graph_and_says_how_far_it_is(tmp_path) -> No
     stored(sbm(), tmp_path / "store")
     lazy, told = open_lazily(tmp_path / "store", "zarr"), []
     method = MetisStreamed("train", passes=3)
-    book = book_of(lazy, method, 3, 0, lambda *seen: told.append(seen))
+    book = book_of(lazy, Cut(method, 3), lambda *seen: told.append(seen))
     assert not {"indptr", "indices"} & vars(lazy.graph).keys(), "read"
     assert told == [(600, 1800), (1200, 1800), (1800, 1800)]
-    here = book_of(open_dataset_store(tmp_path / "store"), method, 3, 0)
+    here = book_of(open_dataset_store(tmp_path / "store"), Cut(method, 3))
     assert np.array_equal(book.part(np.arange(600)), here.part(np.arange(600)))
