@@ -21,7 +21,7 @@ from millrace.pipeline.config.load import Job
 from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.setup.model import Outline
 from millrace.pipeline.setup.open_queue import queue_for_rank
-from millrace.pipeline.setup.prepare import prepare, prepare_part
+from millrace.pipeline.setup.prepare import CutData, prepare, prepare_part
 from millrace.pipeline.telemetry.control import Control
 from millrace.pipeline.telemetry.events import EpochDone
 from millrace.pipeline.telemetry.timers import Clock
@@ -71,7 +71,7 @@ def rank(
     if parts is None:
         prepared = prepare(told, mr.open_dataset(store, features="mapped"))
     else:
-        prepared = prepare_part(told, Outline(**outline), Path(parts), group.rank, {})
+        prepared = prepare_part(told, CutData(Outline(**outline), Path(parts), group.rank, {}))
     cpu: list[float] = []
 
     def emit(event: Any) -> None:

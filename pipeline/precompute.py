@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..stages.feed.queue_feed import BulkDraws, Receipt, Sampled, sample_bulks
+from ..stages.feed.queue_feed import BulkDraws, Receipt, sample_bulks
 from ..stages.kernels import OTHER_BITS, sampling_backend
 from ..stages.kernels.runtime.threads import set_num_threads
 from ..stages.partition.clustered import Clustered
@@ -134,7 +134,7 @@ def _sampling(job: Job, dataset: Dataset) -> Sampling:
     """The job as far as its minibatches, which its ranks draw if they hold blocks of rows; else whoever has the whole
     graph draws them, since they do not depend on how it is distributed."""
     plain = make_system(job.model_copy(update={job.system: type(job.options)()}))
-    if not isinstance(plain.sample, Sampled):  # its seed plan is the store's
+    if not plain.sample.uses_queue:  # its seed plan is the store's
         raise InputError(f"system '{plain.name}' does not sample minibatches; there is nothing to precompute")
     system = make_system(job)
     if system.sample.record() != plain.sample.record():

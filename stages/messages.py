@@ -110,6 +110,11 @@ class Placement:
         """Types of edges by their `Block.edge_id`; None if there is one type of edges."""
         return types_of_edges(self.graph, positions)
 
+    def with_own_weights(self, links: Any) -> Any:
+        """The `TrainPairs` with the weights of their own edges, of which each rank knows those of its rows. All ranks
+        call this at the same time."""
+        return links
+
     def positions_of(self, edges: Any) -> Any:
         """Positions of edges in the whole graph by their `Block.edge_id`, integers [e] on the host or a device."""
         return edges

@@ -57,6 +57,10 @@ class PartitionPolicy(Protocol):
 
     evaluates_on_shares: ClassVar[bool]
     """True if `place` gives a `placement.sharded.Share` of the whole graph, on which ranks evaluate together."""
+    has_blocks: ClassVar[bool]
+    """True if `place` gives a `placement.row_blocks.BlockRows`: each rank has a block of the graph's rows."""
+    changes: ClassVar[bool]
+    """True if `place` gives other data in each phase; else one call is for all phases."""
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> PlacedData:
         """This rank's view of the data in this phase; `before` is the view of the previous phase."""
@@ -75,6 +79,8 @@ class SamplePolicy(Protocol):
     """True if minibatches of the whole graph come from a queue, which others may fill (`RankJob.queue`)."""
     is_isolated: ClassVar[bool]
     """True if each rank draws only from its own data: others may be lost, and one may have nothing in a step."""
+    by_owners: ClassVar[bool]
+    """True if ranks hold blocks of rows, and draw together."""
 
     @property
     def num_layers(self) -> int | None:

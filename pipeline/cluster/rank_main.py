@@ -242,24 +242,20 @@ def _prepared(spec: RankSpec, job: Any) -> Any:
     from ..custom.user_code import unpickled
     from ..setup.model import Outline
     from ..setup.open_queue import with_packed
-    from ..setup.prepare import prepare, prepare_part, with_data_read
+    from ..setup.prepare import CutData, prepare, prepare_part, with_data_read
 
     # pyrefly: ignore[bad-argument-type]
     data, stored = DataPart(**spec.data), spec.samples is not None
     module, code = unpickled(spec.given) or (None, None)
     if spec.parts is not None:
         # The parts were made from what the driver sees, and carry its fingerprint.
-        outline, folder = Outline(**spec.outline), Path(spec.parts)
+        outline = Outline(**spec.outline)
         return prepare_part(
             job,
-            outline,
-            folder,
-            spec.rank,
-            spec.fingerprint,
+            CutData(outline, Path(spec.parts), spec.rank, spec.fingerprint, spec.order),
             model=module,
             code=code,
             dataset=data.open() if outline.of_pairs else None,
-            order=spec.order,
             stored=stored,
         )
     prepared = with_packed(prepare(job, data.open(), model=module, code=code, stored=stored), spec.samples)

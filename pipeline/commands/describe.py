@@ -330,7 +330,7 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
         "edges": dataset.graph.num_edges,
         "in-degree": f"median {int(np.median(degree)) if len(degree) else 0}, largest {int(degree.max(initial=0))}",
         "without in-edges": int((degree == 0).sum()),
-        "edge weights": dataset.graph.edge_weight is not None,
+        "edge weights": dataset.graph.is_weighted,
         **_edge_features(dataset.graph.edge_features, not dataset.graph.types.is_single),
         **_times(dataset.graph.has_edge_times, dataset.graph.has_node_times),
         **_features(dataset.features),

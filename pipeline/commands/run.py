@@ -1,6 +1,7 @@
 """`millrace run` and `millrace train`: train a model and evaluate it."""
 
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -95,26 +96,30 @@ def run(
         "device": device, "seed": seed, "dtype": dtype, "split": split, "scheduler": scheduler, "host": host,
         "reuse": reuse, "track": track or None,
     }  # fmt: skip
+    given = _Given(out, resume, samples, code)
     if dry_run:
-        record = _train(job, flags, overrides, out, resume, samples, code=code, dry=True)
+        record = _train(job, flags, overrides, given, dry=True)
         show(_planned(record), record, as_json)
         return
     # Held until the end: they work beside the imports below, and beside the run.
     beside = compile_beside(job, flags)
-    result = _train(job, flags, overrides, out, resume, samples, code=code)
+    result = _train(job, flags, overrides, given)
     del beside
     show(summary(result), result.to_record(), as_json)
 
 
+@dataclass(frozen=True)
+class _Given:
+    """What a command gives beside the configuration."""
+
+    out: Path | None
+    resume: bool
+    samples: str | None
+    code: list[str] | None
+
+
 def _train(
-    job: Path | None,
-    flags: dict[str, Any],
-    overrides: list[str] | None,
-    out: Path | None,
-    resume: bool,
-    samples: str | None,
-    code: list[str] | None,
-    dry: bool = False,
+    job: Path | None, flags: dict[str, Any], overrides: list[str] | None, given: _Given, dry: bool = False
 ) -> Any:
     from ..config.load import resolve
     from ..custom.own_code import check_beside, from_code_flags
@@ -126,7 +131,8 @@ def _train(
     from ..telemetry.console import Terminal
     from ..training.dynamo import leave_compiler_out
 
-    out = output_folder(out) if out is not None else None
+    resume, samples = given.resume, given.samples
+    out = output_folder(given.out) if given.out is not None else None
     if samples is not None and "://" not in samples:
         samples = str(expanded(Path(samples)))
     started = resume and job is None
@@ -141,7 +147,7 @@ def _train(
         check_connections(resolved, out)
     leave_compiler_out()
     arguments: dict[str, Any] = {"out": out, "resume": resume, "samples": samples, "config": resolved, "model": module}
-    arguments |= (own := from_code_flags(code))
+    arguments |= (own := from_code_flags(given.code))
     if not resume:
         check_beside(table.get("train", {}), own.get("optimizer"), own.get("scheduler"))
     if dry:

@@ -1,7 +1,7 @@
 """Contract and registry of training systems. Each system is a module of `pipeline.systems`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 from torch import nn
@@ -53,6 +53,16 @@ class System:
     def parts_before(self, rank: int) -> int:
         """Number of parts of all ranks before `rank`; for rank P, the number of all parts."""
         return rank * self.options.get("chunks", 1) // self.replication
+
+    def cut_by(self, partitioner: Partitioner) -> "System":
+        """The system with another partitioner."""
+        # pyrefly: ignore[bad-specialization]
+        return replace(self, partition=replace(self.partition, partitioner=partitioner))
+
+    def drawn_by(self, sampler: Sampler) -> "System":
+        """The system with another sampler."""
+        # pyrefly: ignore[bad-specialization]
+        return replace(self, sample=replace(self.sample, sampler=sampler))
 
     @property
     def clients(self) -> Clients:

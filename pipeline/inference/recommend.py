@@ -211,7 +211,7 @@ def _known(data: Dataset, of: Asked, when: Any, exclude: bool) -> KnownPairs:
     if not exclude:
         return KnownPairs(data.num_nodes, np.empty(0, np.int64), ends=node_ranges(types, data.num_nodes))
     labels = data.labels if data.task == "link" else np.empty((0, 3), np.int64)
-    edges = None if when is None or graph.edge_time is None else graph.edge_time < when
+    edges = None if when is None or not graph.has_edge_times else graph.edge_time < when
     if when is not None and data.task == "link" and data.pair_time is not None:
         labels = labels[data.pair_time < when]
     labels = labels[_of_relation(labels, data, of)]

@@ -8,7 +8,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...stages.capabilities import Cannot, Need
 from ...stages.evaluate.measures import METRICS, is_small, main_metric
-from ...stages.feed.collective_feed import SampledByOwners
 from ...stages.fetch.exchange import ExchangeFetch
 from ...stages.fetch.gather import GatherFetch
 from ...stages.fetch.isolated import CoverageFetch
@@ -113,7 +112,8 @@ def check_types(job: Job, system: System, dataset: Dataset) -> None:
         return
     graph = counted_types(dataset.graph.types)
     refuse(Need.TYPES, needs_of(job, dataset, sampler=system.sample.sampler), job)
-    if isinstance(system.sample, SampledByOwners) and not hasattr(sampler := system.sample.sampler, "by_relation"):
+    sampler: Any = system.sample.sampler
+    if system.sample.by_owners and not hasattr(sampler, "by_relation"):
         raise InputError(
             f"{graph}, but the sampler {sampler.name} does not draw relation by relation, as owners of a partitioned "
             "topology do; use neighbor or labor"

@@ -196,37 +196,44 @@ def with_data_read(prepared: Prepared) -> Prepared:
     return replace(prepared, whole=whole, place_data=lambda: placement_of(prepared.job, whole, edges, loops))
 
 
+@dataclass(frozen=True)
+class CutData:
+    """Data that the driver has prepared and cut, as the rank sees it that opens a part."""
+
+    outline: Outline
+    folder: Path
+    """Of the parts."""
+    rank: int
+    fingerprint: dict[str, str]
+    """Of the run, from the driver."""
+    order: str = ""
+    """See `Sampling.order`."""
+
+
 def prepare_part(
     job: Job,
-    outline: Outline,
-    folder: Path,
-    rank: int,
-    fingerprint: dict[str, str],
+    cut: CutData,
     *,
     model: Any = None,
     code: OwnCode | None = None,
     dataset: Dataset | None = None,
-    order: str = "",
     stored: bool = False,
 ) -> Prepared:
     """`prepare` in a rank that opens only its own part of the data that the driver has cut.
 
     Args:
         job: a resolved configuration.
-        outline: outline of the dataset.
-        folder: folder of the parts.
-        rank: the rank.
-        fingerprint: the run's fingerprint, from the driver.
+        cut: the data.
         model: see `prepare`.
         code: see `prepare`.
         dataset: the whole dataset where pairs are labelled, of which only these are read.
-        order: see `Sampling.order`.
         stored: minibatches come from a store.
 
     Raises:
         StoreError: the part is damaged.
         RunError: the pairs are not those that the driver sees.
     """
+    outline, folder, rank, fingerprint = cut.outline, cut.folder, cut.rank, cut.fingerprint
     types = outline.graph_types
     system = keeping_edges(from_queue(job, make_system(without_partitioner(job)), stored), types)
     pairs = None
@@ -257,7 +264,7 @@ def prepare_part(
         job=job,
         system=system,
         whole=None,
-        order=order,
+        order=cut.order,
         outline=outline,
         place_data=lambda: part,
         model=built,

@@ -5,8 +5,7 @@ from typing import Any
 
 from ...stages.assignment import SeedPlan
 from ...stages.capabilities import Need
-from ...stages.feed.collective_feed import SampledByOwners
-from ...stages.feed.queue_feed import BulkSpan, Sampled
+from ...stages.feed.queue_feed import BulkSpan
 from ...stages.sample.base import check_kernel, reads_times
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
@@ -54,7 +53,7 @@ class Sampling:
         """Entries of the fingerprint for nodes and edges that are numbered otherwise than in the dataset."""
         order = {"order": self.order} if self.order else {}
         # Ranks with blocks of rows name the relation of an edge with its position: see `sample.remote_nodewise`.
-        blocks = not types.is_single and isinstance(self.system.sample, SampledByOwners)
+        blocks = not types.is_single and self.draws_by_owners
         return order | ({"edges": "with relations"} if blocks else {})
 
     @property
@@ -90,7 +89,7 @@ class Sampling:
     @property
     def draws_by_owners(self) -> bool:
         """True if ranks hold blocks of rows, and draw together."""
-        return isinstance(self.system.sample, SampledByOwners)
+        return self.system.sample.by_owners
 
     @property
     def reads_times(self) -> bool:
@@ -117,8 +116,9 @@ def seed_plan(job: Job, dataset: Dataset) -> SeedPlan:
 def from_queue(job: Job, system: System, stored: bool) -> System:
     """The system, whose ranks with blocks of rows take minibatches from a queue on disk, if there is one: the job's, or
     a store (`stored`)."""
-    if not isinstance(system.sample, SampledByOwners):
+    if not system.sample.by_owners:
         return system
+    # pyrefly: ignore[bad-specialization]
     return replace(system, sample=replace(system.sample, uses_queue=stored or job.queue.kind == "zarr"))
 
 
@@ -153,12 +153,12 @@ def sampling_of(job: Job, dataset: Dataset, system: System, *, stored: bool = Fa
 
 def keeping_edges(system: System, types: GraphTypes) -> System:
     """The system with a sampler that keeps the positions of edges, by which a graph with types knows relations."""
-    if types.is_single or not isinstance(system.sample, Sampled | SampledByOwners):
-        return system
     sampler: Any = system.sample.sampler
+    if types.is_single or sampler is None:
+        return system
     if "edge_ids" not in {f.name for f in fields(sampler)}:
         raise InputError(
             f"the graph has several relations, but the sampler {sampler.name} does not keep which edges it drew; "
             "use another sampler"
         )
-    return replace(system, sample=replace(system.sample, sampler=replace(sampler, edge_ids=True)))
+    return system.drawn_by(replace(sampler, edge_ids=True))

@@ -11,7 +11,6 @@ from ...stages.partition.base import make_book
 from ...stages.partition.clustered import Clustered
 from ...stages.partition.given import Given
 from ...stages.placement.clients import client_traffic, packed, read_traffic, write_clients
-from ...stages.placement.sharded import Sharded
 from ...storage.errors import InputError
 from .prepare import Prepared
 from .sampling import Sampling
@@ -58,7 +57,6 @@ def check_owners(prepared: Prepared) -> None:
 def with_clients(prepared: Prepared, folder: Path) -> Prepared:
     """Assign nodes to clients and clients to ranks, and record both in the run's folder."""
     job, graph, partition = prepared.job, prepared.dataset.graph, prepared.system.partition
-    assert isinstance(partition, Sharded)
     clients, nodes = prepared.system.clients, np.arange(graph.num_nodes)
     if isinstance(clients, int):
         seed, train = job.seed_of("minibatches"), prepared.dataset.split.train
@@ -67,7 +65,7 @@ def with_clients(prepared: Prepared, folder: Path) -> Prepared:
         client, clients = nodes.astype(np.int32), graph.num_nodes
     write_clients(folder, client, client_traffic(graph, client, clients), prepared.fingerprint)
     owners = Given(packed(client, clients, job.ranks).part(nodes))
-    return replace(prepared, system=replace(prepared.system, partition=replace(partition, partitioner=owners)))
+    return replace(prepared, system=prepared.system.cut_by(owners))
 
 
 def client_record(prepared: Prepared, folder: Path, phases: list[dict[str, Any]]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from ...stages.messages import Part, RankJob
 from ...stages.models.base import Stack
 from ...stages.neighbourhood.full_batch import arrange
 from ...stages.placement.merged import merged
-from ...stages.placement.row_blocks import BlockRows, Blocks, Grid, numbered
+from ...stages.placement.row_blocks import BlockRows, Grid, numbered
 from ...stages.placement.sharded import Share, share
 from ...stages.policies import FetchPolicy, KeepsRows
 from ...storage.errors import Interrupted
@@ -79,22 +79,16 @@ def scores(
     """
     data = prepared.data
     if isinstance(data, Part):
-        trains_on_it, all_ranks = system.partition.evaluates_on_shares, job
+        trains_on_it = system.partition.evaluates_on_shares
         if prepared.system.replication > 1:
             # Each grid column has all rows, and gets the same result.
             grid = Grid(job.group.size, prepared.system.replication)
             job = replace(job, group=grid.subgroup(job.group, "evaluation"))
         part = cache(lambda: _whole_of(data, system, job))
-
-        def placed() -> object:
-            if not isinstance(system.partition, Blocks):
-                return numbered(part(), job.group, job.arrays.graph)
-            return system.partition.place(data, system.schedule.phases(job.epochs, model)[0], all_ranks)
-
         return _together(
             prepared,
             lambda: _share_of(system, data, model, job) if trains_on_it else _all_of(part(), job),
-            placed,
+            lambda: numbered(part(), job.group, job.arrays.graph),
             job,
             model,
             data.features,
@@ -219,7 +213,7 @@ def _by_leaders(
 def _together(
     prepared: Prepared,
     shared: Callable[[], Share],
-    placed: Callable[[], object],
+    numbered_part: Callable[[], BlockRows],
     job: RankJob,
     model: nn.Module,
     features: FeatureStore | None = None,
@@ -240,9 +234,7 @@ def _together(
     @cache
     def block() -> BlockRows:
         with job.group.counting("evaluation"):
-            found = placed()
-        assert isinstance(found, BlockRows)
-        return found
+            return numbered_part()
 
     def pairs() -> Pairs:
         found = block().pairs

@@ -5,6 +5,7 @@ the end of an epoch or a phase in `phases`, checkpoints in `checkpointing`, and 
 rank in `stages.assignment`.
 """
 
+from ...stages.messages import PlacedData
 from ...storage.errors import ShortHandedError
 from ..telemetry.events import Note
 from ..telemetry.timers import Clock
@@ -30,12 +31,14 @@ def train_rank(context: TrainContext, clock: Clock) -> Progress:
     resumed = restore(context, progress, clock)
     phases = context.system.schedule.phases(context.job.epochs, context.model)
     started = False
-    placement, before = None, resumed if resumed and resumed["optimizer"] else None
+    system, before = context.system, resumed if resumed and resumed["optimizer"] else None
+    placement: PlacedData | None = None
     for phase in phases[progress.cursor.phase :]:
         if len(phases) > 1 and group.rank == 0:
             context.control.emit(Note(f"phase {phase.number + 1} of {len(phases)}: {phase.name}"))
         with clock.measure("partition"):
-            placement = context.system.partition.place(context.data, phase, context.job, placement)
+            if placement is None or system.partition.changes:
+                placement = system.partition.place(context.data, phase, context.job, placement)
         training = PhaseTraining(context, phase, placement, progress, clock, before)
         if resumed is not None:
             training.resume(resumed)

@@ -24,7 +24,6 @@ from ...stages.kernels import sampling_backend
 from ...stages.memory.arena import give_back
 from ...stages.messages import Part, Phase, PlacedData, Placement, RankJob, Validation
 from ...stages.models.base import reads_loops
-from ...stages.partition.base import Partitioner
 from ...stages.policies import PartitionPolicy
 from ...storage.checkpoint import CheckpointStore
 from ...storage.errors import Interrupted, ShortHandedError
@@ -301,20 +300,12 @@ class PlacedOnce:
     """A partition policy that places the data of each phase once, for training and evaluation."""
 
     def __init__(self, policy: PartitionPolicy) -> None:
-        self._policy = policy
+        self._policy, self.changes, self.has_blocks = policy, policy.changes, policy.has_blocks
+        self.partitioner, self.evaluates_on_shares = policy.partitioner, policy.evaluates_on_shares
         self._placed: tuple[int, PlacedData] | None = None
 
-    @property
-    def partitioner(self) -> Partitioner | None:
-        return self._policy.partitioner
-
-    @property
-    def evaluates_on_shares(self) -> bool:
-        """As the inner policy."""
-        return self._policy.evaluates_on_shares
-
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: PlacedData | None = None) -> PlacedData:
-        if self._placed is None or self._placed[0] != phase.number:
+        if self._placed is None or (self.changes and self._placed[0] != phase.number):
             self._placed = phase.number, self._policy.place(data, phase, job, self._placed and self._placed[1])
         return self._placed[1]
 

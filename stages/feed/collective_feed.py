@@ -45,6 +45,7 @@ class SampledByOwners:
     """Minibatches come from a queue on disk (`RankJob.queue`), which these ranks fill unless it was filled before."""
 
     is_isolated: ClassVar[bool] = False
+    by_owners: ClassVar[bool] = True
 
     @property
     def num_layers(self) -> int:
@@ -123,7 +124,7 @@ class SampledByOwners:
             replication=replication,
             batch=job.batch_size,
             bulk=min(job.bulk_size, -(-self.plan(placement, job).num_minibatches // job.group.size)),
-            weighted=placement.graph.edge_weight is not None,
+            weighted=placement.graph.is_weighted,
         )
         best = min(costs, key=lambda name: costs[name].seconds())
         if job.group.rank == 0:

@@ -18,6 +18,7 @@ class FullBatchWork:
     sampler: None = None
     uses_queue: ClassVar[bool] = False
     is_isolated: ClassVar[bool] = False
+    by_owners: ClassVar[bool] = False
 
     def record(self) -> dict[str, Any]:
         return {"name": "whole"}

@@ -32,6 +32,7 @@ class Local:
 
     uses_queue: ClassVar[bool] = False
     is_isolated: ClassVar[bool] = True
+    by_owners: ClassVar[bool] = False
 
     @property
     def num_layers(self) -> int:

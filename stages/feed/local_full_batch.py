@@ -14,6 +14,7 @@ class LocalFullBatch(FullBatchWork):
     """`FullBatchWork` of ranks that send each other only gradients. One without seeds takes part with empty work."""
 
     is_isolated: ClassVar[bool] = True
+    by_owners: ClassVar[bool] = False
 
     def feed(self, placement: Share, phase: Phase, job: RankJob, first: tuple[int, int]) -> "LocalFullBatchFeed":
         feed = LocalFullBatchFeed(placement.graph)

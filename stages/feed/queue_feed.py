@@ -155,6 +155,7 @@ class Sampled:
 
     uses_queue: ClassVar[bool] = True
     is_isolated: ClassVar[bool] = False
+    by_owners: ClassVar[bool] = False
 
     @property
     def num_layers(self) -> int:

@@ -13,7 +13,6 @@ from ...storage.errors import StoreError
 from ...storage.minibatch import MiniBatch
 from ..kernels.runtime.device_memory import to_device
 from ..messages import PairsToScore, Placement, RankJob
-from ..placement.row_blocks import BlockRows
 from ..sample.temporal import degrees_until
 from ..self_loops import OTHERS
 from .decoders import Decoder, decoder_of
@@ -55,13 +54,8 @@ class PlannedPairs:
             ranks: see above.
         """
         plan: LinkPlan = sample.plan(placement, job)
-        if isinstance(placement, BlockRows) and plan.links.hidden:
-            links = plan.links
-            own = links.own_weights(placement.first)
-            assert placement.column is not None
-            # Each entry comes from the owner of the edge's destination: nothing is rounded.
-            placement.column.all_reduce(torch.from_numpy(own).view(-1), "graph")
-            plan = replace(plan, links=replace(links, own=own))
+        if plan.links.hidden:
+            plan = replace(plan, links=placement.with_own_weights(plan.links))
         return cls(plan, placement, None if module is None else decoder_of(module), ranks, job.device)
 
     def targets(self, work: MiniBatch, degree: Degree) -> tuple[Degree, dict[str, Any]]:

@@ -50,7 +50,7 @@ class Destinations:
     def reach(self) -> npt.NDArray[np.floating] | None:
         """[n], how many edges each one stands for in sums: 1, unless degrees are given that say otherwise; None: edges
         have weights."""
-        if self.graph.edge_weight is not None:
+        if self.graph.is_weighted:
             return None
         degree = self.degree.numpy()
         degree = degree[self.nodes] if degree.ndim == 1 else degree[self.nodes, 0]
@@ -100,7 +100,7 @@ class Destinations:
     def _mean_scale(self) -> npt.NDArray[np.floating]:
         """One over each row's sum of coefficients, 0 for none."""
         total = self._kept.astype(np.float64)
-        if self.graph.edge_weight is not None:
+        if self.graph.is_weighted:
             destinations_on_host().row_sums(self.graph.indptr, self.graph.edge_weight, self.nodes, total)
         return np.divide(1, total, out=np.zeros(len(total)), where=total > 0).astype(self._real)
 

@@ -38,9 +38,7 @@ class WithBoundary(Sharded):
     """Train without validation and test nodes, and validate without test nodes, in the graph."""
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Share | None = None) -> BoundaryShare:
-        """See `PartitionPolicy.place`: the same in every phase."""
-        if isinstance(before, BoundaryShare):
-            return before
+        """See `PartitionPolicy.place`."""
         share = super().place(data, phase, job)
         return BoundaryShare(**vars(share), boundary=Boundary(share, job, self.inductive))
 

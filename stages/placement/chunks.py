@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -105,6 +105,8 @@ class Chunks:
     """Chunks of each rank, and another rank's beside them, that change from phase to phase."""
 
     evaluates_on_shares: ClassVar[bool] = False
+    has_blocks: ClassVar[bool] = False
+    changes: ClassVar[bool] = True
     partitioner: Partitioner = field(default_factory=MetisWork)
     rotation: Rotation = "sweep"
     halo: float = 1
@@ -121,7 +123,7 @@ class Chunks:
         """Assignment of chunks to so many ranks."""
         return ChunkSchedule(seed, ranks, self.per_rank, self.reshuffle_fraction, self.rotation)
 
-    def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> Isolated:
+    def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Isolated | None = None) -> Isolated:
         """See `PartitionPolicy.place`. Reads count in the channel ``store``: nothing comes over the network."""
         if isinstance(data, Placement):
             v = data.graph.num_nodes
@@ -136,7 +138,7 @@ class Chunks:
             )
         rank, t = job.group.rank, phase.number
         deal = self.schedule(job.seed, job.group.size)
-        held = before if isinstance(before, Isolated) else None
+        held = before
         seen = held.following.result() if held is not None and held.following is not None else None
         if seen is None or (seen.base, seen.variable) != (deal.base(rank, t), deal.variable(rank, t)):
             seen = self._seen(deal, t, held, data, job)

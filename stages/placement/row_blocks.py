@@ -124,6 +124,13 @@ class BlockRows(Placement):
             return None
         return EdgeTypes(types, lambda: positions % types.num_relations)
 
+    def with_own_weights(self, links: Any) -> Any:
+        own = links.own_weights(self.first)
+        assert self.column is not None
+        # Each entry comes from the owner of the edge's destination: nothing is rounded.
+        self.column.all_reduce(torch.from_numpy(own).view(-1), "graph")
+        return replace(links, own=own)
+
     def positions_of(self, edges: Any) -> Any:
         return edges if self.graph.types.is_single else edges // self.graph.types.num_relations
 
@@ -140,14 +147,14 @@ class Blocks:
     replication: int = 1
     """c."""
     evaluates_on_shares: ClassVar[bool] = False
+    has_blocks: ClassVar[bool] = True
+    changes: ClassVar[bool] = False
     partitioner: Partitioner = field(default_factory=Contiguous)
     rows_meet: bool = False
     """True if the ranks of a grid row are to talk to each other."""
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> BlockRows:
-        """See `PartitionPolicy.place`: the same in every phase. All ranks call this at the same time."""
-        if isinstance(before, BlockRows):
-            return before
+        """See `PartitionPolicy.place`. All ranks call this at the same time."""
         grid = Grid(job.group.size, self.replication)
         # On a device the training thread speaks to them.
         column = grid.subgroup(job.group, "column", same_thread=job.device is not None)

@@ -83,6 +83,8 @@ class Sharded:
     features."""
 
     evaluates_on_shares: ClassVar[bool] = True
+    has_blocks: ClassVar[bool] = False
+    changes: ClassVar[bool] = False
     partitioner: Partitioner = field(default_factory=MetisWork)
     prune: bool = True
     """Leave out rows and edges of each layer that the seeds' results do not depend on."""

@@ -154,7 +154,7 @@ class LaborSampler:
         from ..kernels import sampling_backend
         from ..kernels.sampling.device_graph import number_on_device
         from ..kernels.sampling.device_samples import DeviceSample
-        from .resident import node_wise
+        from .resident import node_weights, node_wise
 
         kernels, fanouts = sampling_backend("cuda"), None if graph.types.is_single else self.by_relation(graph.types)
 
@@ -169,7 +169,7 @@ class LaborSampler:
 
         def weigh_relations(made: DeviceSample) -> list[Tensor]:
             found = kernels.relation_weights_of(graph, made, fanouts if self.poisson else None)
-            if graph.edge_weight is None:
+            if not graph.is_weighted:
                 return found
             of_edges = number_on_device(graph, "edge_weight")
             return [w * of_edges[x.positions] for w, x in zip(found, made.lists)]
@@ -187,23 +187,13 @@ class LaborSampler:
         )
         of_rows = NeighborSampler(self.fanout, relations=self.relations)
         bound = None if self.poisson else of_rows.bound(graph)
-        if fanouts is not None:
-            return node_wise(
-                graph, request, pieces, None, of_edge=False, nested=self.expand == "new", bound=bound,
-                edge_ids=self.edge_ids,
-                weigh=weigh_relations,
-            )  # fmt: skip
-        weigh = scale if self.sends_weights(graph) else None
-        return node_wise(
-            graph,
-            request,
-            pieces,
-            weigh,
-            of_edge=graph.edge_weight is not None and not self.weighted,
-            nested=self.expand == "new",
-            bound=bound,
-            edge_ids=self.edge_ids,
-        )
+        of_edge = graph.is_weighted and not self.weighted
+
+        def of_rows(made: DeviceSample) -> list[Tensor]:
+            return node_weights(graph, made, scale, of_edge)
+
+        weigh = weigh_relations if fanouts is not None else of_rows if self.sends_weights(graph) else None
+        return node_wise(request, pieces, weigh, nested=self.expand == "new", bound=bound, edge_ids=self.edge_ids)
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
         """See `Sampler.sample_by_owners`. Raises what `check_kernel` raises."""
@@ -227,7 +217,7 @@ class LaborSampler:
         return draw_labor(block.graph, rows, splits, keys, fanout, self.poisson, weighted=self.weighted)
 
     def sends_weights(self, graph: Graph) -> bool:
-        return self.poisson or graph.edge_weight is not None or not graph.types.is_single
+        return self.poisson or graph.is_weighted or not graph.types.is_single
 
     def weigh(
         self,

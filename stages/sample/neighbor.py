@@ -1,6 +1,7 @@
 """Node-wise neighbour sampling (GraphSAGE; Hamilton, Ying, Leskovec, NeurIPS 2017), in bulk."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
@@ -182,7 +183,7 @@ class NeighborSampler:
                 ]
             made[i] = minibatch_of(request, i, m, weight, [e.positions for e in m.lists], nested=self.expand == "new")
 
-        if graph.edge_weight is not None:
+        if graph.is_weighted:
             parallel(finish, [(i,) for i in range(len(samples))])
         else:
             for i in range(len(samples)):
@@ -193,10 +194,10 @@ class NeighborSampler:
         """See `Sampler.sample_on_device`. Raises what `check` raises."""
         from ..kernels import sampling_backend
         from ..kernels.sampling.device_samples import DeviceSample
-        from .resident import node_wise
+        from .resident import node_weights, node_wise
 
         self.check(graph)
-        weights, fanouts = graph.edge_weight is not None, self._fanouts(graph)
+        weights, fanouts = graph.is_weighted, self._fanouts(graph)
         kernels = sampling_backend("cuda")
         pieces = kernels.neighbor_pieces(
             graph,
@@ -210,29 +211,18 @@ class NeighborSampler:
             by_relation=fanouts,
             workspace=workspace,
         )
-        if fanouts is not None:
 
-            def weigh(made: DeviceSample) -> list[Tensor]:
-                return [_relation_weights(graph, x.positions, x.indptr) for x in made.lists]
+        def of_relations(made: DeviceSample) -> list[Tensor]:
+            return [_relation_weights(graph, x.positions, x.indptr) for x in made.lists]
 
-            return node_wise(
-                graph, request, pieces, None, of_edge=False, nested=self.expand == "new",
-                bound=self.bound(graph), edge_ids=True, weigh=weigh,
-            )  # fmt: skip
+        def of_rows(made: DeviceSample) -> list[Tensor]:
+            scale = partial(self._device_scale, graph)
+            return node_weights(graph, made, lambda rows, kept, hop: scale(rows, kept), not self.weighted)
 
-        def scale(rows: Tensor, kept: Tensor, hop: Tensor) -> Tensor:
-            return self._device_scale(graph, rows, kept)
-
-        return node_wise(
-            graph,
-            request,
-            pieces,
-            scale if weights else None,
-            of_edge=not self.weighted,
-            nested=self.expand == "new",
-            bound=self.bound(graph),
-            edge_ids=self.edge_ids,
-        )
+        typed, nested = fanouts is not None, self.expand == "new"
+        weigh = of_relations if typed else of_rows if weights else None
+        ids = typed or self.edge_ids
+        return node_wise(request, pieces, weigh, nested=nested, bound=self.bound(graph), edge_ids=ids)
 
     def _fanouts(self, graph: Graph) -> npt.NDArray[np.int64] | None:
         """See `by_relation`; None if the graph has one type of edges."""
@@ -311,10 +301,10 @@ class NeighborSampler:
 
     def _reads_weights(self, graph: Graph) -> bool:
         """True if `weigh` looks up the weights of single edges, for which it needs their positions."""
-        return graph.edge_weight is not None and not self.weighted
+        return graph.is_weighted and not self.weighted
 
     def sends_weights(self, graph: Graph) -> bool:
-        return graph.edge_weight is not None or not graph.types.is_single
+        return graph.is_weighted or not graph.types.is_single
 
     def weigh(
         self,
@@ -336,7 +326,7 @@ class NeighborSampler:
         positions: npt.NDArray[np.int64] | None,
     ) -> npt.NDArray[np.float32] | None:
         """`weigh` by the weights of all edges and the positions of the sampled ones, or by the latter's weights."""
-        if graph.edge_weight is None:
+        if not graph.is_weighted:
             return None
         if self.weighted:
             return np.repeat((graph.degree[rows] / np.maximum(kept, 1)).astype(np.float32), kept)
@@ -390,7 +380,7 @@ def _relation_weights(graph: Graph, positions: Tensor | None, indptr: Tensor) ->
 
     found = sampling_backend("cuda").relation_weights(graph, positions, indptr)
     # A kept edge stands for those of its relation that were not.
-    return found if graph.edge_weight is None else found * number_on_device(graph, "edge_weight")[positions]
+    return found if not graph.is_weighted else found * number_on_device(graph, "edge_weight")[positions]
 
 
 # A property of the graph, not of the sampler: kept as long as the graph is.

@@ -71,7 +71,7 @@ class _RemoteLayers:
     def __init__(self, owners: Owners, debias: str, every_row: bool, keep: bool = False) -> None:
         rows, self.keep = owners.rows, keep
         self.owners, self.debias, self.every_row = owners, debias, every_row
-        self.weighted = rows.graph.edge_weight is not None
+        self.weighted = rows.graph.is_weighted
         self.held = owners.answered_rows(starts=keep)
         self.thrown_to = owners.blocks if every_row else owners
         """Target of darts: columns of P over all rows, or rows."""

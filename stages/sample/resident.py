@@ -160,35 +160,28 @@ def node_weights(
 
 
 def node_wise(
-    graph: Graph,
     request: BulkRequest,
     pieces: Iterable[tuple[slice, DeviceSample]],
-    scale: Callable[[Tensor, Tensor, Tensor], Tensor] | None,
+    weigh: Callable[[DeviceSample], list[Tensor]] | None,
     *,
-    of_edge: bool,
     nested: bool,
     bound: int | None,
-    edge_ids: bool = False,
-    weigh: Callable[[DeviceSample], list[Tensor]] | None = None,
+    edge_ids: bool,
 ) -> Bulk:
     """A bulk of a node-wise sampler.
 
     Args:
-        graph: the sampled graph.
         request: the request.
         pieces: ranges of its minibatches, each with its samples; see `kernels.sampling.cuda.backend`.
-        scale: see `node_weights`, as `of_edge`; None: edges are alike.
-        of_edge: see there.
+        weigh: returns the weights of the edges of each list, such as `node_weights`; None: edges are alike.
         nested: see `ResidentBulk`, as `bound`.
         bound: see there.
         edge_ids: see `ResidentMiniBatch`.
-        weigh: returns the weights of the edges of each list, in place of `scale`.
     """
 
     def made() -> Iterator[tuple[slice, ResidentBulk]]:
         for piece, d in pieces:
-            weights = None if scale is None else node_weights(graph, d, scale, of_edge)
-            weights = weights if weigh is None else weigh(d)
+            weights = None if weigh is None else weigh(d)
             yield piece, ResidentBulk(d.rows, d.node_ends, d.lists, d.edge_ends, weights, nested=nested, bound=bound)
 
     return resident(request, made(), edge_ids)

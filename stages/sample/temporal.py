@@ -128,7 +128,7 @@ class TimedGraph:
     def degree(self, nodes: IdArray, moments: Times) -> npt.NDArray[np.float64]:
         """float64 [n], the number of in-edges of each node that are not later than its moment; with weights, their
         sum. Of a graph with self loops [n, 3], with those until then beside it: see `stages.self_loops`."""
-        of_edges = [None if self.graph.edge_weight is None else self._sums, *self._sums_of_loops]
+        of_edges = [None if not self.graph.is_weighted else self._sums, *self._sums_of_loops]
         found = np.zeros((len(nodes), len(of_edges)))
         for _, at, rows in self.parts(nodes):
             begin, end = self.graph.indptr[rows], self.ends(rows, moments[at])

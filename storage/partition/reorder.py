@@ -80,7 +80,7 @@ def reorder(dataset: Dataset, order: npt.NDArray[np.integer] | PartitionBook | s
     new = np.empty(n, index_dtype(n))
     new[old] = np.arange(n, dtype=new.dtype)
     rows = graph.take(old)
-    moves = graph.edge_features is not None or graph.edge_time is not None
+    moves = graph.edge_features is not None or graph.has_edge_times
     edges = edges_of_rows(rows.first_edge, np.diff(rows.indptr))[1] if moves else None
     indices, weight, edge_id, edges = ascending(rows.indptr, new[rows.indices], rows.edge_weight, rows.edge_id, edges)
     of_edges = None if graph.edge_features is None else ReorderedFeatures(graph.edge_features, edges)

@@ -18,7 +18,7 @@ from millrace.pipeline.config.systems import System
 from millrace.pipeline.setup.device_policies import on_device
 from millrace.pipeline.setup.model import Outline
 from millrace.pipeline.setup.open_queue import QueueEnd
-from millrace.pipeline.setup.prepare import prepare, prepare_part
+from millrace.pipeline.setup.prepare import CutData, prepare, prepare_part
 from millrace.pipeline.telemetry.control import Control
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.context import Member, TrainContext
@@ -171,7 +171,7 @@ def train_processes(
 def _rank(
     group: Any, table: dict[str, Any], outline: Outline, out: Path, fingerprint: dict[str, str], stop_after: int | None
 ) -> Any:
-    prepared = prepare_part(resolve(table), outline, out / "parts", group.rank, fingerprint)
+    prepared = prepare_part(resolve(table), CutData(outline, out / "parts", group.rank, fingerprint))
     asked = iter(range(1, 1 << 30))
     try:
         report = train_and_evaluate(

@@ -13,7 +13,7 @@ import torch
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.setup.model import Outline
 from millrace.pipeline.setup.open_queue import QueueEnd
-from millrace.pipeline.setup.prepare import prepare, prepare_part
+from millrace.pipeline.setup.prepare import CutData, prepare, prepare_part
 from millrace.pipeline.setup.simulated_clients import with_clients
 from millrace.pipeline.telemetry.control import Control
 from millrace.pipeline.telemetry.timers import Clock
@@ -70,7 +70,7 @@ def _rank(
     pairs: Dataset | None,
 ) -> Any:
     job = resolve({"system": "retexo", "threads": 1, **table})
-    prepared = prepare_part(job, outline, out / "parts", group.rank, fingerprint, dataset=pairs)
+    prepared = prepare_part(job, CutData(outline, out / "parts", group.rank, fingerprint), dataset=pairs)
     if kill is not None and group.rank == 1:
         _arm(*kill)
     try:

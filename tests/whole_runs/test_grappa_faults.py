@@ -23,7 +23,7 @@ from millrace.pipeline.config.load import resolve
 from millrace.pipeline.config.schema import Train
 from millrace.pipeline.setup.model import ModelPart, Outline
 from millrace.pipeline.setup.open_queue import QueueEnd
-from millrace.pipeline.setup.prepare import prepare, prepare_part
+from millrace.pipeline.setup.prepare import CutData, prepare, prepare_part
 from millrace.pipeline.systems.grappa import grappa
 from millrace.pipeline.telemetry.control import Control
 from millrace.pipeline.telemetry.events import EpochDone, Note, StepDone
@@ -168,7 +168,7 @@ def one_life(
 ) -> Any:
     """A rank's report, or the words with which it ended short-handed, and a digest of its parameters."""
     store, rank, size, ledger = group._store, group.rank, group.size, group._ledger
-    prepared = prepare_part(resolve(TABLE), outline, out / "parts", rank, fingerprint)
+    prepared = prepare_part(resolve(TABLE), CutData(outline, out / "parts", rank, fingerprint))
     built: list[nn.Module] = []
 
     class Kept(ModelPart):

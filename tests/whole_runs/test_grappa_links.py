@@ -14,7 +14,7 @@ from millrace.pipeline.config.load import resolve
 from millrace.pipeline.config.records import negatives_of
 from millrace.pipeline.setup.model import Outline
 from millrace.pipeline.setup.open_queue import QueueEnd
-from millrace.pipeline.setup.prepare import prepare, prepare_part
+from millrace.pipeline.setup.prepare import CutData, prepare, prepare_part
 from millrace.pipeline.telemetry.control import Control
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.context import Member
@@ -79,7 +79,9 @@ def train(group, links, runs):
         own, way = group.sub(f"{number}", range(job.ranks)), out.name.removesuffix("-parted")
         ledger = own._ledger
         counted = {"bytes": ledger.get("network", "gradients"), "waits": ledger.waits()["network"]["gradients"]}
-        prepared = prepare_part(job, Outline.from_dataset(links, job), parts, own.rank, fingerprint, dataset=links)
+        prepared = prepare_part(
+            job, CutData(Outline.from_dataset(links, job), parts, own.rank, fingerprint), dataset=links
+        )
         asked = iter(range(1, 1 << 30))
         with suppress(Interrupted) if stop_after else nullcontext():
             report = train_and_evaluate(

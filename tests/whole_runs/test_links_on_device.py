@@ -17,7 +17,7 @@ from millrace.pipeline.setup import device_policies
 from millrace.pipeline.setup.checks import check_links
 from millrace.pipeline.setup.model import Outline
 from millrace.pipeline.setup.open_queue import QueueEnd, own_queue
-from millrace.pipeline.setup.prepare import prepare, prepare_part
+from millrace.pipeline.setup.prepare import CutData, prepare, prepare_part
 from millrace.pipeline.telemetry.control import Control
 from millrace.pipeline.telemetry.events import Note, silent
 from millrace.pipeline.telemetry.timers import Clock
@@ -355,7 +355,7 @@ def train_there(group, links, runs):
         own._ledger, queue = Ledger(), None
         if (out / "parts").exists():
             prepared = prepare_part(
-                job, Outline.from_dataset(links, job), out / "parts", own.rank, fingerprint, dataset=links
+                job, CutData(Outline.from_dataset(links, job), out / "parts", own.rank, fingerprint), dataset=links
             )
         else:
             prepared = prepare(job, links)

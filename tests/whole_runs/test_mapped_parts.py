@@ -11,7 +11,7 @@ import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.setup.model import Outline
 from millrace.pipeline.setup.open_queue import QueueEnd
-from millrace.pipeline.setup.prepare import prepare, prepare_part
+from millrace.pipeline.setup.prepare import CutData, prepare, prepare_part
 from millrace.pipeline.telemetry.control import Control
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.context import Member
@@ -86,7 +86,10 @@ def train_all(group: Any, runs: list[tuple[Any, ...]], data: Any, folder: Path) 
         made.clear()
         outline, pairs = Outline.from_dataset(data[kind], job), data[kind] if kind == "links" else None
         prepared = prepare_part(
-            job, outline, folder / name / "parts", group.rank, fingerprint, model=own_model(kind, job), dataset=pairs
+            job,
+            CutData(outline, folder / name / "parts", group.rank, fingerprint),
+            model=own_model(kind, job),
+            dataset=pairs,
         )
         report = train_and_evaluate(prepared, folder / name, QueueEnd(), Member(own, own._ledger, Clock()), Control())
         read = report.bytes["store"]["features"]

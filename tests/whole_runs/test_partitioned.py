@@ -21,7 +21,7 @@ from millrace.pipeline.config.records import make_system
 from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.setup.model import Outline
 from millrace.pipeline.setup.open_queue import QueueEnd, own_queue, queue_for_rank
-from millrace.pipeline.setup.prepare import prepare, prepare_part
+from millrace.pipeline.setup.prepare import CutData, prepare, prepare_part
 from millrace.pipeline.telemetry.control import Control
 from millrace.pipeline.telemetry.events import Note, StepDone
 from millrace.pipeline.telemetry.timers import Clock
@@ -109,7 +109,7 @@ def train_one(
     job, queue = resolve(table), None
     if cut:
         block = group.rank // job.bulk.replication
-        prepared = prepare_part(job, outline, only_own(out, group.rank, block), group.rank, fingerprint)
+        prepared = prepare_part(job, CutData(outline, only_own(out, group.rank, block), group.rank, fingerprint))
         if prepared.has_minibatches:
             queue = queue_for_rank(prepared, str(out / "queue"), None).queue
     else:

@@ -11,7 +11,7 @@ import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.setup.model import Outline
 from millrace.pipeline.setup.open_queue import QueueEnd
-from millrace.pipeline.setup.prepare import prepare, prepare_part
+from millrace.pipeline.setup.prepare import CutData, prepare, prepare_part
 from millrace.pipeline.telemetry.control import Control
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.context import Member
@@ -66,7 +66,7 @@ def train(group, links, runs):
     for number, (job, out, fingerprint) in enumerate(runs + runs):
         own = group.sub(f"{number}", range(group.size))
         prepared = prepare_part(
-            job, Outline.from_dataset(links, job), out / "parts", own.rank, fingerprint, dataset=links
+            job, CutData(Outline.from_dataset(links, job), out / "parts", own.rank, fingerprint), dataset=links
         )
         asked, last = iter(range(1, 1 << 30)), 3 if number < len(runs) else 0
         with suppress(Interrupted) if number < len(runs) else nullcontext():
@@ -130,4 +130,4 @@ def test_a_rank_that_sees_other_pairs_stops(links, tmp_path):
     fingerprint = prepare(job, links).fingerprint
     other = replace(links, labels=links.labels[:, [1, 0, 2]])
     with pytest.raises(RunError, match="rank 1 sees other pairs than the driver"):
-        prepare_part(job, Outline.from_dataset(links, job), tmp_path, 1, fingerprint, dataset=other)
+        prepare_part(job, CutData(Outline.from_dataset(links, job), tmp_path, 1, fingerprint), dataset=other)

@@ -13,7 +13,7 @@ import millrace as mr
 from millrace.pipeline.config.load import read_toml, resolve
 from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.setup.model import Outline
-from millrace.pipeline.setup.prepare import prepare_part
+from millrace.pipeline.setup.prepare import CutData, prepare_part
 from millrace.pipeline.setup.run_folder import LOCK
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.partition.hash import Hash
@@ -199,13 +199,13 @@ def test_a_rank_opens_its_own_part_and_no_other(dataset, tmp_path):
     partition_dataset(dataset, Hash(), 2, folder, 3)
     shutil.rmtree(folder / "part-0001")
     job = resolve({"system": "sar", "ranks": 2, "dtype": "float64", "partition": {"method": "hash"}})
-    prepared = prepare_part(job, Outline.from_dataset(dataset), folder, 0, {"made": "by the driver"})
+    prepared = prepare_part(job, CutData(Outline.from_dataset(dataset), folder, 0, {"made": "by the driver"}))
     assert prepared.fingerprint == {"made": "by the driver"}
     assert prepared.whole is None
     owned = prepared.data.owned
     np.testing.assert_array_equal(prepared.data.features.gather(np.arange(len(owned))), dataset.features.gather(owned))
     with pytest.raises(mr.StoreError, match="part-0001"):
-        prepare_part(job, Outline.from_dataset(dataset), folder, 1, {})
+        prepare_part(job, CutData(Outline.from_dataset(dataset), folder, 1, {}))
 
 
 def test_records_become_the_configuration():
