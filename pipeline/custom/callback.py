@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -168,6 +169,12 @@ class Callbacks:
         for c, state in zip(self._callbacks, states):
             if state and callable(getattr(c, "load_state_dict", None)):
                 c.load_state_dict(state)
+
+
+def no_callbacks() -> Callbacks:
+    """None, of a run that nothing looks at."""
+    # pyrefly: ignore[bad-argument-type]
+    return Callbacks((), SimpleNamespace(stop_asked=False))
 
 
 def _overridden(callback: Any, name: str) -> Callable[[RunView], None] | None:

@@ -46,9 +46,8 @@ def restore(context: TrainContext, progress: Progress, clock: Clock) -> dict[str
     context.job.ledger.restore(progress.ledgers[group.rank])
     for name, seconds in state["seconds"].items():
         clock.add(name, seconds)
-    if context.control.callbacks is not None:
-        context.control.callbacks.run.resumed = True
-        context.control.callbacks.load(state.get("callbacks", []))
+    context.control.callbacks.run.resumed = True
+    context.control.callbacks.load(state.get("callbacks", []))
     if group.rank == 0:
         phases = context.system.schedule.phases(context.job.epochs, context.model)
         context.control.emit(Note(f"resumed at {position(progress.cursor, phases, state.get('pace'))}"))
@@ -126,7 +125,7 @@ class Checkpointer:
                     "pace": vars(self._pace),
                     "seconds": self._clock.snapshot(),
                     **({} if learned is None else {"learned": learned}),
-                    **({} if callbacks is None else {"callbacks": on_host(callbacks.state())}),
+                    **({"callbacks": on_host(callbacks.state())} if len(callbacks) else {}),
                 },
             )
         context.call("checkpoint")

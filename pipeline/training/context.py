@@ -1,7 +1,7 @@
 """Everything that one rank needs to train."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ from ...storage.checkpoint import CheckpointStore
 from ...storage.ledger import Ledger
 from ..assembly.update_part import UpdatePart
 from ..config.systems import System
-from ..custom.callback import Callbacks
+from ..custom.callback import Callbacks, no_callbacks
 from ..telemetry.control import Control
 from ..telemetry.timers import Clock
 
@@ -37,8 +37,7 @@ class Member:
 class RankControl(Control):
     """`Control` of a rank, with the run's callbacks, which are told of its events and may end training."""
 
-    callbacks: Callbacks | None = None
-    """None: there are none."""
+    callbacks: Callbacks = field(default_factory=no_callbacks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +52,7 @@ class TrainContext:
     checkpoints: CheckpointStore | None = None
     """Read by every rank, written by the leader."""
     validate: Validate | None = None
-    control: RankControl = RankControl()
+    control: RankControl = field(default_factory=RankControl)
 
     @property
     def total_epochs(self) -> int:
@@ -73,5 +72,4 @@ class TrainContext:
 
     def call(self, event: str) -> None:
         """Call the callbacks that wait for an event."""
-        if self.control.callbacks is not None:
-            self.control.callbacks.call(event)
+        self.control.callbacks.call(event)

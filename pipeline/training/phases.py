@@ -66,7 +66,7 @@ class PhaseTraining:
             context, progress, clock, self.runner.losses, self.pace, len(self.steps) * phase.epochs
         )
         self.lost = LostRanks(context, phase, self.steps, progress)
-        if context.control.callbacks is not None:
+        if len(context.control.callbacks):
             run = context.control.callbacks.run
             run.phase_optimizer, run.steps_per_epoch = self.phase_optimizer, len(self.steps)
 
@@ -98,7 +98,7 @@ class PhaseTraining:
             requested: true on all ranks if some rank has asked for something.
         """
         callbacks, group = self.context.control.callbacks, self.context.job.group
-        if callbacks is None or (group.size > 1 and not requested):
+        if not len(callbacks) or (group.size > 1 and not requested):
             return False
         self.progress.ended = group.any(callbacks.stops_steps)
         return self.progress.ended
@@ -173,7 +173,7 @@ class PhaseTraining:
     def _call_callbacks(self, record: dict[str, float], found: Validation | None) -> None:
         """Call the callbacks of an epoch's end; each of them may end training, on whatever rank."""
         context, callbacks = self.context, self.context.control.callbacks
-        if callbacks is None:
+        if not len(callbacks):
             return
         numbers = {k: v for k, v in record.items() if k == "train_loss" or k.startswith("val_")}
         callbacks.run.metrics = Numbers(numbers)
@@ -204,7 +204,7 @@ class PhaseTraining:
         try:
             return self._validate(whole, epoch)
         except EvaluationStopped:
-            if self.phase_optimizer.reads_validation or self.context.control.callbacks is not None:
+            if self.phase_optimizer.reads_validation or len(self.context.control.callbacks):
                 raise
             self.progress.unvalidated = True
             return None, False
@@ -238,8 +238,8 @@ class PhaseTraining:
         if self.phase.fresh_optimizer:
             progress.forget_best()
             progress.ended = False
-            if self.context.control.callbacks is not None:
-                self.context.control.callbacks.run.stop_asked = self.context.control.callbacks.stops_steps = False
+            callbacks = self.context.control.callbacks
+            callbacks.run.stop_asked = callbacks.stops_steps = False
         self.checkpoints.save(None if self.phase.fresh_optimizer else self.phase_optimizer)
 
     def _finish_part(self, fetcher: PhaseFetcher, last: bool) -> None:

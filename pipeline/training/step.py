@@ -123,8 +123,7 @@ class StepRunner:
             self._account_memory(meter)
         with self.clock.measure("forward_backward"):
             self.losses.wait() if last else self.losses.poll()
-        if self.context.control.callbacks is not None:
-            self.context.control.callbacks.step(epoch, step, self.loss)
+        self.context.control.callbacks.step(epoch, step, self.loss)
         self.progress.epoch_seconds += time.perf_counter() - start
         return requested
 
@@ -153,11 +152,11 @@ class StepRunner:
         with clock.measure("reduce"):
             # After an epoch's last step, requests travel with the sums of the epoch.
             called = context.control.callbacks
-            if called is not None and step + 1 < len(self.steps):
+            if step + 1 < len(self.steps):
                 # Asked for before, so that it takes effect at the same step on any number of ranks.
                 called.stops_steps = called.run.stop_asked
             flag = group.size > 1 and step + 1 < len(self.steps) and checkpointer.is_requested()
-            flag |= called is not None and called.stops_steps
+            flag |= called.stops_steps
             total, requested = context.system.reduce.reduce(
                 self.parameters, weight, group, flag, lambda: self._begin_next(epoch, step)
             )

@@ -154,7 +154,7 @@ def train_and_evaluate(prepared: Prepared, out: Path, feed: QueueEnd, member: Me
             rank_job.learned.write(out / LEARNED)
         if group.rank == 0:
             save_model(out / MODEL, model)
-        if callbacks is not None and test is not None:
+        if test is not None:
             callbacks.run.metrics |= {
                 f"test_{k}": v for k, v in {"accuracy": test.accuracy, **test.values}.items() if v is not None
             }
@@ -174,14 +174,9 @@ def _once(stop: Callable[[], bool]) -> Callable[[], bool]:
 
 
 @contextmanager
-def callbacks_of(
-    prepared: Prepared, group: Group, model: nn.Module, out: Path, emit: Emit
-) -> Iterator[Callbacks | None]:
-    """The callbacks of a run, which learn of its end however that comes; None if it has none."""
+def callbacks_of(prepared: Prepared, group: Group, model: nn.Module, out: Path, emit: Emit) -> Iterator[Callbacks]:
+    """The callbacks of a run, which learn of its end however that comes."""
     given, job = prepared.update.code.callbacks, prepared.job
-    if not given:
-        yield None
-        return
     epochs = prepared.system.schedule.phases(job.epochs, model)[-1].last_epoch
     run = RunView(rank=group.rank, ranks=group.size, model=model, config=job, folder=out, epochs=epochs, emit=emit)
     callbacks, ended = Callbacks(given, run), "failed"
