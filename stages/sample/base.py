@@ -106,8 +106,27 @@ class NodeWise(Sampler, Protocol):
         """``new``: only newly found nodes are rows of the next hop; ``all``: every node so far."""
         ...
 
+    @property
+    def weighted(self) -> bool:
+        """True if edges are drawn in proportion to their weights."""
+        ...
+
+    @property
+    def relations(self) -> dict[str, int | tuple[int, ...]]:
+        """Fanout of single relations, in place of `fanout`."""
+        ...
+
+    @property
+    def batch_dependency(self) -> int:
+        """Minibatches that share random numbers."""
+        ...
+
     def by_relation(self, types: GraphTypes) -> npt.NDArray[np.int64]:
         """int64 [L, R], fanout of each hop and relation of a graph with types."""
+        ...
+
+    def fanouts(self, graph: Graph) -> npt.NDArray[np.int64] | None:
+        """`by_relation` of the graph's types; None if it has one type of edges."""
         ...
 
     def streams(self, request: BulkRequest) -> npt.NDArray[np.uint64]:
@@ -154,6 +173,100 @@ class NodeWise(Sampler, Protocol):
 def reads_times(sampler: object) -> bool:
     """True if a sampler's draws depend on the times of edges and seeds: it says so by an attribute `reads_times`."""
     return bool(getattr(sampler, "reads_times", False))
+
+
+def check_batch_dependency(number: object) -> None:
+    """Raise InputError for a number of minibatches that is none."""
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise InputError(f"batch_dependency is {number!r}; expected a whole number of minibatches, 1 or more")
+
+
+class NodeWiseOptions:
+    """What node-wise samplers make of their options."""
+
+    def check_options(self: NodeWise) -> None:
+        """Raises InputError for options that are none."""
+        if not self.fanout:
+            raise InputError("fanout is empty; expected one number per layer, nearest the seeds first, such as 15,10,5")
+        for s in self.fanout:
+            wanted = "expected 1 to 65536, or -1 for every in-neighbour; 0 for all layers draws none"
+            if isinstance(s, bool) or not isinstance(s, int) or not -1 <= s <= 1 << 16 or (not s and any(self.fanout)):
+                raise InputError(f"fanout {list(self.fanout)} holds {s}; {wanted}")
+        for name, given in self.relations.items():
+            numbers = tuple(given) if isinstance(given, list | tuple) else (given,) * len(self.fanout)
+            if len(numbers) != len(self.fanout):
+                raise InputError(
+                    f"the fanout of relation '{name}' is {list(numbers)}; expected {len(self.fanout)} numbers, as "
+                    f"fanout {list(self.fanout)} has, or one"
+                )
+            for s in numbers:
+                if isinstance(s, bool) or not isinstance(s, int) or not -1 <= s <= 1 << 16:
+                    raise InputError(
+                        f"the fanout of relation '{name}' holds {s}; expected 0 to 65536, or -1 for every in-neighbour"
+                    )
+        check_batch_dependency(self.batch_dependency)
+        if self.expand not in ("new", "all"):
+            raise InputError(
+                f"expand is '{self.expand}'; expected new (only newly found nodes) or all (the whole frontier again)"
+            )
+
+    @property
+    def num_layers(self: NodeWise) -> int:
+        """L."""
+        return len(self.fanout)
+
+    @property
+    def relations_record(self: NodeWise) -> dict[str, Any]:
+        """`relations` as plain values."""
+        return {k: list(v) if isinstance(v, list | tuple) else v for k, v in self.relations.items()}
+
+    def check(self: NodeWise, graph: Graph) -> None:
+        """Raises InputError if the sampler is `weighted` and the graph has no edge weights, or has a fanout for a
+        relation that is not there."""
+        if graph.types.is_single and self.relations:
+            raise InputError(
+                f"the sampler has a fanout for relation '{next(iter(self.relations))}', but the graph has one type of "
+                "edges; leave relations out"
+            )
+        if not graph.types.is_single:
+            self.by_relation(graph.types)
+            if self.weighted:
+                raise InputError(
+                    "the sampler is weighted, but the graph has several relations, within which edges are drawn "
+                    "uniformly; set weighted = false"
+                )
+        if self.weighted and not graph.is_weighted:
+            raise InputError(
+                "the sampler is weighted but the graph has no edge weights; give the edges weights or set weighted = "
+                "false"
+            )
+
+    def by_relation(self: NodeWise, types: GraphTypes) -> npt.NDArray[np.int64]:
+        """int64 [L, R], fanout of each hop and relation. Raises InputError for a relation that is not there, or is
+        given twice."""
+        found = np.repeat(np.array(self.fanout, np.int64)[:, None], types.num_relations, axis=1)
+        seen: dict[int, str] = {}
+        for name, numbers in self.relations.items():
+            try:
+                r = types.relation(name)
+            except InputError as e:
+                raise InputError(f"the sampler has a fanout for relation '{name}', but {e}") from None
+            if r in seen:
+                raise InputError(f"the sampler's relations give '{name}' and '{seen[r]}', which are one; leave one out")
+            seen[r], found[:, r] = name, numbers
+        return found
+
+    def fanouts(self: NodeWise, graph: Graph) -> npt.NDArray[np.int64] | None:
+        """See `by_relation`; None if the graph has one type of edges."""
+        return None if graph.types.is_single else self.by_relation(graph.types)
+
+    def bound(self: NodeWise, graph: Graph) -> int | None:
+        """Most in-edges that are drawn of a row; None: there is no bound."""
+        fanouts = self.fanouts(graph)
+        if graph.types.is_single or fanouts is None:
+            return None if min(self.fanout) < 0 else max(self.fanout)
+        most = np.bincount(graph.types.ends[:, 1], fanouts.max(0)).max(initial=0)
+        return None if fanouts.min(initial=0) < 0 else int(most)
 
 
 def check_kernel(sampler: object, kernel: str, *, partitioned: bool = False) -> None:

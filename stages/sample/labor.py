@@ -11,18 +11,16 @@ from torch import Tensor
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk
-from ...storage.typed.graph_types import GraphTypes
 from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, draw_labor, draw_relations
 from ..kernels.sampling.edge_weights import scaled
 from ..placement.row_owners import Owners, RowsHere
-from .base import check_kernel, minibatch_of, per_layer
-from .neighbor import NeighborSampler
+from .base import NodeWiseOptions, check_kernel, minibatch_of, per_layer
 from .remote_nodewise import draw_node_wise
 
 
 @dataclass(frozen=True)
-class LaborSampler:
+class LaborSampler(NodeWiseOptions):
     """Node-wise sampling in which a minibatch draws one number per source node, so that rows agree on their neighbours.
 
     Each row sees the law of `NeighborSampler` (unbiased: a kept edge stands for degree / kept), but the rows together
@@ -61,9 +59,7 @@ class LaborSampler:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fanout", per_layer(self, "fanout", self.fanout, self.poisson))
-        NeighborSampler(
-            self.fanout, expand=self.expand, relations=self.relations, batch_dependency=self.batch_dependency
-        )
+        self.check_options()
         if not any(self.fanout):
             raise InputError(f"labor: fanout is {list(self.fanout)}, which draws nothing; take the sampler neighbor")
         if not isinstance(self.poisson, bool):
@@ -79,11 +75,6 @@ class LaborSampler:
             )
 
     @property
-    def num_layers(self) -> int:
-        """L."""
-        return len(self.fanout)
-
-    @property
     def host_only(self) -> bool:
         """True with importance iterations."""
         return self.iterations > 0
@@ -97,21 +88,18 @@ class LaborSampler:
         }
         options["edge_ids"] = self.edge_ids
         options["batch_dependency"] = self.batch_dependency if self.batch_dependency > 1 else 0
-        options["relations"] = NeighborSampler(self.fanout, relations=self.relations).record().get("relations")
+        options["relations"] = self.relations_record
         found = {"sampler": self.name, "fanout": list(self.fanout), "poisson": self.poisson}
         return found | {k: v for k, v in options.items() if v}
 
     def check(self, graph: Graph) -> None:
-        """Raises what `NeighborSampler.check` raises, and InputError for `iterations` on a graph with types."""
-        NeighborSampler(self.fanout, weighted=self.weighted, relations=self.relations).check(graph)
+        """Raises what `NodeWiseOptions.check` raises, and InputError for `iterations` on a graph with types."""
+        super().check(graph)
         if self.iterations and not graph.types.is_single:
             raise InputError(
                 f"iterations is {self.iterations}, but the graph has several relations, each of which is drawn by "
                 "itself; leave iterations out"
             )
-
-    def by_relation(self, types: GraphTypes) -> npt.NDArray[np.int64]:
-        return NeighborSampler(self.fanout, relations=self.relations).by_relation(types)
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
         """See `Sampler.sample`. Raises what `check` and, for the kernel ``cuda``, `check_kernel` raise."""
@@ -156,7 +144,7 @@ class LaborSampler:
         from ..kernels.sampling.device_samples import DeviceSample
         from .resident import node_weights, node_wise
 
-        kernels, fanouts = sampling_backend("cuda"), None if graph.types.is_single else self.by_relation(graph.types)
+        kernels, fanouts = sampling_backend("cuda"), self.fanouts(graph)
 
         def scale(rows: Tensor, kept: Tensor, hop: Tensor) -> Tensor:
             if self.weighted:
@@ -185,8 +173,7 @@ class LaborSampler:
             by_relation=fanouts,
             workspace=workspace,
         )
-        of_rows = NeighborSampler(self.fanout, relations=self.relations)
-        bound = None if self.poisson else of_rows.bound(graph)
+        bound = None if self.poisson else self.bound(graph)
         of_edge = graph.is_weighted and not self.weighted
 
         def of_rows(made: DeviceSample) -> list[Tensor]:

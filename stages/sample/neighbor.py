@@ -10,17 +10,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk
-from ...storage.typed.graph_types import GraphTypes
 from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, draw_relations, draw_rows
 from ..kernels.runtime.threads import parallel
 from ..kernels.sampling.alias import AliasTable
 from ..kernels.sampling.edge_weights import scaled
 from ..placement.row_owners import IdArray, Owners, RowsHere
-from .base import minibatch_of, per_layer
+from .base import NodeWiseOptions, minibatch_of, per_layer
 from .remote_nodewise import draw_node_wise
 
 if TYPE_CHECKING:
@@ -28,14 +26,8 @@ if TYPE_CHECKING:
     from ..placement.row_owners_cuda import OwnersOnDevice
 
 
-def check_batch_dependency(number: object) -> None:
-    """Raise InputError for a number of minibatches that is none."""
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise InputError(f"batch_dependency is {number!r}; expected a whole number of minibatches, 1 or more")
-
-
 @dataclass(frozen=True)
-class NeighborSampler:
+class NeighborSampler(NodeWiseOptions):
     """min(fanout, in-degree) in-neighbours of each frontier node, without replacement unless asked.
 
     By default only newly found nodes are expanded (PyG's semantics): a node keeps the in-edges it was given when it was
@@ -73,34 +65,7 @@ class NeighborSampler:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fanout", per_layer(self, "fanout", self.fanout, self.replace))
-        if not self.fanout:
-            raise InputError("fanout is empty; expected one number per layer, nearest the seeds first, such as 15,10,5")
-        for s in self.fanout:
-            wanted = "expected 1 to 65536, or -1 for every in-neighbour; 0 for all layers draws none"
-            if isinstance(s, bool) or not isinstance(s, int) or not -1 <= s <= 1 << 16 or (not s and any(self.fanout)):
-                raise InputError(f"fanout {list(self.fanout)} holds {s}; {wanted}")
-        for name, given in self.relations.items():
-            numbers = tuple(given) if isinstance(given, list | tuple) else (given,) * len(self.fanout)
-            if len(numbers) != len(self.fanout):
-                raise InputError(
-                    f"the fanout of relation '{name}' is {list(numbers)}; expected {len(self.fanout)} numbers, as "
-                    f"fanout {list(self.fanout)} has, or one"
-                )
-            for s in numbers:
-                if isinstance(s, bool) or not isinstance(s, int) or not -1 <= s <= 1 << 16:
-                    raise InputError(
-                        f"the fanout of relation '{name}' holds {s}; expected 0 to 65536, or -1 for every in-neighbour"
-                    )
-        check_batch_dependency(self.batch_dependency)
-        if self.expand not in ("new", "all"):
-            raise InputError(
-                f"expand is '{self.expand}'; expected new (only newly found nodes) or all (the whole frontier again)"
-            )
-
-    @property
-    def num_layers(self) -> int:
-        """L."""
-        return len(self.fanout)
+        self.check_options()
 
     def record(self) -> dict[str, Any]:
         # Options at their defaults are left out, so that adding one invalidates no existing store.
@@ -109,48 +74,12 @@ class NeighborSampler:
             "weighted": self.weighted,
             "expand": self.expand != "new",
             "edge_ids": self.edge_ids,
-            "relations": {k: list(v) if isinstance(v, list | tuple) else v for k, v in self.relations.items()},
+            "relations": self.relations_record,
             "batch_dependency": self.batch_dependency if self.batch_dependency > 1 else 0,
             # Weighted samples without a version were drawn by exponential races.
             "version": 2 if self.weighted else 0,
         }
         return {"sampler": self.name, "fanout": list(self.fanout), **{k: v for k, v in options.items() if v}}
-
-    def check(self, graph: Graph) -> None:
-        """Raises InputError if this sampler is `weighted` and the graph has no edge weights, or has a fanout for a
-        relation that is not there."""
-        if graph.types.is_single and self.relations:
-            raise InputError(
-                f"the sampler has a fanout for relation '{next(iter(self.relations))}', but the graph has one type of "
-                "edges; leave relations out"
-            )
-        if not graph.types.is_single:
-            self.by_relation(graph.types)
-            if self.weighted:
-                raise InputError(
-                    "the sampler is weighted, but the graph has several relations, within which edges are drawn "
-                    "uniformly; set weighted = false"
-                )
-        if self.weighted and not graph.is_weighted:
-            raise InputError(
-                "the sampler is weighted but the graph has no edge weights; give the edges weights or set weighted = "
-                "false"
-            )
-
-    def by_relation(self, types: GraphTypes) -> npt.NDArray[np.int64]:
-        """int64 [L, R], fanout of each hop and relation. Raises InputError for a relation that is not there, or is
-        given twice."""
-        found = np.repeat(np.array(self.fanout, np.int64)[:, None], types.num_relations, axis=1)
-        seen: dict[int, str] = {}
-        for name, numbers in self.relations.items():
-            try:
-                r = types.relation(name)
-            except InputError as e:
-                raise InputError(f"the sampler has a fanout for relation '{name}', but {e}") from None
-            if r in seen:
-                raise InputError(f"the sampler's relations give '{name}' and '{seen[r]}', which are one; leave one out")
-            seen[r], found[:, r] = name, numbers
-        return found
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
         """See `Sampler.sample`. Raises what `check` raises."""
@@ -197,7 +126,7 @@ class NeighborSampler:
         from .resident import node_weights, node_wise
 
         self.check(graph)
-        weights, fanouts = graph.is_weighted, self._fanouts(graph)
+        weights, fanouts = graph.is_weighted, self.fanouts(graph)
         kernels = sampling_backend("cuda")
         pieces = kernels.neighbor_pieces(
             graph,
@@ -223,18 +152,6 @@ class NeighborSampler:
         weigh = of_relations if typed else of_rows if weights else None
         ids = typed or self.edge_ids
         return node_wise(request, pieces, weigh, nested=nested, bound=self.bound(graph), edge_ids=ids)
-
-    def _fanouts(self, graph: Graph) -> npt.NDArray[np.int64] | None:
-        """See `by_relation`; None if the graph has one type of edges."""
-        return None if graph.types.is_single else self.by_relation(graph.types)
-
-    def bound(self, graph: Graph) -> int | None:
-        """Most in-edges that are drawn of a row; None: there is no bound."""
-        fanouts = self._fanouts(graph)
-        if graph.types.is_single or fanouts is None:
-            return None if min(self.fanout) < 0 else max(self.fanout)
-        most = np.bincount(graph.types.ends[:, 1], fanouts.max(0)).max(initial=0)
-        return None if fanouts.min(initial=0) < 0 else int(most)
 
     def _device_scale(self, graph: Graph, rows: Tensor, kept: Tensor) -> Tensor:
         """float64, the share of each row's neighbourhood that a kept edge stands for, on the device."""
