@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..stages.kernels.runtime.threads import own_cores
+
 GRAPH = "sbm:nodes=200,classes=3,degree=6,features=8"
 TYPED = "hsbm:nodes=60,classes=2,degree=3,features=8"
 TIMED = "tsbm:nodes=100,days=20,degree=3,features=8"
@@ -78,9 +80,8 @@ def warm_up(dtype: str, processes: int | None = None) -> Iterator[Warmed]:
     from ..stages.kernels.runtime import precompile
 
     jobs = trials(dtype)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(processes or cores, len(jobs)), mp_context=context) as pool:
+    with ProcessPoolExecutor(min(processes or own_cores(), len(jobs)), mp_context=context) as pool:
         for done in as_completed([pool.submit(run_trial, trial) for trial in jobs]):
             yield done.result()
     if dtype == "float32":

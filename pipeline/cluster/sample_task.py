@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...stages.kernels import workspace_of
 from ...storage.errors import InputError
 from ...storage.queue.bulk_codec import packed_bytes
 from ..assembly.data_part import DataPart
@@ -48,7 +49,7 @@ def sample_bulk(order: SampleOrder, epoch: int, number: int) -> dict[str, Any]:
     """
     graph, plan, kernel, queue = _opened.opened(order)
     if getattr(_local, "order", None) != order:
-        _local.order, _local.workspace = order, kernel.Workspace() if hasattr(kernel, "Workspace") else None
+        _local.order, _local.workspace = order, workspace_of(kernel)
     start = time.perf_counter()
     bulk = order.sample.policy.sampler.sample(graph, plan.request(epoch, number), kernel, _local.workspace)
     seconds = time.perf_counter() - start

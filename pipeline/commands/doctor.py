@@ -77,6 +77,7 @@ def _machine() -> dict[str, Any]:
 
     import torch
 
+    from ...stages.kernels.runtime.threads import own_cores
     from ..machine.compilers import cxx_compiler, python_headers
     from ..setup.checks import has_bfloat16
 
@@ -86,7 +87,7 @@ def _machine() -> dict[str, Any]:
     disk = shutil.disk_usage(".")
     return {
         "platform": sys.platform,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": own_cores(),
         "memory": memory,
         "free disk": f"{disk.free / 2**30:.1f} GiB",
         "address space": _address_space(),

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...stages.kernels import OTHER_BITS
+from ...stages.sample.neighbor import NeighborSampler
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.fingerprint import (
@@ -151,7 +152,7 @@ def _drawn_by(job: Job, system: System) -> dict[str, str]:
     if job.kernel not in OTHER_BITS:
         return {}
     sampler = system.sample.sampler
-    if sampler is None or sampler.name != "neighbor":
+    if not isinstance(sampler, NeighborSampler):
         seen = f"system '{system.name}' samples nothing" if sampler is None else f"the sampler is '{sampler.name}'"
         raise InputError(
             f"kernel is \"{job.kernel}\", which supports only the sampler 'neighbor', but {seen}; leave kernel out"

@@ -1,7 +1,6 @@
 """Ranks by the machine they run on, for work that one process does with all of a machine's threads."""
 
 import hashlib
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,7 @@ from pathlib import Path
 import torch
 
 from ...stages.comm.base import Group
-from ...stages.kernels.runtime.threads import get_num_threads, set_num_threads
+from ...stages.kernels.runtime.threads import get_num_threads, own_cores, set_num_threads
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -42,8 +41,7 @@ def threads_of(ranks: int) -> Iterator[None]:
     """Context in which kernels use the threads of so many ranks of this machine, which are waiting: at most a thread
     for each core."""
     own = get_num_threads()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if (most := max(own, min(own * ranks, cores))) == own:
+    if (most := max(own, min(own * ranks, own_cores()))) == own:
         yield
         return
     set_num_threads(most)

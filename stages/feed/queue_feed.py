@@ -12,6 +12,7 @@ from ...storage.ledger import Ledger
 from ...storage.minibatch import Expected, MiniBatch
 from ...storage.queue.base import MemoryQueue, MinibatchQueue
 from ..assignment import SeedPlan, Sizes
+from ..kernels import workspace_of
 from ..kernels.runtime.threads import stand_back
 from ..messages import Phase, Placement, RankJob, Seeded
 from ..sample.base import Sampler
@@ -88,7 +89,7 @@ def sample_bulks(
     Raises:
         RunError: the queue cannot be written.
     """
-    workspace = draws.kernel.Workspace() if hasattr(draws.kernel, "Workspace") else None
+    workspace = workspace_of(draws.kernel)
     for epoch, number in span.missing(queue):
         if stop():
             return

@@ -4,7 +4,7 @@ device of the rows; all of one kind export the same functions."""
 from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...storage.errors import InputError, MissingExtraError, nearest
 
@@ -91,6 +91,11 @@ def sampling_backend(name: str = "cpu") -> ModuleType:
     elif name in OTHER_BITS:
         module.check_available()
     return module
+
+
+def workspace_of(backend: ModuleType) -> Any:
+    """Buffers of a sampling backend to reuse from bulk to bulk, owned by one thread; None if it has none."""
+    return backend.Workspace() if hasattr(backend, "Workspace") else None
 
 
 def multi_gpu_sampling() -> ModuleType:

@@ -38,7 +38,7 @@ class WithBoundary(Sharded):
     """Train without validation and test nodes, and validate without test nodes, in the graph."""
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Share | None = None) -> BoundaryShare:
-        """See `PartitionPolicy.place`."""
+        """The rank's share with its boundary; see `PartitionPolicy.place`."""
         share = super().place(data, phase, job)
         return BoundaryShare(**vars(share), boundary=Boundary(share, job, self.inductive))
 

@@ -175,12 +175,6 @@ def reads_times(sampler: object) -> bool:
     return bool(getattr(sampler, "reads_times", False))
 
 
-def check_batch_dependency(number: object) -> None:
-    """Raise InputError for a number of minibatches that is none."""
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise InputError(f"batch_dependency is {number!r}; expected a whole number of minibatches, 1 or more")
-
-
 class NodeWiseOptions:
     """What node-wise samplers make of their options."""
 
@@ -204,7 +198,9 @@ class NodeWiseOptions:
                     raise InputError(
                         f"the fanout of relation '{name}' holds {s}; expected 0 to 65536, or -1 for every in-neighbour"
                     )
-        check_batch_dependency(self.batch_dependency)
+        number: object = self.batch_dependency
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise InputError(f"batch_dependency is {number!r}; expected a whole number of minibatches, 1 or more")
         if self.expand not in ("new", "all"):
             raise InputError(
                 f"expand is '{self.expand}'; expected new (only newly found nodes) or all (the whole frontier again)"
@@ -216,7 +212,7 @@ class NodeWiseOptions:
         return len(self.fanout)
 
     @property
-    def relations_record(self: NodeWise) -> dict[str, Any]:
+    def relations_record(self: NodeWise) -> dict[str, object]:
         """`relations` as plain values."""
         return {k: list(v) if isinstance(v, list | tuple) else v for k, v in self.relations.items()}
 

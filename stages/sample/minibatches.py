@@ -13,7 +13,7 @@ from ...storage.errors import InputError, whole_number
 from ...storage.graph import Graph
 from ...storage.minibatch import MiniBatch
 from ..assignment import SeedPlan
-from ..kernels import SAMPLING, check_known, sampling_backend
+from ..kernels import SAMPLING, check_known, sampling_backend, workspace_of
 from ..kernels.runtime.threads import at_most
 from .base import Sampler, check_kernel
 
@@ -86,7 +86,7 @@ def _minibatches(
     try:
         workspace = idle.pop()
     except IndexError:
-        workspace = backend.Workspace() if hasattr(backend, "Workspace") else None
+        workspace = workspace_of(backend)
     for number in range(plan.num_bulks):
         with at_most(threads):
             minibatches = list(sampler.sample(graph, plan.request(epoch, number), backend, workspace).minibatches)

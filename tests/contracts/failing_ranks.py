@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from millrace.stages.comm.base import Overlap, nothing
-from millrace.stages.comm.gloo import Gloo
+from millrace.stages.comm.gloo import Contact, Gloo
 from millrace.stages.comm.survivors import Survivors
 from millrace.storage.errors import PeerLostError
 from millrace.storage.ledger import Ledger
@@ -61,7 +61,7 @@ class ThreadedRanks:
     def join(self, rank: int) -> Survivors:
         def meet(store: Any, place: int, size: int) -> Line:
             self.at_meeting(rank, size, store)
-            self.lines[rank] = Line(store, place, size, self.ledgers[rank], host="127.0.0.1", timeout_s=TIMEOUT_S)
+            self.lines[rank] = Line(store, place, size, self.ledgers[rank], Contact("127.0.0.1", timeout_s=TIMEOUT_S))
             return self.lines[rank]
 
         group = Survivors(self.store, rank, self.size, meet)

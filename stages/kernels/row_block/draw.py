@@ -203,7 +203,7 @@ def draw_labor(
 ) -> Drawn:
     """The draws of `cpu.labor.labor` for these rows in one hop, by the edges' weights if `weighted`; other arguments as
     in `draw_rows`."""
-    weight = graph.edge_weight if weighted and graph.is_weighted else np.empty(0, np.float32)
+    weight = graph.edge_weight if weighted and graph.edge_weight is not None else np.empty(0, np.float32)
     parts: list[tuple[npt.NDArray[np.integer], ...]] = [()] * len(keys)
 
     def segment(q: int) -> None:

@@ -75,7 +75,7 @@ def extract(
     table, shift = _table(nodes, len(nodes))
     room = int(graph.in_degree[rows].sum())
     counts, out = np.empty(len(rows), np.int32), np.empty(room, np.int32)
-    values = np.empty(0 if not graph.is_weighted else room, np.float32)
+    values = np.empty(0 if graph.edge_weight is None else room, np.float32)
     places = np.empty(room, np.int64) if keep_positions else None
     e = _extract(graph.indptr, graph.indices, graph.edge_weight, table, shift, rows, counts, out, values, places)
     return counts, out[:e], values[:e], np.empty(0, np.int64) if places is None else places[:e]

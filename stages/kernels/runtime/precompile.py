@@ -15,6 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from .threads import own_cores
+
 PACKAGE = __package__.rpartition(".")[0] if __package__ else ""
 MOST = 3
 """Processes: more would each import numba to find everything taken."""
@@ -62,9 +64,8 @@ def is_of_use(table: Mapping[str, Any]) -> bool:
 def start() -> list[subprocess.Popen[bytes]]:
     """Start the processes, one for each core but this process's own, unless everything is compiled. They end by
     themselves, or soon after this process."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
-        if cores < 2 or marker().exists():
+        if own_cores() < 2 or marker().exists():
             return []
         return [
             subprocess.Popen(
@@ -73,7 +74,7 @@ def start() -> list[subprocess.Popen[bytes]]:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
-            for _ in range(min(MOST, cores - 1))
+            for _ in range(min(MOST, own_cores() - 1))
         ]
     except OSError:
         return []  # the kernels are compiled when they are first called

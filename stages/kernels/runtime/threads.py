@@ -25,6 +25,11 @@ and the number of threads that it was made for."""
 _here = threading.local()
 
 
+def own_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def get_num_threads() -> int:
     """Threads that one call of `parallel` may use: the number of `set_num_threads`, else `torch.get_num_threads()`; at
     most this thread's number from `keep_to`."""

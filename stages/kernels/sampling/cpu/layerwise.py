@@ -144,7 +144,7 @@ class _Layers:
             ends.append(n)
         out = nodes[:n].copy()
         _clear(scratch.seen, out)
-        weighted = self.debias != "none" or self.graph.is_weighted
+        weighted = self.debias != "none" or self.graph.edge_weight is not None
         return LayerSample(
             out,
             tuple(ends),

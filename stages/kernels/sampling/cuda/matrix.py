@@ -313,7 +313,7 @@ def induced(graph: Graph, known: "DenseNumbering", keep_positions: bool = False)
         np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
         number[place[kept]].int(),
         at if keep_positions else None,
-        None if not graph.is_weighted else number_on_device(graph, "edge_weight")[at],
+        None if graph.edge_weight is None else number_on_device(graph, "edge_weight")[at],
     )
 
 
