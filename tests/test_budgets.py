@@ -22,7 +22,7 @@ BUDGETS: dict[str, float] = {
     # Planetoid's and PyG's files are read without running what is in them; graphs are shown without labels.
     # Full batches of isolated ranks (grappa.full_batch): 95. Hops' lists of mapped graphs,
     # announced ahead, and lines of a plan that are wrapped: 22.
-    "lines_code": 67_237,
+    "lines_code": 67_238,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 40.2,
     "none_checks_of_types": 14,

@@ -10,10 +10,10 @@ from typing import Any
 
 from distributed import Client, Future
 
-from ...stages.partition.base import can_travel
+from ...stages.partition.base import Cut, can_travel
 from ...stages.partition.mend import damage_of
 from ...stages.partition.quality import PartCounts
-from ...stages.partition.stage import Cut, Cutter, assign_nodes, write_part
+from ...stages.partition.stage import Cutter, assign_nodes, write_part
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import KIND as DATASET_KIND
 from ...storage.dataset_store import features_access, graph_access, open_stored

@@ -17,8 +17,8 @@ from .shared.paths import output_folder
 from .shared.stage_flags import with_stage_flags
 
 if TYPE_CHECKING:
+    from ...stages.partition.base import Cut
     from ...stages.partition.quality import PartitionQuality
-    from ...stages.partition.stage import Cut
     from ...storage.dataset import Dataset
     from ..config.job import Job
 
@@ -65,9 +65,8 @@ def partition(
 
     Takes the job of `run`; what concerns other stages is left to them.
     """
-    from ...stages.partition.base import check_parts
+    from ...stages.partition.base import Cut, check_parts
     from ...stages.partition.clustered import Clustered
-    from ...stages.partition.stage import Cut
     from ...storage.dataset import check_one_type
     from ...storage.partition.node_order import check_order
     from ..config.load import resolve
@@ -197,8 +196,8 @@ def _write_store(
     """A store of the dataset in which each part is a range of ids; its features can be mapped."""
     import time
 
+    from ...stages.partition.base import book_of
     from ...stages.partition.quality import measure
-    from ...stages.partition.stage import book_of
     from ...storage.dataset_store import write_dataset
     from ...storage.lazy_dataset import LazyDataset
     from ...storage.partition.reorder import reorder

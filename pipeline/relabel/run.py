@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...stages.partition.base import Partitioner, can_travel
+from ...stages.partition.base import Cut, Partitioner, can_travel
 from ...stages.partition.quality import PartCounts, PartitionQuality
-from ...stages.partition.stage import Cut
 from ...storage.dataset import PAIR_ARRAYS, SPLITS
 from ...storage.dataset_store import FEATURES_FILE, KIND, features_dtype, graph_access
 from ...storage.errors import InputError

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...stages.partition.base import Cut, book_of
 from ...stages.partition.quality import PartCounts
-from ...stages.partition.stage import Cut, book_of
 from ...storage.dataset import PAIR_ARRAYS, SPLITS
 from ...storage.dataset_store import KIND, features_access, graph_access, open_features
 from ...storage.features import FeatureStore

@@ -7,8 +7,9 @@ from typing import Any
 
 from distributed import Client
 
+from ...stages.partition.base import Cut
 from ...stages.partition.mend import remove_damaged
-from ...stages.partition.stage import Cut, cut_dataset, holds_parts
+from ...stages.partition.stage import cut_dataset, holds_parts
 from ...storage.dataset import Dataset
 from ...storage.store.paths import expanded
 from ..cluster.partition_task import Cutting

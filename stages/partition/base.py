@@ -1,13 +1,16 @@
 """Partitioners: assign each node to a part."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from ...storage.dataset import Dataset
 from ...storage.errors import InputError, whole_number
 from ...storage.graph import Graph
+from ...storage.lazy_dataset import LazyGraph
 from ...storage.partition.book import PartitionBook
 from .rows import RowSource
 
@@ -95,6 +98,28 @@ def make_book(
     if isinstance(partitioner, InPasses):
         return partitioner.assign(graph, parts, seed, train=train, on_progress=on_progress)
     return partitioner.assign(graph, parts, seed)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A way to divide nodes: the partitioner and the parts."""
+
+    partitioner: Partitioner
+    parts: int
+    seed: int = 0
+    order: str = "ids"
+    """Order of the nodes within a part, where they are renumbered; see `storage.partition.node_order`."""
+
+
+def book_of(dataset: Dataset, cut: Cut, on_progress: Callable[[int, int], None] | None = None) -> PartitionBook:
+    """Owner of every node of a dataset; see `make_book`. The graph of a lazy one stays on disk if the partitioner
+    reads rows."""
+    graph: Any = dataset.graph
+    partitioner = cut.partitioner
+    if isinstance(graph, LazyGraph) and reads_rows(partitioner):
+        graph = graph.on_disk
+    train = dataset.split.train if isinstance(partitioner, InPasses) and not dataset.of_pairs else None
+    return make_book(partitioner, graph, cut.parts, cut.seed, train, on_progress)
 
 
 READS_GRAPH = ("contiguous", "ldg", "fennel", "metis", "metis-work", "metis-streamed")

@@ -23,9 +23,8 @@ from ...storage.errors import StoreError
 from ...storage.features import FeatureStore, ZarrFeatures
 from ...storage.fingerprint import dataset_fingerprint
 from ...storage.graph import edges_of_rows
-from ...storage.lazy_dataset import LazyGraph
 from ...storage.partition.book import KIND as BOOK_KIND
-from ...storage.partition.book import Book, PartitionBook, open_book, write_book
+from ...storage.partition.book import Book, open_book, write_book
 from ...storage.partition.edge_shards import KIND as SHARDS_KIND
 from ...storage.partition.edge_shards import EdgeShards, open_edge_shards, shard_edges, write_edge_shards
 from ...storage.partition.partition import KIND as GRAPH_KIND
@@ -37,7 +36,7 @@ from ...storage.store.scratch import Empty, in_memory
 from ...storage.store.store import Store, open_store, write_store
 from ...storage.stored.edge_features import OF_EDGES
 from ..self_loops import degree_rows
-from .base import InPasses, Partitioner, check_parts, make_book, reads_rows
+from .base import Cut, Partitioner, book_of, check_parts
 from .quality import PartCounts, PartitionQuality, count_part
 
 KIND = "partitioning"
@@ -49,17 +48,6 @@ LOOPS = "self_loops"
 LAYOUT = 2
 """Layout of the folder: 1 had no edge shards. `partition_dataset` completes a folder of an earlier layout."""
 WriteParts = Callable[[list[int], dict[str, str]], Iterator[tuple[int, PartCounts]]]
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A way to divide nodes: the partitioner and the parts."""
-
-    partitioner: Partitioner
-    parts: int
-    seed: int = 0
-    order: str = "ids"
-    """Order of the nodes within a part, where they are renumbered; see `storage.partition.node_order`."""
 
 
 @dataclass(frozen=True)
@@ -225,17 +213,6 @@ def check_folder(out: Path) -> None:
         and (not out.is_dir() or any(not p.name.startswith(".") for p in out.iterdir()))
     ):
         raise StoreError(f"{out} exists and holds no partitions; choose another folder, or remove it first")
-
-
-def book_of(dataset: Dataset, cut: Cut, on_progress: Callable[[int, int], None] | None = None) -> PartitionBook:
-    """Owner of every node of a dataset; see `base.make_book`. The graph of a lazy one stays on disk if the partitioner
-    reads rows."""
-    graph: Any = dataset.graph
-    partitioner = cut.partitioner
-    if isinstance(graph, LazyGraph) and reads_rows(partitioner):
-        graph = graph.on_disk
-    train = dataset.split.train if isinstance(partitioner, InPasses) and not dataset.of_pairs else None
-    return make_book(partitioner, graph, cut.parts, cut.seed, train, on_progress)
 
 
 def assign_nodes(

@@ -20,7 +20,8 @@ from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training import trainer
 from millrace.pipeline.training.context import Member
 from millrace.stages.fetch import phase_fetch, phase_store
-from millrace.stages.partition.stage import Cut, cut_dataset
+from millrace.stages.partition.base import Cut
+from millrace.stages.partition.stage import cut_dataset
 from millrace.storage.dataset import Dataset
 from millrace.storage.errors import PeerLostError
 from millrace.storage.store.store import write_store

@@ -15,7 +15,7 @@ import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.config.records import make_system
 from millrace.pipeline.setup.checks import check_edges
-from millrace.stages.partition.stage import Cut, book_of
+from millrace.stages.partition.base import Cut, book_of
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError
 from millrace.storage.features import ArrayFeatures

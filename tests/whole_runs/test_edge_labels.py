@@ -19,7 +19,8 @@ from millrace.stages.evaluate.layerwise import accuracy
 from millrace.stages.links.edge_head import EdgeHead
 from millrace.stages.models.base import as_model
 from millrace.stages.neighbourhood.block import BlockNeighbourhood
-from millrace.stages.partition.stage import Cut, cut_dataset
+from millrace.stages.partition.base import Cut
+from millrace.stages.partition.stage import cut_dataset
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError
 from millrace.storage.minibatch import Block

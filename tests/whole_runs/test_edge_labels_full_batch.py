@@ -8,7 +8,8 @@ import torch
 import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.setup.prepare import prepare
-from millrace.stages.partition.stage import Cut, cut_dataset
+from millrace.stages.partition.base import Cut
+from millrace.stages.partition.stage import cut_dataset
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.bulk_ranks import last_parameters
 from millrace.tests.contracts.process_ranks import run_ranks

@@ -29,7 +29,8 @@ from millrace.stages.links.plan import LinkPlan
 from millrace.stages.links.train_pairs import Negatives, TrainPairs
 from millrace.stages.losses import NamedLoss
 from millrace.stages.neighbourhood.block import BlockNeighbourhood
-from millrace.stages.partition.stage import Cut, cut_dataset, open_part
+from millrace.stages.partition.base import Cut
+from millrace.stages.partition.stage import cut_dataset, open_part
 from millrace.stages.placement.chunk_schedule import ChunkSchedule
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import Interrupted

@@ -27,7 +27,8 @@ from millrace.stages.evaluate import best_links
 from millrace.stages.evaluate import links as ranking
 from millrace.stages.evaluate.cuda import DeviceBudget
 from millrace.stages.links.exclude import WithoutOwnEdges
-from millrace.stages.partition.stage import Cut, cut_dataset
+from millrace.stages.partition.base import Cut
+from millrace.stages.partition.stage import cut_dataset
 from millrace.storage.errors import InputError
 from millrace.storage.features import ArrayFeatures
 from millrace.storage.ledger import Ledger

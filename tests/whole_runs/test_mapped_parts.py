@@ -16,7 +16,8 @@ from millrace.pipeline.telemetry.control import Control
 from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.context import Member
 from millrace.pipeline.training.trainer import train_and_evaluate
-from millrace.stages.partition.stage import Cut, cut_dataset
+from millrace.stages.partition.base import Cut
+from millrace.stages.partition.stage import cut_dataset
 from millrace.storage.features import ArrayFeatures
 from millrace.storage.store import scratch
 from millrace.storage.store.npy import is_map

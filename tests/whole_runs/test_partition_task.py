@@ -12,8 +12,9 @@ from millrace.pipeline.cluster import partition_task
 from millrace.pipeline.cluster.partition_task import Cutting
 from millrace.pipeline.cluster.scheduler_watch import SchedulerWatch
 from millrace.pipeline.config.schema import ClusterOptions
+from millrace.stages.partition.base import Cut
 from millrace.stages.partition.hash import Hash
-from millrace.stages.partition.stage import Cut, Cutter, cut_dataset, partition_dataset
+from millrace.stages.partition.stage import Cutter, cut_dataset, partition_dataset
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.partition import shuffle
 from millrace.storage.partition.book import RangeBook, write_book

@@ -17,7 +17,8 @@ from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.context import Member
 from millrace.pipeline.training.trainer import train_and_evaluate
 from millrace.stages.evaluate.link_metrics import PairsOfSet, known_of, link_metrics
-from millrace.stages.partition.stage import Cut, cut_dataset
+from millrace.stages.partition.base import Cut
+from millrace.stages.partition.stage import cut_dataset
 from millrace.storage.errors import Interrupted, RunError
 from millrace.tests.contracts.bulk_ranks import last_parameters
 from millrace.tests.contracts.graphs import links_of_multi_edges

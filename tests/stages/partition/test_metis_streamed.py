@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from millrace.stages.kernels.partition.propagate import add_loads, cluster, collect_edges, refine
 from millrace.stages.partition import metis_streamed, rows
+from millrace.stages.partition.base import Cut, book_of
 from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.metis import Metis
 from millrace.stages.partition.metis_streamed import MetisStreamed
 from millrace.stages.partition.quality import measure
-from millrace.stages.partition.stage import Cut, book_of
 from millrace.storage.dataset_store import open_dataset_store
 from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph, from_edges
