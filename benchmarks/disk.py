@@ -6,7 +6,8 @@
 It makes a store of random edges and rows of 1 KiB. **Units**: the rows of 1, 8 and 25 minibatches as training collects
 them, the same ranges through a bare reader, and `torch.index_select` over a map with ``MADV_RANDOM`` for one
 minibatch. **Runs**: GraphSAGE of width 128 on minibatches of 1,024 seeds, fanout 10, 5, in a cgroup of each size, with
-features in memory (without a limit) and mapped. Pages of the features are dropped before each measurement, in this
+features in memory (without a limit) and mapped. **Sweep**: three trainings over one packed store, from it alone, beside
+three live runs, which read the mapped features. Pages of the features are dropped before each measurement, in this
 machine; sides take turns; each line has the load, for machines that others use too.
 """
 
@@ -73,9 +74,9 @@ def make(store: Path, nodes: int, edges: int) -> None:
     write_dataset(store, dataset, features_format="npy")
 
 
-def drop(store: Path) -> None:
+def drop(store: Path, name: str = "features.npy") -> None:
     """Take the pages of the features from this machine's cache."""
-    handle = os.open(store / "features.npy", os.O_RDONLY)
+    handle = os.open(store / name, os.O_RDONLY)
     os.fsync(handle)
     os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(handle)
@@ -216,6 +217,61 @@ def runs(args: argparse.Namespace, store: Path) -> None:
                 print(f"{name}: skipped, no memory cgroup may be made here ({e.strerror}): {e.filename}", flush=True)
 
 
+SWEEP: tuple[dict[str, Any], ...] = (
+    {"seeds": {"initial": 7}},
+    {"model": {"name": "sage", "hidden": 64, "layers": 2}},
+    {"model": {"name": "gcn", "hidden": 128, "layers": 2}},
+)
+"""Another seed, width and model on the same minibatches."""
+
+
+def whole(store: str, samples: str, out: Path, number: int) -> None:
+    """One training of `SWEEP`: from packed samples alone, or live from the mapped store."""
+    drop(Path(store))
+    start, before = time.perf_counter(), bytes_read()
+    job = {"epochs": 1, "batch_size": BATCH, "fanout": list(FANOUT), "features": "mapped", "seed": 1, **SWEEP[number]}
+    job |= {"model": job.get("model", {"name": "sage", "hidden": 128, "layers": 2}), "train": {"evaluate_every": 0}}
+    data: dict[str, Any] = {"samples": samples} if samples else {"dataset": store}
+    last = start, before
+
+    def emit(event: object) -> None:
+        nonlocal last
+        if type(event).__name__ == "StepDone":
+            last = time.perf_counter(), bytes_read()
+
+    more = {} if samples else data
+    found = mr.run(config=job | more, **(data if samples else {}), out=out, emit=emit, verbose=False)
+    # Until the last step: packed samples alone are not evaluated.
+    read = {"s": round(last[0] - start, 2), "GB read": round((last[1] - before) / 1e9, 2)}
+    print(json.dumps({**read, "sha256": found.parameters_sha256[:12], **load()}), flush=True)
+
+
+def sweep(args: argparse.Namespace, store: Path) -> None:
+    """Three trainings over one packed store beside three live runs, in turns, and what packing takes."""
+    packed, out = args.folder / "packed", args.folder / "run"
+    shutil.rmtree(packed, ignore_errors=True)
+    drop(store)
+    start = time.perf_counter()
+    from millrace.pipeline.config.load import resolve
+    from millrace.pipeline.precompute import precompute
+
+    job = {"dataset": str(store), "epochs": 1, "seed": 1, "sampler": {"fanout": list(FANOUT)}, "features": "mapped"}
+    job |= {"train": {"batch_size": BATCH}, "graph": "memory"}
+    made = precompute(resolve(job), packed, emit=lambda _: None, stop=lambda: False, features="own")
+    facts = {"s": round(time.perf_counter() - start, 2), "GB packed": round(made["packed_bytes"] / 1e9, 2)}
+    print(json.dumps({"sweep": "sample and pack", **facts, **load()}), flush=True)
+    for number in range(len(SWEEP)):
+        for side, samples in (("live", ""), ("packed", str(packed))):
+            shutil.rmtree(out, ignore_errors=True)
+            for file in packed.rglob("rows.npy"):
+                drop(file.parent, file.name)
+            words = [sys.executable, __file__, "--whole", str(store), samples, str(out), str(number)]
+            for gib in args.gib[:1]:
+                print(
+                    json.dumps({"sweep": side, "number": number, **limited(words, gib, dict(os.environ))}), flush=True
+                )
+
+
 def limited(words: list[str], gib: float, env: dict[str, str]) -> dict[str, Any]:
     """What a child prints that runs in a cgroup; without one for a size of 0."""
     if not gib:
@@ -245,19 +301,25 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--base", type=Path, help="another checkout")
     parser.add_argument("--base-steps", type=int, default=4, help="minibatches of a run of the other checkout")
-    parser.add_argument("--only", choices=("units", "runs"))
+    parser.add_argument("--only", choices=("units", "runs", "sweep"))
     parser.add_argument("--child", nargs=4, metavar=("STORE", "FEATURES", "OUT", "STEPS"), help=argparse.SUPPRESS)
+    parser.add_argument("--whole", nargs=4, metavar=("STORE", "SAMPLES", "OUT", "NUMBER"), help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.whole:
+        whole(args.whole[0], args.whole[1], Path(args.whole[2]), int(args.whole[3]))
+        return
     if args.child:
         child(Path(args.child[0]), args.child[1], Path(args.child[2]), int(args.child[3]))
         return
     store = args.folder / "store"
     if not store.exists():
         make(store, args.nodes, args.edges)
-    if args.only != "runs":
+    if args.only in (None, "units"):
         units(store, args.rounds)
-    if args.only != "units":
+    if args.only in (None, "runs"):
         runs(args, store)
+    if args.only in (None, "sweep"):
+        sweep(args, store)
 
 
 if __name__ == "__main__":

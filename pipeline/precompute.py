@@ -30,6 +30,7 @@ from .config.load import DEFAULT_CUT, Job
 from .config.records import make_system
 from .config.systems import SYSTEMS
 from .dashboard.command import recorded_stages
+from .ingest.convert import executing
 from .opening import open_with_cluster
 from .packing import PackedSource, Packing, checked_form
 from .setup.checks import check_executor, check_parts
@@ -105,10 +106,12 @@ class _Rows:
         self.form = None if wanted is None else checked_form(wanted, PackedSource.features_of(sampling))
         self.packed_bytes = 0
 
-    def begin(self, queue: ZarrQueue, source: Callable[[], PackedSource], *, mend: bool) -> None:
-        """Begin to pack beside a queue's bulks, which are still to come. Raises what `Packing` raises."""
+    def begin(self, sampling: Sampling, queue: ZarrQueue, parts: Path | None = None, *, mend: bool) -> None:
+        """Begin to pack beside a queue's bulks, which are still to come; `parts` are those of a cut. Raises what
+        `Packing` raises."""
         if self.form is not None:
-            self._packing = Packing(queue, source(), self.form, self._emit, mend=mend)
+            source = PackedSource.of_sampling(sampling, parts)
+            self._packing = Packing(queue, source, self.form, self._emit, mend=mend)
 
     def forecast(self, receipt: Receipt) -> None:
         """Tell, once, what the rows will take, by those of a bulk. Raises InputError if there is no room for them."""
@@ -119,8 +122,11 @@ class _Rows:
 
     def finish(self, queue: ZarrQueue, stop: Callable[[], bool]) -> None:
         """Pack what lacks beside the bulks, which are there. Raises what `Packing.finish` raises."""
-        if self._packing is not None:
-            self.packed_bytes = self._packing.finish(queue, self._sampling.job.epochs, stop)
+        job, packing = self._sampling.job, self._packing
+        if packing is not None:
+            here = not (packing.can_share and on_cluster(job))
+            with executing(job, max(job.cluster.producers, job.ranks), here, self._emit, 0) as (execute, slots):
+                self.packed_bytes = packing.finish(queue, job.epochs, stop, None if here else execute, slots)
         elif queue.packed is not None:
             lacking = any(
                 queue.committed(epoch) - queue.packed.committed(epoch) for epoch in range(self._sampling.job.epochs)
@@ -190,12 +196,16 @@ def _store_of(sampling: Sampling) -> dict[str, Any]:
     }
 
 
+def on_cluster(job: Job) -> bool:
+    """True if Dask workers do the work."""
+    return job.cluster.scheduler is not None or job.executor == "dask"
+
+
 def _from_whole(sampling: Sampling, out: str | Path, rows: _Rows, emit: Emit, stop: Callable[[], bool]) -> int:
     """Sample by processes that have the whole graph each; the number of edges."""
     job, dataset = sampling.job, sampling.dataset
     # The workers of a cluster open a store themselves.
-    on_cluster = job.cluster.scheduler is not None or job.executor == "dask"
-    by_tasks = on_cluster and isinstance(dataset, LazyDataset)
+    by_tasks = on_cluster(job) and isinstance(dataset, LazyDataset)
     if by_tasks:
         from .cluster.dask_cluster import check_reachable
 
@@ -203,7 +213,7 @@ def _from_whole(sampling: Sampling, out: str | Path, rows: _Rows, emit: Emit, st
     else:
         # Damage is told before anything is written, and what this machine lacks.
         dataset.graph.check()
-        if not on_cluster:
+        if not on_cluster(job):
             _ = sampling_backend(job.kernel)
     store = _store_of(sampling)
     create = partial(queue_at(out).create, out, **store)
@@ -214,7 +224,7 @@ def _from_whole(sampling: Sampling, out: str | Path, rows: _Rows, emit: Emit, st
     # sampled again.
     with _without_room(out, is_new), nullcontext() if is_url(out) else locked(Path(out)):
         queue = create(sweep=not is_url(out), mend=None if is_url(out) else lambda text: emit(Note(text)))
-        rows.begin(queue, lambda: PackedSource.of_dataset(sampling, degrees=not by_tasks), mend=not is_url(out))
+        rows.begin(sampling, queue, mend=not is_url(out))
         if job.cluster.scheduler is not None and job.kernel in OTHER_BITS:
             fill = _by_named_gpus
         elif by_tasks:
@@ -269,11 +279,7 @@ def _by_owners(sampling: Sampling, out: str | Path, rows: _Rows, emit: Emit, sto
                 exits.enter_context(locked(Path(place)))
             mend = None if is_url(place) else lambda text: emit(Note(text))
             queues.append(queue_at(place).create(place, sweep=not is_url(place), mend=mend, **store))
-            rows.begin(
-                queues[0],
-                lambda: PackedSource.of_parts(cut, parts) if cut.order else PackedSource.of_dataset(cut, degrees=True),
-                mend=mend is not None,
-            )
+            rows.begin(cut, queues[0], parts, mend=mend is not None)
             _announce(cut, emit)
             return store
 

@@ -12,6 +12,7 @@ from ..stages.partition.clustered import Clustered
 from ..storage.dataset import Dataset
 from ..storage.errors import InputError
 from ..storage.queue.base import MinibatchQueue
+from ..storage.queue.seed_data import SampledDataset
 from ..storage.store.paths import expanded
 from .config.load import Job, check_no_secrets, read_run_table
 from .config.model_table import with_model
@@ -24,7 +25,7 @@ from .opening import open_with_cluster
 from .setup.checks import check_available, check_matmul_precision
 from .setup.configure import configure
 from .setup.open_data import absolute_source, opened_from_python
-from .setup.open_queue import PACKED, check_samples, cut_as, open_samples, own_queue, with_packed
+from .setup.open_queue import PACKED, check_samples, cut_as, holds_seeds, open_samples, own_queue, with_packed
 from .setup.prepare import Prepared, prepare
 from .setup.python_inputs import (
     check_code_given,
@@ -86,6 +87,8 @@ def ready_to_run(call: RunCall, emit: Emit) -> Ready:
     if resume:
         check_code_given(folder, code)
     in_memory = dataset if isinstance(dataset, Dataset) else None
+    if dataset is None and "dataset" not in job.model_fields_set and holds_seeds(samples):
+        dataset = samples
     job, dataset = _opened(job, dataset, folder, resume, emit)
     # A name is in the job.
     own = None if isinstance(call.system, str) else call.system
@@ -95,7 +98,13 @@ def ready_to_run(call: RunCall, emit: Emit) -> Ready:
     if resume:
         check_resumable(folder, job, prepared.fingerprint, prepared.dataset)
     untold = (*untold, *not_read(prepared))
-    if PACKED in prepared.fingerprint:
+    if isinstance(dataset, SampledDataset):
+        untold = (
+            *untold,
+            f"training reads {dataset.samples} alone, which holds no graph and no labels but those of its seeds: "
+            "nothing is validated or tested; name the dataset for that",
+        )
+    elif PACKED in prepared.fingerprint:
         form = prepared.fingerprint[PACKED]
         untold = (*untold, f"training reads features as {form} from {samples}; validation and tests the dataset's own.")
     if prepared.job.start_from is not None and not resume:

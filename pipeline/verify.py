@@ -143,6 +143,7 @@ def _store(folder: Path, tell: Callable[[int], None]) -> list[str]:
         for _ in queue:  # refuses what a finished store lacks
             pass
         if (packed := queue.packed) is not None:
+            _ = packed.seeds  # compares its checksum
             for epoch in queue.epochs():
                 for number in sorted(packed.committed(epoch)):
                     packed.verify(epoch, number)

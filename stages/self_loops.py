@@ -58,7 +58,7 @@ _known: WeakKeyDictionary[Graph, npt.NDArray[np.float64]] = WeakKeyDictionary()
 
 def degree_of(graph: Graph, loops: bool) -> npt.NDArray[np.float64]:
     """float64 [V], `Graph.degree`; if `loops` are asked for and the graph has any, its `with_loops`, [V, 3]."""
-    if not loops:
+    if not loops or not len(graph.degree):
         return graph.degree
     if graph not in _known:
         rows = with_loops(graph)

@@ -5,8 +5,15 @@ from pathlib import Path
 
 from ...stages.messages import GraphAndSeeds
 from ...storage.dataset import Dataset, pairs_of
+from ...storage.dataset_store import KIND as DATASET
 from ...storage.dataset_store import FeaturesAccess, GraphAccess
+from ...storage.errors import StoreError
 from ...storage.lazy_dataset import LazyDataset, open_lazily
+from ...storage.queue.location import KIND
+from ...storage.queue.object_store import queue_at
+from ...storage.queue.seed_data import SampledDataset
+from ...storage.store.manifest import kind_in
+from ...storage.urls import is_url
 
 
 @dataclass(frozen=True)
@@ -14,17 +21,43 @@ class DataPart:
     """A dataset's store, as `setup.shared_dataset.share` gives it."""
 
     store: str
-    """Its folder."""
+    """Its folder; or that of samples, or their URL, which hold what training reads of the dataset."""
     name: str
     """The dataset's name in reports."""
     features: FeaturesAccess
     """Place of the features."""
     graph: GraphAccess
     """Place of the graph."""
+    kind: str = DATASET
+    """Kind of the store: a dataset's, or samples."""
 
-    def open(self) -> LazyDataset:
+    def open(self) -> LazyDataset | SampledDataset:
         """The dataset, whose arrays are read once used."""
+        if self.kind == KIND and (found := sampled_at(self.store)) is not None:
+            return found
         return open_lazily(Path(self.store), self.features, name=self.name, names=False, graph=self.graph)
+
+
+def sampled_at(source: str) -> SampledDataset | None:
+    """What a store of samples with packed features holds of its dataset; None if a source is no such store.
+
+    Raises:
+        StoreError: it is damaged.
+        InputError: training reads more of the dataset than it holds.
+    """
+    try:
+        if not is_url(source) and kind_in(Path(source)) != KIND:
+            return None
+    except StoreError:
+        return None  # whoever opens the dataset says why
+    try:
+        packed = queue_at(source).open(source).packed
+    except StoreError:
+        if is_url(source):
+            return None
+        raise
+    seeds = None if packed is None else packed.seeds
+    return None if seeds is None else seeds.dataset(source)
 
 
 def graph_and_seeds(dataset: Dataset) -> GraphAndSeeds:

@@ -11,6 +11,8 @@ from ...storage.dataset_store import GraphAccess, features_access
 from ...storage.errors import InputError, StoreError
 from ...storage.lazy_dataset import open_lazily
 from ...storage.store.paths import expanded
+from ...storage.urls import is_url
+from ..assembly.data_part import sampled_at
 from ..config.load import Job
 from ..datasets import ReadOptions, is_name, open_dataset, open_graph
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
@@ -57,8 +59,15 @@ def open_data(
         # The driver reads all features once, to pass them on; ranks then hold their own.
         place = _features_access(spec) if job.features == "owned" or isinstance(spec, Dataset) else job.features
         graph: GraphAccess = "memory" if isinstance(spec, Dataset) else job.graph
-        path = _store_at(spec) if lazy and job.split is None and job.read == ReadOptions() else None
-        if path is not None:
+        own_split = job.split is not None or job.read != ReadOptions()
+        path = _store_at(spec) if lazy and not own_split else None
+        is_place = isinstance(spec, str | Path) and not is_name(spec)
+        found = sampled_at(str(spec if is_url(spec) else expanded(spec))) if is_place else None
+        if found is not None and own_split:
+            raise InputError(f"split and read.* say how a dataset is read, but {spec} holds samples; leave them out")
+        if found is not None:
+            dataset = found
+        elif path is not None:
             dataset = open_lazily(path, place, graph=graph)
         elif not labelled:
             dataset = open_graph(spec, job.read, job.seed_of("split"))

@@ -19,6 +19,7 @@ from ...storage.queue.cycle import Cycled
 from ...storage.queue.location import KIND
 from ...storage.queue.object_store import queue_at
 from ...storage.queue.packed_rows import CATALOGUE
+from ...storage.queue.seed_data import SampledDataset
 from ...storage.queue.zarr import ZarrQueue
 from ...storage.store.committed_folder import remove_tree
 from ...storage.store.manifest import read_manifest, require_fingerprint
@@ -170,11 +171,21 @@ def check_packed(sampling: Sampling, samples: str | Path, queue: ZarrQueue) -> N
             f"bulk.cache_fraction is {share}, but {samples} has the features of each minibatch beside it, so that no "
             "rank asks others for any; leave it out"
         )
-    if sampling.draws_by_owners and not packed.degree_columns and not sampling.reads_times:
+    alone = isinstance(sampling.whole, SampledDataset)
+    if (alone or sampling.draws_by_owners) and not sampling.reads_times and not packed.has_degrees(0):
         raise InputError(
-            f"{samples} was packed by tasks, without the degrees of nodes, which ranks with blocks of rows need; pack "
-            "it without --scheduler, or leave bulk.topology out"
+            f"{samples} was packed without the degrees of nodes by an earlier version; sample and pack into another "
+            "folder, or name the dataset and leave bulk.topology out"
         )
+
+
+def holds_seeds(samples: str | Path | None) -> bool:
+    """True if stored samples have features and the labels of their seeds beside them."""
+    try:
+        packed = open_queue(samples).packed if samples else None
+    except StoreError:  # whoever reads them says why
+        return False
+    return bool(packed) and packed.has_seeds
 
 
 def own_queue(prepared: Sampling, out: Path, tell: Callable[[str], None] | None = None) -> MinibatchQueue:

@@ -20,6 +20,7 @@ from ...storage.dataset import MATRIX_TASKS, Dataset, pairs_of
 from ...storage.errors import RunError
 from ...storage.features import ConvertedFeatures, FeatureStore
 from ...storage.lazy_dataset import LazyDataset
+from ...storage.queue.seed_data import SampledDataset
 from ..assembly.parts import Parts, arrays_at
 from ..assembly.update_part import UpdatePart
 from ..config.load import Job
@@ -138,6 +139,7 @@ def prepare(
         job=job,
         system=system,
         whole=dataset,
+        order=sampling.order,
         outline=outline,
         place_data=lambda: placement_of(job, dataset, part.reads_edges, part.reads_loops),
         model=part,
@@ -190,7 +192,7 @@ def with_learned_width(job: Job, features: FeatureStore, *, typed: bool) -> Feat
 
 def with_data_read(prepared: Prepared) -> Prepared:
     """The same job once the arrays of its lazy dataset are read, and checked. Raises StoreError if they are damaged."""
-    assert isinstance(prepared.whole, LazyDataset)
+    assert isinstance(prepared.whole, LazyDataset | SampledDataset)
     edges, loops = prepared.model.reads_edges, prepared.model.reads_loops
     whole = prepared.whole.as_read(edges)
     return replace(prepared, whole=whole, place_data=lambda: placement_of(prepared.job, whole, edges, loops))

@@ -10,6 +10,7 @@ from ...stages.sample.base import check_kernel, reads_times
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.fingerprint import DatasetDigests
+from ...storage.queue.seed_data import SampledDataset
 from ...storage.typed.graph_types import GraphTypes
 from ..assembly.data_part import graph_and_seeds
 from ..assembly.sample_part import SamplePart
@@ -148,7 +149,11 @@ def sampling_of(job: Job, dataset: Dataset, system: System, *, stored: bool = Fa
         check_kernel(system.sample.sampler, job.kernel)
         check_topology(job)
         system.sample.sampler.check(dataset.graph)
-    return Sampling(job=job, system=system, whole=dataset)
+    order = ""
+    if isinstance(dataset, SampledDataset):
+        order, is_cut = dataset.order, system.partition.partitioner is not None
+        dataset.check_use(is_cut=is_cut, is_read=stored, learns=bool(job.learned.width))
+    return Sampling(job=job, system=system, whole=dataset, order=order)
 
 
 def keeping_edges(system: System, types: GraphTypes) -> System:

@@ -15,6 +15,8 @@ from ...storage.dataset_store import (
 )
 from ...storage.errors import MillraceError, StoreError
 from ...storage.fingerprint import features_fingerprint
+from ...storage.queue.location import KIND as SAMPLES
+from ...storage.queue.seed_data import SampledDataset
 from ...storage.store.committed_folder import remove_tree
 from ...storage.store.store import open_store
 from ..assembly.data_part import DataPart
@@ -30,6 +32,8 @@ def share(job: Job, dataset: Dataset, out: Path, tell: Callable[[str], None] = l
     the job says so. A copy from before a restart is checked once; a damaged one is written again, with a message to
     `tell`.
     """
+    if isinstance(dataset, SampledDataset):
+        return DataPart(dataset.samples, dataset.name, "memory", "memory", SAMPLES)
     source = Path(job.dataset)
     if job.split is None and (source / "manifest.json").exists():
         try:

@@ -300,6 +300,12 @@ def open_part(out: Path, part: int) -> tuple[Partition, PartRows]:
     return partition, _open_rows(folder, whole, partition.num_owned)
 
 
+def owned_nodes(out: Path, part: int) -> npt.NDArray[np.int64]:
+    """The global ids of the rows of a part. Raises StoreError if the folder is damaged."""
+    folder, whole = _opened(out, part)
+    return open_store(folder / "graph", GRAPH_KIND, fingerprint=whole.fingerprint).read("owned")
+
+
 def open_shards(out: Path, part: int, empty: Empty = in_memory) -> tuple[EdgeShards, npt.NDArray[np.int64], PartRows]:
     """Open part `part` of a folder that `partition_dataset` wrote: its edges by the owner of their source, in arrays
     that `empty` makes, the global ids of its rows, and the rows.

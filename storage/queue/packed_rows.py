@@ -25,6 +25,8 @@ from ..store.manifest import require_fingerprint
 from ..store.narrow import FeatureDtype, narrow, stored_dtype, stored_width, widen
 from ..store.npy import HEADER_BYTES, make_npy, npy_bytes, put_npy
 from .location import Location
+from .seed_data import NAME as SEEDS
+from .seed_data import SeedData
 
 CATALOGUE, KIND, ROWS_KIND = "features", "packed-features", "packed-rows"
 ROWS, DEGREES = "rows.npy", "degree.npy"
@@ -77,6 +79,8 @@ class _Bulk:
     """k, checksum of each minibatch's rows."""
     degree_sums: tuple[int, ...]
     """k, checksum of each minibatch's degrees."""
+    columns: int
+    """Columns of the degrees; 0: there are none."""
 
 
 class PackedRows:
@@ -94,14 +98,13 @@ class PackedRows:
             StoreError: it does not say what the rows are.
         """
         meta = body["meta"]
-        form, counts = meta.get("form"), [meta.get(key) for key in ("width", "num_nodes", "degree_columns")]
+        form, counts = meta.get("form"), [meta.get(key) for key in ("width", "num_nodes")]
         if form not in FORMS or not all(type(n) is int and 0 <= n < 1 << 62 for n in counts):
             raise StoreError(f"{location.path(CATALOGUE)} says form {str(form)[:40]}, sizes {counts}; sample again")
         self.form = RowForm(form, counts[0])
         self.num_nodes: int = counts[1]
         """V."""
-        self.degree_columns: int = counts[2]
-        """Columns of the degrees; 0: there are none."""
+        self._columns = int(meta.get("degree_columns", 0))  # of earlier versions, for all bulks
         self.is_exact = bool(meta.get("exact"))
         """True if the rows are those of the dataset, to the bit."""
         self.fingerprint: dict[str, str] = body["fingerprint"]
@@ -149,6 +152,23 @@ class PackedRows:
         names = self._location.names(f"epoch-{epoch}")
         return {int(name.removeprefix("rows-")) for name in names if name.startswith("rows-") and name[5:].isdigit()}
 
+    def has_degrees(self, epoch: int) -> bool:
+        """True if the epoch's rows have their degrees beside them."""
+        return all(self._bulk(epoch, number * self._bulk_size)[0].columns for number in self.committed(epoch))
+
+    @property
+    def seeds(self) -> SeedData | None:
+        """What else training reads; None: an earlier version packed the rows. Raises StoreError if it is damaged."""
+        return SeedData.read(self._location) if self.has_seeds else None
+
+    @property
+    def has_seeds(self) -> bool:
+        return self._location.has(SEEDS)
+
+    def keep_seeds(self, seeds: SeedData) -> None:
+        """Keep that. Raises StoreError if the store has that of other seeds."""
+        seeds.write(self._location)
+
     def count(self, epoch: int, index: int) -> int:
         """Distinct nodes of a minibatch. Raises StoreError if its rows are not there."""
         bulk, at = self._bulk(epoch, index)
@@ -177,7 +197,7 @@ class PackedRows:
     def degrees(self, epoch: int, index: int) -> npt.NDArray[np.float64]:
         """[n], or [n, 3] with self loops beside them: degrees of the distinct nodes of a minibatch. See `rows`."""
         bulk, at = self._bulk(epoch, index)
-        columns = self.degree_columns
+        columns = bulk.columns
         found = np.empty((bulk.offsets[at + 1] - bulk.offsets[at], columns))
         self._read(epoch, index, DEGREES, bulk.offsets[at] * columns * 8, found)
         self._compare("degrees", epoch, index, _checksum(found), bulk.degree_sums[at])
@@ -199,7 +219,7 @@ class PackedRows:
         bulk, _ = self._bulk(epoch, first)
         for at in range(len(bulk.sums)):
             self.rows(epoch, first + at, self.form.dtype if self.form.name == "float64" else np.float32)
-            if self.degree_columns:
+            if bulk.columns:
                 self.degrees(epoch, first + at)
 
     def _compare(self, what: str, epoch: int, index: int, seen: int, expected: int) -> None:
@@ -208,22 +228,24 @@ class PackedRows:
             raise StoreError(f"{where}: the {what} of minibatch {index} do not match their checksum; {AGAIN}")
 
     @contextmanager
-    def writing(self, epoch: int, number: int, counts: Sequence[int]) -> Iterator["RowWriter"]:
+    def writing(self, epoch: int, number: int, counts: Sequence[int], columns: int) -> Iterator["RowWriter"]:
         """Write a bulk's rows, which are there once the block ends without an error.
 
         Args:
             epoch: of the bulk.
             number: of the bulk.
             counts: distinct nodes of each of its minibatches.
+            columns: of the degrees; 0: there are none.
 
         Raises:
             OSError: the disk is full.
         """
-        meta = dict[str, list[int]]()
+        meta = dict[str, list[int] | int]()
         with self._location.making(f"epoch-{epoch}/rows-{number}", ROWS_KIND, meta) as folder:
-            writer = RowWriter(folder, self.form, self.degree_columns, counts)
+            writer = RowWriter(folder, self.form, columns, counts)
             yield writer
             meta |= {"offsets": writer.offsets, "sums": writer.sums, "degree_sums": writer.degree_sums}
+            meta["degree_columns"] = columns
 
     def _read(self, epoch: int, index: int, file: str, first: int, into: npt.NDArray[np.number]) -> None:
         view = into.reshape(-1).view(np.uint8)
@@ -248,7 +270,8 @@ class PackedRows:
             offsets, sums, of_degrees = ([*map(int, meta.get(key, ()))] for key in ("offsets", "sums", "degree_sums"))
             if not len(offsets) - 1 == len(sums) == len(of_degrees) or offsets != sorted(offsets):
                 raise StoreError(f"{self._location.path(name)} does not say where its rows are; {AGAIN}")
-            found = self._known[key] = _Bulk(tuple(offsets), tuple(sums), tuple(of_degrees))
+            columns = int(meta.get("degree_columns", self._columns))
+            found = self._known[key] = _Bulk(tuple(offsets), tuple(sums), tuple(of_degrees), columns)
         if at >= len(found.sums):
             raise StoreError(f"{self._location.path(name)} has no rows of minibatch {index}; {AGAIN}")
         return found, at
@@ -279,14 +302,14 @@ class RowWriter:
             with open(folder / name, "r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, npy_bytes(dtype, self._shapes[name]))
 
-    def add(self, at: int, kept: Kept, degrees: npt.NDArray[np.float64] | None) -> None:
-        """Write the next rows of minibatch `at` of the bulk, as they are kept, and their degrees."""
+    def add(self, at: int, kept: Kept, degrees: npt.NDArray[np.float64]) -> None:
+        """Write the next rows of minibatch `at` of the bulk, as they are kept, and their degrees, [n, columns]."""
         if not len(kept):
             return
         first = self._next[at]
         put_npy(self._folder, "rows", self._shapes[ROWS], first, kept)
         self.sums[at] = _checksum(kept, self.sums[at])
-        if degrees is not None:
+        if degrees.size:
             self.degree_sums[at] = _checksum(degrees, self.degree_sums[at])
             put_npy(self._folder, "degree", self._shapes[DEGREES], first, degrees.reshape(len(kept), -1))
         self._next[at] = first + len(kept)

@@ -92,6 +92,67 @@ def test_training_reads_no_features_of_the_dataset(
     assert any(isinstance(e, Note) and e.text.startswith("packed features:") for e in said)
 
 
+ALONE: dict[str, dict[str, Any]] = {
+    "nodes": {},
+    "self loops in GCN": {"model": {"name": "gcn", "hidden": 8}, "graph": "mapped"},
+    "float64, learnt rows": {"dtype": "float64", "learned": {"width": 4, "beside": True}},
+    "owned features, cycles": {"features": "owned", "queue": {"bulk_size": 3, "reuse": "cycle"}},
+    "a balanced loss": {"loss": {"class_weights": "balanced"}},
+}
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_packed_samples_alone_train_what_the_dataset_trains(kind: str, store: Path, tmp_path: Path) -> None:
+    job, data = {**JOB, **ALONE[kind], "dataset": str(tmp_path / "data")}, tmp_path / "data"
+    shutil.copytree(store, data)
+    made(tmp_path / "s", "own", job)
+    whole = mr.run(config=job, samples=tmp_path / "s", out=tmp_path / "whole", verbose=False)
+    shutil.rmtree(data)
+    del job["dataset"]
+    said = list[Any]()
+    found = mr.run(config=job, samples=tmp_path / "s", out=tmp_path / "run", verbose=False, emit=said.append)
+    assert found.parameters_sha256 == whole.parameters_sha256 and found.dataset == whole.dataset
+    assert found.test_accuracy is None and whole.test_accuracy is not None
+    assert any(isinstance(e, Note) and "nothing is validated or tested; name the dataset" in e.text for e in said)
+    part = {**job, "epochs": 1}
+    trained(tmp_path / "part", part, samples=tmp_path / "s")
+    assert trained(tmp_path / "part", job, samples=tmp_path / "s", resume=True) == whole.parameters_sha256
+
+
+@pytest.mark.parametrize(
+    ("kind", "lacking"),
+    [("types", "the relations of edges"), ("links", "the pairs of its seeds"), ("times", "the times of edges")],
+)
+def test_what_packed_samples_lack_is_named(kind: str, lacking: str, tmp_path: Path) -> None:
+    job = {**JOB, **KINDS[kind]}
+    made(tmp_path / "s", "own", job)
+    del job["dataset"]
+    with pytest.raises(InputError, match=f"does not hold {lacking}, which training reads; name the dataset beside it"):
+        trained(tmp_path / "run", job, samples=tmp_path / "s")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_needs_the_graph_is_refused_without_it(tmp_path: Path) -> None:
+    made(tmp_path / "s")
+    job = {k: v for k, v in JOB.items() if k != "dataset"}
+    for more, phrase in (
+        ({"bulk": {"topology": "partitioned"}}, "no graph to cut between ranks; leave bulk.topology out"),
+        ({"read": {"components": "largest"}}, "split and read.* say how a dataset is read"),
+    ):
+        with pytest.raises(InputError, match=phrase):
+            trained(tmp_path / "run", {**job, **more}, samples=tmp_path / "s")
+    with pytest.raises(InputError, match="but not the graph to draw others; give it as samples"):
+        trained(tmp_path / "run", {**job, "dataset": str(tmp_path / "s")})
+    data = mr.open_dataset(JOB["dataset"])
+    rows = np.arange(2.0 * data.graph.num_edges).reshape(-1, 2).astype(np.float32)
+    write_dataset(tmp_path / "data", replace(data, graph=replace(data.graph, edge_features=ArrayFeatures(rows))))
+    gine = {**job, "model": {"name": "gine", "hidden": 8}, "sampler": {"fanout": [4, 3], "edge_ids": True}}
+    made(tmp_path / "edges", "own", {**gine, "dataset": str(tmp_path / "data")})
+    with pytest.raises(InputError, match="but not the features of edges; name the dataset"):
+        trained(tmp_path / "run", gine, samples=tmp_path / "edges")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("form", ["float16", "bfloat16", "int8"])
 def test_a_narrow_form_takes_less_and_is_noted(form: str, tmp_path: Path) -> None:
     wide = made(tmp_path / "wide")["packed_bytes"]

@@ -14,7 +14,7 @@ from millrace.pipeline.config.load import resolve
 from millrace.pipeline.precompute import precompute
 from millrace.pipeline.telemetry.events import silent
 from millrace.storage.dataset_store import write_dataset
-from millrace.storage.errors import Interrupted, StoreError
+from millrace.storage.errors import InputError, Interrupted, StoreError
 from millrace.storage.partition.book import open_book
 from millrace.tests.contracts.command import command
 
@@ -231,3 +231,13 @@ def test_ranks_train_on_features_that_are_packed_beside_the_samples(
     plain, packed = (trained(tmp_path / f"run-{n}", table, samples=tmp_path / n) for n in ("plain", "packed"))
     assert (plain.parameters_sha256 == packed.parameters_sha256) == (form == "own")
     assert packed.bytes["network"]["features"] == (packed.bytes["network"]["features"] if "learned" in table else 0)
+    if "dataset" in PACKED[kind][1]:
+        return
+    # The store alone trains the same, whose ranks need no blocks.
+    alone = {k: v for k, v in table.items() if k not in ("dataset", "bulk", "partition")}
+    if "learned" in table:
+        with pytest.raises(InputError, match="numbers nodes by the parts of a cut"):
+            trained(tmp_path / "alone", alone, samples=tmp_path / "packed")
+        return
+    found = trained(tmp_path / "alone", alone, samples=tmp_path / "packed")
+    assert found.parameters_sha256 == packed.parameters_sha256 and found.test_accuracy is None

@@ -26,18 +26,18 @@ def begun(path: Path, form: str = "float32", columns: int = 1, mend: Any = None,
     queue = ZarrQueue.create(
         path, fingerprint={"graph": "g"}, bulk_size=3, max_bytes=1 << 30, keep="all", meta={"minibatches_per_epoch": 9}
     )
-    meta = {"form": form, "width": WIDTH, "num_nodes": V, "degree_columns": columns, "exact": True}
+    meta = {"form": form, "width": WIDTH, "num_nodes": V, "exact": True}
     (path / "epoch-0").mkdir(exist_ok=True)
     return queue.pack({"features": "f", "form": form, **made}, mend, **meta)
 
 
 def filled(path: Path, form: str = "float32", columns: int = 1) -> PackedRows:
     packed = begun(path, form, columns)
-    with packed.writing(0, 1, COUNTS) as writer:
+    with packed.writing(0, 1, COUNTS, columns) as writer:
         for at, count in enumerate(COUNTS):
             kept, degrees = packed.form.kept(rows_of(count)), np.arange(count * columns, dtype=float)
             for piece in np.array_split(np.arange(count), 3):
-                of_piece = degrees.reshape(count, columns)[piece] if columns else None
+                of_piece = degrees.reshape(count, columns)[piece]
                 writer.add(at, kept[piece], of_piece)
     return packed
 
@@ -70,7 +70,7 @@ def test_the_size_of_a_row_is_that_of_what_is_kept(count: int, width: int, form:
 
 def test_what_is_not_written_to_its_end_is_not_there(tmp_path: Path) -> None:
     packed = begun(tmp_path / "s")
-    with pytest.raises(KeyError), packed.writing(0, 0, COUNTS):
+    with pytest.raises(KeyError), packed.writing(0, 0, COUNTS, 1):
         raise KeyError
     assert packed.committed(0) == set() and not list((tmp_path / "s" / "epoch-0").iterdir())
     with pytest.raises(StoreError, match=r"rows-0.*give the `millrace sample --features` command again"):
@@ -135,7 +135,7 @@ def test_a_manifest_that_says_nothing_is_refused(tmp_path: Path) -> None:
         pass
     with pytest.raises(StoreError, match="does not say where its rows are"):
         packed.count(0, 6)
-    with packed.writing(0, 0, [1]) as writer:
+    with packed.writing(0, 0, [1], 1) as writer:
         writer.add(0, packed.form.kept(rows_of(1)), np.ones(1))
     with pytest.raises(StoreError, match="no rows of minibatch"):
         packed.count(0, 1)

@@ -1,0 +1,212 @@
+"""What a store of samples with packed rows keeps of the dataset: labels of seeds, sizes and digests. Training from it
+opens nothing else.
+
+```
+<path>/seeds/   kind "packed-seeds": ids of the train nodes in ``train.npy``, their labels in ``labels.npy``
+```
+"""
+
+# Properties become fields, which behave the same to readers.
+# pyrefly: ignore-errors[bad-override]
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from ..dataset import MATRIX_TASKS, Dataset, Split
+from ..errors import InputError, StoreError
+from ..features import FloatArray
+from ..fingerprint import DatasetDigests
+from ..graph import Graph
+from ..store.npy import HEADER_BYTES, make_npy, put_npy
+from .location import Location
+
+NAME, KIND = "seeds", "packed-seeds"
+DIGESTS = ("graph", "feature_sample", "labels", "train", "val")
+"""Those that a run's fingerprint is made of."""
+FACTS = ("name", "task", "num_classes", "num_features", "has_unknown")
+SIZES = ("num_nodes", "num_edges", "is_weighted", "num_edge_features")
+
+
+@dataclass(frozen=True, eq=False)
+class SeedData:
+    """The part of a dataset that training from packed rows reads."""
+
+    meta: Mapping[str, Any]
+    """Plain values: see `of_dataset`."""
+    train: npt.NDArray[np.int64]
+    """[n], ascending, as minibatches number nodes."""
+    labels: npt.NDArray[np.generic]
+    """[n] or [n, C], of these."""
+
+    @classmethod
+    def of_dataset(cls, dataset: Dataset, lacking: str = "", order: str = "") -> "SeedData":
+        """That of a dataset.
+
+        Args:
+            dataset: the whole data.
+            lacking: what else training would read; such a run names the dataset.
+            order: see `Sampling.order`.
+        """
+        graph, digests = dataset.graph, DatasetDigests(dataset)
+        sizes = {key: getattr(graph, key) for key in SIZES}
+        meta = (
+            {key: getattr(dataset, key) for key in FACTS}
+            | sizes
+            | {
+                "dtype": str(np.dtype(dataset.features.dtype)),
+                "class_names": None if dataset.class_names is None else list(dataset.class_names),
+                "digests": {name: digests[name] for name in DIGESTS},
+                "order": order,
+                "lacking": lacking,
+            }
+        )
+        if lacking:
+            return cls(meta, np.empty(0, np.int64), np.empty(0, np.int64))
+        train = dataset.split.train
+        return cls(meta, train, dataset.labels[train])
+
+    def write(self, location: Location) -> None:
+        """Commit it to a store of samples, unless it is there. Raises StoreError if that is of other data."""
+        if not location.has(NAME):
+            arrays = {"train": self.train, "labels": self.labels}
+            shapes = {f"{name}_shape": list(a.shape) for name, a in arrays.items()}
+            with location.making(NAME, KIND, {**self.meta, **shapes, "sum": self._sum}) as folder:
+                for name, a in arrays.items():
+                    make_npy(folder, name, a.shape, a.dtype)
+                    put_npy(folder, name, a.shape, 0, a)
+        elif (found := location.manifest(NAME, KIND)["meta"].get("sum")) != self._sum:
+            raise StoreError(f"{location.path(NAME)} is of other seeds (checksum {found}); sample into another folder")
+
+    @classmethod
+    def read(cls, location: Location) -> "SeedData":
+        """That of a store. Raises StoreError if it is damaged."""
+        meta = location.manifest(NAME, KIND)["meta"]
+        try:
+            dtype = np.float32 if meta["task"] in MATRIX_TASKS else np.int64
+            train, labels = np.empty(meta["train_shape"], np.int64), np.empty(meta["labels_shape"], dtype)
+            digests = {name: str(meta["digests"][name]) for name in DIGESTS}
+        except (KeyError, TypeError, ValueError) as e:
+            raise StoreError(f"{location.path(NAME)} does not say what it holds ({e!r}); sample again") from None
+        for name, a in (("train", train), ("labels", labels)):
+            if a.size:
+                location.read(NAME, f"{name}.npy", HEADER_BYTES, a.reshape(-1).view(np.uint8).data)
+        found = cls({**meta, "digests": digests}, train, labels)
+        if found._sum != meta.get("sum"):
+            raise StoreError(f"{location.path(NAME)} does not match its checksum; sample into another folder")
+        return found
+
+    @property
+    def _sum(self) -> int:
+        return zlib.crc32(self.labels.tobytes(), zlib.crc32(self.train.tobytes()))
+
+    def dataset(self, path: str) -> "SampledDataset":
+        """A dataset whose graph and features lie in the samples at `path` alone. Raises InputError if training reads
+        more of it than is there."""
+        meta, matrix = self.meta, self.labels.ndim == 2
+        if meta["lacking"]:
+            raise InputError(
+                f"{path} does not hold {meta['lacking']}, which training reads; name the dataset beside it"
+            )
+        nodes, none = int(meta["num_nodes"]), np.empty(0, np.int64)
+        # Rows that training never reads.
+        labels = np.full((nodes, *self.labels.shape[1:]), 0 if matrix else -1, self.labels.dtype)
+        labels[self.train] = self.labels
+        names = meta["class_names"]
+        return SampledDataset(
+            meta["name"],
+            SampledGraph(path, meta),
+            RowsElsewhere(path, nodes, int(meta["num_features"]), np.dtype(meta["dtype"])),
+            labels,
+            Split(self.train, none, none),
+            int(meta["num_classes"]),
+            task=meta["task"],
+            class_names=None if names is None else tuple(names),
+            samples=path,
+            order=meta["order"],
+            has_unknown=meta["has_unknown"],
+            digests=meta["digests"],
+        )
+
+
+def _refuse(path: str, what: str) -> NoReturn:
+    raise InputError(f"{path} has samples and their features, but not {what}; name the dataset beside it")
+
+
+@dataclass(frozen=True, eq=False)
+class RowsElsewhere:
+    """Features that lie beside the minibatches that need them. See `FeatureStore`."""
+
+    path: str
+    num_rows: int
+    num_features: int
+    dtype: np.dtype[np.floating]
+
+    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+        _refuse(self.path, "the features of other nodes")
+
+
+class SampledGraph(Graph):
+    """Graph of which there are samples alone. Degrees come with the rows."""
+
+    num_nodes = num_edges = num_edge_features = nbytes = 0
+    is_weighted = False
+
+    def __init__(self, path: str, meta: Mapping[str, Any]) -> None:
+        vars(self).update({key: meta[key] for key in SIZES}, path=path, degree=np.empty(0))
+
+    @property
+    def indptr(self) -> NoReturn:
+        _refuse(vars(self)["path"], "the graph")
+
+    indices: Any = indptr
+
+    @property
+    def edge_features(self) -> NoReturn:
+        _refuse(vars(self)["path"], "the features of edges")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SampledDataset(Dataset):
+    """Dataset of which there are samples, their features, and the labels of their seeds."""
+
+    samples: str = ""
+    """The store's folder or URL."""
+    order: str = ""
+    """See `Sampling.order`."""
+    has_unknown: bool = False
+    digests: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def known_digests(self) -> Mapping[str, str]:
+        return self.digests
+
+    def as_read(self, edge_features: bool = True) -> "Dataset":
+        """The dataset itself: nothing of it is read later."""
+        return self
+
+    def check(self) -> "Dataset":
+        """The dataset itself: it was checked when samples were drawn."""
+        return self
+
+    def check_use(self, *, is_cut: bool, is_read: bool, learns: bool) -> None:
+        """Raise InputError if a run cuts the graph, draws minibatches itself, or learns rows of renumbered nodes."""
+        if is_cut:
+            raise InputError(
+                f"{self.samples} holds samples and their features alone, and no graph to cut between ranks; leave "
+                "bulk.topology out, or name the dataset"
+            )
+        if not is_read:
+            raise InputError(
+                f"{self.samples} holds samples and their features, but not the graph to draw others; give it as "
+                "samples (run --samples), or name the dataset"
+            )
+        if learns and self.order:
+            raise InputError(
+                f"{self.samples} numbers nodes by the parts of a cut, but learned.width wants the dataset's own "
+                "numbers, by which learnt rows begin and are written; name the dataset"
+            )
