@@ -23,8 +23,8 @@ def link_bulks(lab: Lab) -> None:
     from millrace.stages.links.plan import LinkPlan
     from millrace.stages.links.train_pairs import Negatives, TrainPairs
     from millrace.stages.sample.neighbor import NeighborSampler
-    from millrace.storage.fingerprint import minibatch_digest
     from millrace.storage.links.pairs import Pairs
+    from millrace.tests.contracts.digests import minibatch_digest
 
     graph, batch = lab.graph, max(1, lab.batch // 2)
     sizes = sorted({min(b, lab.minibatches) for b in (FEW, *BULKS)})

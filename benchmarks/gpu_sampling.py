@@ -226,7 +226,7 @@ def same_bits(lab: Lab) -> None:
     from millrace.stages.kernels.sampling.cpu import backend as cpu
     from millrace.stages.sample.ppr import PprSampler
     from millrace.stages.sample.saint import SaintSampler
-    from millrace.storage.fingerprint import minibatch_digest
+    from millrace.tests.contracts.digests import minibatch_digest
 
     cores = len(os.sched_getaffinity(0))
     set_num_threads(cores)

@@ -74,7 +74,7 @@ def _of(graph: Graph, rng: np.random.Generator, batch: int) -> Any:
 
 def _compare(lab: Lab, graph: Graph, sampler: Any, name: str, request: Any) -> float:
     """Edges a second that the host has drawn, if the device has drawn the same."""
-    from millrace.storage.fingerprint import minibatch_digest
+    from millrace.tests.contracts.digests import minibatch_digest
 
     lab.check_time()
     sampler.sample(graph, replace(request, seeds=request.seeds[:1], moments=request.moments[:1], indices=(0,)), None)

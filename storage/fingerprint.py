@@ -10,7 +10,6 @@ import numpy.typing as npt
 from .dataset import PAIR_ARRAYS, SPLITS, Dataset
 from .features import FeatureStore
 from .graph import Graph
-from .minibatch import Block, MiniBatch
 from .store.manifest import canonical_json
 from .typed.features import TypedFeatures
 
@@ -264,19 +263,3 @@ def dataset_fingerprint(
     """
     known = {"features": features, "edge_features": edge_features}
     return DatasetDigests(dataset, {k: v for k, v in known.items() if v is not None}).fingerprint()
-
-
-def minibatch_digest(minibatch: MiniBatch) -> str:
-    """Digest of a minibatch's structure: all arrays of all blocks. Epoch, index and the width of ids do not matter."""
-
-    def block(b: Block) -> dict[str, Any]:
-        return {
-            "num_dst": b.num_dst,
-            "src": array_digest(b.src, np.int64),
-            "indptr": array_digest(b.indptr, np.int64),
-            "indices": array_digest(b.indices, np.int64),
-            "weight": None if b.weight is None else array_digest(b.weight),
-            "edge_id": None if b.edge_id is None else array_digest(b.edge_id, np.int64),
-        }
-
-    return digest_record({"blocks": [block(b) for b in minibatch.blocks]})

@@ -46,11 +46,6 @@ class RunRecord:
             else str(self.result.get("status", "done"))
         )
 
-    @property
-    def has_pulses(self) -> bool:
-        """True if there are pulses of ranks."""
-        return any(len(rank.beats) > 1 for rank in self.log.ranks.values())
-
 
 def read_run(folder: Path, name: str) -> RunRecord:
     """Read a run's folder.

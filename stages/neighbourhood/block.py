@@ -18,7 +18,6 @@ from ...storage.typed.graph_types import GraphTypes
 from ..kernels import aggregation_on
 from ..kernels.aggregation.attention_args import EdgeNumbers
 from ..kernels.aggregation.lists import InLists, on_device
-from ..self_loops import degree_of
 from .base import Loops, Message, Reduce
 from .checks import (
     alike,
@@ -397,23 +396,6 @@ class BlockNeighbourhood(ListNeighbourhood):
 
     def _ends(self, lists: InLists, device: torch.device) -> tuple[Tensor, Callable[[], Tensor]]:
         return torch.from_numpy(lists.indices).to(device), lambda: torch.from_numpy(lists.rows).to(device)
-
-
-def whole_graph(
-    graph: Graph, dtype: torch.dtype = torch.float32, kernels: ModuleType | None = None
-) -> BlockNeighbourhood:
-    """The graph as one block: every node is a destination with all its in-edges."""
-    nodes = np.arange(graph.num_nodes, dtype=graph.indices.dtype)
-    block = Block(graph.num_nodes, nodes, graph.indptr, graph.indices, graph.edge_weight)
-    rows = graph.edge_features
-    edges = None if rows is None else lambda: torch.from_numpy(rows.gather(np.arange(graph.num_edges))).to(dtype)
-    return BlockNeighbourhood(
-        block,
-        lambda: torch.from_numpy(degree_of(graph, loops=True)).to(dtype),
-        kernels,
-        edge_types=types_of_edges(graph, slice(None)),
-        edges=edges,
-    )
 
 
 def types_of_edges(graph: Graph, positions: Any, device: torch.device | None = None) -> EdgeTypes | None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from millrace.stages.neighbourhood.base import Neighbourhood, destinations
-from millrace.stages.neighbourhood.block import whole_graph
 from millrace.storage.graph import Graph
 from millrace.tests.contracts.neighbourhood import (
     Edges,
@@ -21,6 +20,7 @@ from millrace.tests.contracts.neighbourhood import (
     dense_sum,
     message,
 )
+from millrace.tests.contracts.whole_graph import whole_graph
 
 H, D = 2, 3
 DENSE = {"sum": dense_sum, "mean": dense_mean, "max": dense_max}

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from millrace.stages.neighbourhood.block import whole_graph
 from millrace.storage.graph import Graph
+from millrace.tests.contracts.whole_graph import whole_graph
 
 BOUND = 1e-10
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from millrace.storage.errors import InputError, QueueTimeoutError, RunError, StoreError
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.minibatch import MiniBatch
 from millrace.storage.queue.base import MinibatchQueue
 from millrace.storage.queue.bulk_codec import packed_bytes
+from millrace.tests.contracts.digests import minibatch_digest
 from tests.contracts.messages import make_bulk
 
 K = 3

@@ -15,8 +15,8 @@ import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.setup.prepare import prepare
 from millrace.storage.errors import InputError
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.tests.contracts.bulk_ranks import last_parameters
+from millrace.tests.contracts.digests import minibatch_digest
 from millrace.tests.contracts.forked_command import run_forked
 from millrace.tests.contracts.forked_path import forked_path
 from millrace.tests.contracts.fresh_python import run_python

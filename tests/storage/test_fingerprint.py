@@ -23,9 +23,9 @@ from millrace.storage.fingerprint import (
     features_fingerprint,
     graph_fingerprint,
     leaf_rows,
-    minibatch_digest,
 )
 from millrace.storage.graph import from_edges
+from millrace.tests.contracts.digests import minibatch_digest
 from tests.contracts.messages import graphs, make_minibatch, minibatches
 
 SAME_BYTES = {"<i4": "<u4", "<f8": "<i8", "|u1": "i1", "|b1": "u1"}

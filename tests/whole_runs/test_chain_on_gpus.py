@@ -17,10 +17,10 @@ from millrace.pipeline.machine.malloc import allocator
 from millrace.pipeline.telemetry.events import Note
 from millrace.stages.partition.clustered import Leiden
 from millrace.storage.dataset_store import open_dataset_store, write_dataset
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.partition.book import open_book
 from millrace.tests.contracts import dask_cuda, pretended_device, rapids
 from millrace.tests.contracts.command import command
+from millrace.tests.contracts.digests import minibatch_digest
 from millrace.tests.contracts.forked_cluster import PRETENDED
 from millrace.tests.contracts.nccl import InPlaceOfNccl
 

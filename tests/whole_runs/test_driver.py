@@ -29,11 +29,11 @@ from millrace.storage import lazy_dataset
 from millrace.storage.dataset_store import KIND, write_dataset
 from millrace.storage.errors import Interrupted
 from millrace.storage.features import ArrayFeatures, ZarrFeatures
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.lazy_dataset import open_lazily
 from millrace.storage.partition.book import open_book
 from millrace.storage.store.store import Store
 from millrace.tests.contracts import rapids
+from millrace.tests.contracts.digests import minibatch_digest
 
 SBM = "sbm:nodes=600,classes=4,train=0.3"
 SYSTEMS = {

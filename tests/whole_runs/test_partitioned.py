@@ -31,8 +31,8 @@ from millrace.stages.partition.stage import open_part, partition_dataset
 from millrace.stages.sample.labor import LaborSampler
 from millrace.storage.errors import Interrupted
 from millrace.storage.features import ArrayFeatures
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.tests.contracts.command import command
+from millrace.tests.contracts.digests import minibatch_digest
 from millrace.tests.contracts.process_ranks import run_ranks
 
 DATASET = "sbm:nodes=320,classes=3,degree=8,features=5,train=0.5"

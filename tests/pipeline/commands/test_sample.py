@@ -17,8 +17,8 @@ from millrace.pipeline.config.load import resolve
 from millrace.pipeline.precompute import check_cut_used, precompute
 from millrace.pipeline.telemetry.events import silent
 from millrace.storage.errors import InputError
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.tests.contracts.command import command
+from millrace.tests.contracts.digests import minibatch_digest
 
 SMALL = "sbm:nodes=60,classes=2,degree=4,features=3,train=0.4"
 JOB: dict[str, Any] = {

@@ -10,8 +10,8 @@ import torch
 import zarr
 
 import millrace as mr
-from millrace.stages.neighbourhood.block import whole_graph
 from millrace.tests.contracts.command import command
+from millrace.tests.contracts.whole_graph import whole_graph
 
 SOURCE = "sbm:nodes=150,classes=3,degree=6,features=5,train=0.3"
 JOB = {"epochs": 2, "hidden": 8, "layers": 3, "threads": 1}

@@ -14,8 +14,8 @@ from millrace.pipeline.telemetry.events import Note, silent
 from millrace.stages.evaluate import cuda, layerwise, temporal
 from millrace.stages.kernels.runtime import triton_rng
 from millrace.stages.sample.temporal import TemporalSampler
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.tests.contracts.command import command
+from millrace.tests.contracts.digests import minibatch_digest
 from millrace.tests.contracts.typed import typed_dataset
 from millrace.tests.whole_runs.test_temporal_on_device import SPEC, no_draws_on_the_host, with_edge_rows, with_times
 

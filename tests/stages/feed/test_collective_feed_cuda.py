@@ -11,11 +11,11 @@ from millrace.stages.assignment import SeedPlan
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.messages import Phase
 from millrace.stages.sample.neighbor import NeighborSampler
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.ledger import Ledger
 from millrace.storage.minibatch import MiniBatch
 from millrace.storage.partition.book import RangeBook
 from millrace.tests.contracts.block_sampling import block_rows, skewed
+from millrace.tests.contracts.digests import minibatch_digest
 from millrace.tests.contracts.pretended_device import DEVICE, OnDevice, is_pretended
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 

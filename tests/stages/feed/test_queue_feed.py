@@ -11,11 +11,11 @@ from millrace.stages.assignment import SeedPlan
 from millrace.stages.feed.queue_feed import BulkDraws, BulkSpan, Producer, QueueFeed, most_bulks
 from millrace.stages.policies import PeeksAhead
 from millrace.storage.errors import RunError
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.ledger import Ledger
 from millrace.storage.minibatch import Bulk
 from millrace.storage.queue.base import MemoryQueue
 from millrace.storage.queue.bulk_codec import packed_bytes
+from millrace.tests.contracts.digests import minibatch_digest
 from millrace.tests.contracts.messages import make_bulk
 
 

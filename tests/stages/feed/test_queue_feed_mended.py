@@ -8,9 +8,9 @@ import pytest
 from millrace.stages.assignment import SeedPlan
 from millrace.stages.feed.queue_feed import BulkDraws, BulkSpan, sample_bulks
 from millrace.stages.kernels import sampling_backend
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.queue.object_store import queue_at
 from millrace.storage.queue.zarr import ZarrQueue
+from millrace.tests.contracts.digests import minibatch_digest
 from millrace.tests.fuzz.forge import forge, manifest_of, sign
 from millrace.tests.fuzz.targets import SAMPLER, dataset
 

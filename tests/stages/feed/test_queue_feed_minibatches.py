@@ -20,10 +20,10 @@ from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.queue.base import MemoryQueue, MinibatchQueue
 from millrace.storage.queue.zarr import ZarrQueue
+from millrace.tests.contracts.digests import minibatch_digest
 from millrace.tests.oracles.sampling import backend as reference
 
 V, MINIBATCHES, BATCH = 300, 67, 2

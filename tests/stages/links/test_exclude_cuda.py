@@ -15,7 +15,6 @@ from millrace.stages.links.exclude import WithoutOwnEdges
 from millrace.stages.links.plan import LinkPlan, LinkRequest
 from millrace.stages.links.train_pairs import Negatives, TrainPairs
 from millrace.stages.sample.base import Sampler
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.links.pairs import Pairs, of_pairs
 from millrace.storage.minibatch import Bulk
@@ -23,6 +22,7 @@ from millrace.storage.partition.book import RangeBook
 from millrace.storage.queue.bulk_codec import pack_bulk
 from millrace.tests.contracts import pretended_device
 from millrace.tests.contracts.block_sampling import block_rows
+from millrace.tests.contracts.digests import minibatch_digest
 from millrace.tests.contracts.graphs import graphs
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 from millrace.tests.contracts.typed import typed_graphs

@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 import millrace as mr
 from millrace.stages.models.gcn import GCN
-from millrace.stages.neighbourhood.block import whole_graph
 from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph, from_edges
 from millrace.tests.contracts.dense_model import check_dense
+from millrace.tests.contracts.whole_graph import whole_graph
 
 F64 = torch.float64
 V, D, C = 40, 3, 4

@@ -16,11 +16,12 @@ from millrace.stages.models.gin import GIN
 from millrace.stages.models.pyg.model import PyGModel
 from millrace.stages.models.sage import SAGE
 from millrace.stages.neighbourhood.base import Neighbourhood, aggregate_first
-from millrace.stages.neighbourhood.block import BlockNeighbourhood, whole_graph
+from millrace.stages.neighbourhood.block import BlockNeighbourhood
 from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.minibatch import Block
 from millrace.tests.contracts.neighbourhood import assert_close, blocks
+from millrace.tests.contracts.whole_graph import whole_graph
 
 F64 = torch.float64
 CONFIGS = [

@@ -21,7 +21,6 @@ from millrace.stages.models.gat import GAT
 from millrace.stages.models.gcn import GCN
 from millrace.stages.models.phased import PhasedModel
 from millrace.stages.models.sage import SAGE
-from millrace.stages.neighbourhood.block import whole_graph
 from millrace.stages.partition.metis import MetisWork
 from millrace.stages.placement.boundary import ABSENT
 from millrace.storage.dataset import Split
@@ -30,6 +29,7 @@ from millrace.storage.graph import from_edges
 from millrace.tests.contracts.dense_phases import Cut, Dense, Matrices, Outcome, together, train
 from millrace.tests.contracts.full_batch import C, Case, F, make_case
 from millrace.tests.contracts.phases import Trained, initial, train_ranks
+from millrace.tests.contracts.whole_graph import whole_graph
 
 F64 = torch.float64
 CASES = st.builds(make_case, st.integers(0, 10**6), st.sampled_from([1, 2, 4, 5]), st.booleans())

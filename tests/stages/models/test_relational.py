@@ -13,11 +13,12 @@ from millrace.stages.evaluate.layerwise import infer
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.models import HGT, MODELS, RGAT, RGCN, RSAGE
 from millrace.stages.models.relational import Identity, OwnRows, TypedInput
-from millrace.stages.neighbourhood.block import BlockNeighbourhood, types_of_edges, whole_graph
+from millrace.stages.neighbourhood.block import BlockNeighbourhood, types_of_edges
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError
 from millrace.storage.minibatch import Block
 from millrace.tests.contracts.typed import typed_dataset
+from millrace.tests.contracts.whole_graph import whole_graph
 
 DATA = typed_dataset(degree=90, edge_features=True)
 GRAPH, TYPES = DATA.graph, DATA.graph.types

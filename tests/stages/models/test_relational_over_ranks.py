@@ -10,11 +10,11 @@ from torch import nn
 from millrace.stages.fetch.visit import Visits
 from millrace.stages.models import HGT, RGAT, RGCN, RSAGE
 from millrace.stages.models.relational import TypedInput
-from millrace.stages.neighbourhood.block import whole_graph
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.full_batch import Case
 from millrace.tests.contracts.thread_ranks import run_threads
 from millrace.tests.contracts.typed import typed_dataset
+from millrace.tests.contracts.whole_graph import whole_graph
 
 DATA = typed_dataset(degree=40, edge_features=True)
 WEIGHTED = replace(DATA.graph, edge_weight=np.random.default_rng(0).random(DATA.graph.num_edges).astype(np.float32))

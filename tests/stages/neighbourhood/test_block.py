@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from millrace.stages.kernels import aggregation_backend
-from millrace.stages.neighbourhood.block import BlockNeighbourhood, whole_graph
+from millrace.stages.neighbourhood.block import BlockNeighbourhood
 from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.minibatch import Block
@@ -23,6 +23,7 @@ from millrace.tests.contracts.neighbourhood import (
     dense_mean,
     dense_sum,
 )
+from millrace.tests.contracts.whole_graph import whole_graph
 
 
 class WholeGraph(NeighbourhoodTests):

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor
 
-from millrace.stages.neighbourhood.block import whole_graph
 from millrace.stages.neighbourhood.edge_index import EdgeIndexNeighbourhood
 from millrace.storage.graph import Graph
+from millrace.tests.contracts.whole_graph import whole_graph
 from millrace.tests.stages.evaluate.test_layerwise import cases, hub_graph
 
 

@@ -26,7 +26,6 @@ from millrace.stages.models.gcn import GCN
 from millrace.stages.models.gin import GIN
 from millrace.stages.models.sage import SAGE
 from millrace.stages.neighbourhood.base import Neighbourhood
-from millrace.stages.neighbourhood.block import whole_graph
 from millrace.stages.neighbourhood.full_batch import FullBatch, View
 from millrace.stages.nn.dropout import dropout
 from millrace.stages.placement.sharded import Sharded, Share
@@ -38,6 +37,7 @@ from millrace.tests.contracts import pretended_device
 from millrace.tests.contracts.full_batch import C, Case, F, job, make_case
 from millrace.tests.contracts.process_ranks import run_ranks
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
+from millrace.tests.contracts.whole_graph import whole_graph
 
 F64 = torch.float64
 CASES = st.builds(make_case, st.integers(0, 10**6), st.sampled_from([1, 2, 3, 4, 8]))

@@ -8,11 +8,12 @@ import torch
 
 import millrace as mr
 from millrace.stages.comm.solo import Solo
-from millrace.stages.neighbourhood.block import BlockNeighbourhood, whole_graph
+from millrace.stages.neighbourhood.block import BlockNeighbourhood
 from millrace.stages.neighbourhood.loops import agreed, gcn_norm
 from millrace.stages.self_loops import with_loops
 from millrace.storage.graph import from_edges
 from millrace.storage.minibatch import Block
+from millrace.tests.contracts.whole_graph import whole_graph
 
 F64 = torch.float64
 

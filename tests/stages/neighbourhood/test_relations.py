@@ -11,11 +11,12 @@ from torch.nn import functional as F
 
 from millrace.stages.assignment import SeedPlan
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.neighbourhood.block import BlockNeighbourhood, types_of_edges, whole_graph
+from millrace.stages.neighbourhood.block import BlockNeighbourhood, types_of_edges
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError
 from millrace.storage.typed.graph_types import SINGLE
 from millrace.tests.contracts.typed import typed_dataset, typed_graphs
+from millrace.tests.contracts.whole_graph import whole_graph
 from millrace.tests.oracles.sampling import backend as reference
 
 

@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.neighbourhood.block import BlockNeighbourhood, types_of_edges, whole_graph
+from millrace.stages.neighbourhood.block import BlockNeighbourhood, types_of_edges
 from millrace.stages.neighbourhood.stacked import OWN
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.tests.contracts.typed import typed_graphs
+from millrace.tests.contracts.whole_graph import whole_graph
 from millrace.tests.stages.neighbourhood.test_relations import block_of, matrix
 
 

@@ -18,8 +18,8 @@ from millrace.stages.sample import SAMPLERS
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError, RunError
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
+from millrace.tests.contracts.digests import minibatch_digest
 from millrace.tests.contracts.graphs import copied, outcomes
 from millrace.tests.oracles.sampling import backend as reference
 

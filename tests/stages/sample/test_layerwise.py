@@ -24,8 +24,8 @@ from millrace.stages.sample import SAMPLERS
 from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.storage.errors import InputError, RunError
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
+from millrace.tests.contracts.digests import minibatch_digest
 from millrace.tests.oracles.sampling import backend as reference
 from millrace.tests.oracles.sampling import layerwise as layerwise_reference
 from millrace.tests.oracles.sampling import skeleton as skeleton_reference

@@ -19,9 +19,9 @@ from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError, RunError, StoreError
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.store.manifest import require_fingerprint
+from millrace.tests.contracts.digests import minibatch_digest
 from millrace.tests.contracts.graphs import copied
 from millrace.tests.oracles.sampling import backend as reference
 

@@ -10,10 +10,10 @@ from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.queue.base import MemoryQueue
 from millrace.storage.queue.bulk_codec import pack_bulk
+from millrace.tests.contracts.digests import minibatch_digest
 
 pytestmark = pytest.mark.usefixtures("on_device")
 SAMPLERS = [

@@ -17,9 +17,9 @@ from millrace.stages.random import Purpose, branches, stream
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.stages.sample.temporal import TemporalSampler, TimedGraph, degrees_until, moments_of_nodes
 from millrace.storage.errors import InputError
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import ALWAYS, Graph, from_edges
 from millrace.storage.typed.graph_types import GraphTypes
+from millrace.tests.contracts.digests import minibatch_digest
 from millrace.tests.contracts.graphs import graphs
 from millrace.tests.contracts.typed import typed_graphs
 

@@ -15,10 +15,10 @@ from millrace.stages.assignment import BulkRequest
 from millrace.stages.links.plan import LinkRequest
 from millrace.stages.sample.temporal import TemporalSampler, degrees_until, timed_graph
 from millrace.storage.errors import InputError, RunError
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import ALWAYS, Graph, from_edges
 from millrace.storage.typed.graph_types import GraphTypes
 from millrace.tests.contracts import pretended_device
+from millrace.tests.contracts.digests import minibatch_digest
 from millrace.tests.contracts.graphs import graphs
 from millrace.tests.contracts.typed import typed_graphs
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.storage.errors import StoreError
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.minibatch import Bulk
 from millrace.storage.queue import bulk_codec as codec
 from millrace.storage.queue.bulk_codec import HEADER_WORDS, pack_bulk, packed_bytes, packed_words, unpack_row
+from millrace.tests.contracts.digests import minibatch_digest
 from tests.contracts.messages import make_bulk, make_minibatch, minibatches
 
 

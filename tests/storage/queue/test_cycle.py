@@ -5,10 +5,10 @@ import shutil
 import pytest
 
 from millrace.storage.errors import RunError, StoreError
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.queue.base import MinibatchQueue
 from millrace.storage.queue.cycle import Cycled
 from millrace.storage.queue.zarr import ZarrQueue
+from millrace.tests.contracts.digests import minibatch_digest
 from tests.contracts.messages import make_bulk
 from tests.contracts.queue import LONG_S, SHORT_S, K, same
 

@@ -18,8 +18,8 @@ from millrace.stages.kernels.sampling.exponential_race import log2_table
 from millrace.stages.random import node_words
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
+from millrace.tests.contracts.digests import minibatch_digest
 from millrace.tests.oracles.sampling import alias as reference_alias
 from millrace.tests.oracles.sampling import backend as reference
 

@@ -13,8 +13,8 @@ import millrace as mr
 from millrace.stages.evaluate.layerwise import infer
 from millrace.stages.models.pyg import model as models
 from millrace.stages.models.pyg.model import PyGModel
-from millrace.stages.neighbourhood.block import whole_graph
 from millrace.storage.errors import InputError
+from millrace.tests.contracts.whole_graph import whole_graph
 
 pyg = pytest.importorskip("torch_geometric.nn")
 PNA = {

@@ -9,8 +9,8 @@ import torch
 import millrace as mr
 from millrace.stages.models.pyg.model import PyGModel
 from millrace.stages.models.pyg.normalised import HONOURED, is_normalised, normalised, reads_loops, unhonoured
-from millrace.stages.neighbourhood.block import whole_graph
 from millrace.storage.graph import from_edges
+from millrace.tests.contracts.whole_graph import whole_graph
 
 pyg = pytest.importorskip("torch_geometric.nn")
 OPTIONS = {

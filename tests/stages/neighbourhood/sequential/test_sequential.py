@@ -14,7 +14,6 @@ from torch import Tensor
 
 from millrace.stages.comm.solo import Solo
 from millrace.stages.neighbourhood.base import Neighbourhood, destinations
-from millrace.stages.neighbourhood.block import whole_graph
 from millrace.stages.neighbourhood.full_batch import FullBatch, View
 from millrace.stages.neighbourhood.halo import Halo, HaloNeighbourhood
 from millrace.stages.neighbourhood.ring import Ring
@@ -31,6 +30,7 @@ from millrace.tests.contracts.nccl import stood_in
 from millrace.tests.contracts.neighbourhood import Call, NeighbourhoodTests, Tensors, assert_close
 from millrace.tests.contracts.process_ranks import run_ranks
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
+from millrace.tests.contracts.whole_graph import whole_graph
 
 F64 = torch.float64
 MODES = ("rematerialize", "keep", "halo")

@@ -20,11 +20,11 @@ from millrace.stages.kernels.aggregation import lists as lists_cuda
 from millrace.stages.kernels.aggregation.attention_args import AttentionRule
 from millrace.stages.kernels.aggregation.lists import InLists
 from millrace.stages.memory.lazy_rows import LazyRows
-from millrace.stages.neighbourhood.block import whole_graph
 from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph
 from millrace.tests.contracts.aggregate_kernels import random_lists, results
 from millrace.tests.contracts.aggregations import CALLS
+from millrace.tests.contracts.whole_graph import whole_graph
 from millrace.tests.oracles import aggregation as reference
 from millrace.tests.stages.kernels.aggregation.cpu.test_shards import (
     HEADS,

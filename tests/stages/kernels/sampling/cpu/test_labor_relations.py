@@ -12,7 +12,7 @@ from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.sample.labor import LaborSampler
 from millrace.storage.errors import InputError
-from millrace.storage.fingerprint import minibatch_digest
+from millrace.tests.contracts.digests import minibatch_digest
 from millrace.tests.contracts.typed import typed_dataset, typed_graphs
 from millrace.tests.oracles.sampling import backend as reference
 

@@ -16,9 +16,9 @@ from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.cpu.draw import BLOCK_ROWS
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import from_edges
 from millrace.storage.typed.graph_types import GraphTypes
+from millrace.tests.contracts.digests import minibatch_digest
 from millrace.tests.contracts.typed import typed_dataset, typed_graphs
 from millrace.tests.oracles.sampling import backend as reference
 

@@ -26,8 +26,8 @@ from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import RunError
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
+from millrace.tests.contracts.digests import minibatch_digest
 from millrace.tests.contracts.typed import typed_graphs
 from millrace.tests.stages.sample import test_layerwise
 
