@@ -35,7 +35,9 @@ from peers.train_task import BATCH, CLASSES, FANOUT, FEATURES, HIDDEN, LR, memor
 from torch import Tensor, nn
 
 from millrace.stages.assignment import SeedPlan
-from millrace.stages.fetch.gather import Gather
+from millrace.stages.fetch.fetch import HOST, Degrees, Labels, MinibatchFetcher
+from millrace.stages.fetch.gather import HostRows
+from millrace.stages.fetch.isolated import Weights
 from millrace.stages.forward_backward import forward_backward
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.memory.arena import Arena, reusing
@@ -95,7 +97,8 @@ def train(folder: Path, model: str, threads: int) -> dict[str, float]:
     config = SAGE(hidden=HIDDEN, dropout=0.0, norm="batch" if "norm" in model else "none")
     module = Own() if model == "own" else config.build(FEATURES, CLASSES)
     optimizer = torch.optim.Adam(module.parameters(), lr=LR)
-    gather, arena = Gather(placement, features, None, None), Arena()
+    rows, arena = HostRows(placement, features), Arena()
+    gather = MinibatchFetcher(rows, Labels(placement, HOST, HOST), Degrees(placement, HOST), Weights(placement, "none"))
     loaded, seconds = settle(), []
     reset_peak()
     for minibatch in 3 * bulk.minibatches:

@@ -20,7 +20,8 @@ from millrace.stages.assignment import SeedPlan
 from millrace.stages.feed.collective_feed import SampledByOwners
 from millrace.stages.feed.queue_feed import UNBOUNDED, QueueFeed
 from millrace.stages.fetch.ahead.units import MOST_STEPS, RowsAhead
-from millrace.stages.fetch.exchange import PREFETCH_BYTES, ExchangeFetch
+from millrace.stages.fetch.exchange import PREFETCH_BYTES, OwnedFeatures
+from millrace.stages.fetch.fetch import Fetch
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.messages import Phase, RankJob
 from millrace.stages.partition.contiguous import Contiguous
@@ -37,7 +38,7 @@ WAYS = ("samples", "degree")
 
 
 def trained(
-    policy: ExchangeFetch, sample: SampledByOwners, rows: BlockRows, job: RankJob, epochs: int
+    policy: OwnedFeatures, sample: SampledByOwners, rows: BlockRows, job: RankJob, epochs: int
 ) -> tuple[bool, dict[str, int]]:
     """Fetch the rows of all of this rank's minibatches as training does.
 
@@ -45,7 +46,7 @@ def trained(
         Whether they were the rows of the nodes; the fetcher's account with ``sent_bytes`` of rows.
     """
     before, phase = job.ledger.get("network", "features"), Phase(0, 0, epochs)
-    fetcher = policy.fetcher(rows, job)
+    fetcher = Fetch(policy).fetcher(rows, job)
     ahead = fetcher.ahead(sample.feed(rows, phase, job, (0, 0)), sample, phase, (0, 0))
     assert isinstance(ahead, RowsAhead)
     same, steps = True, job.steps(sample.num_minibatches(rows, job))
@@ -85,7 +86,7 @@ def fetch(
         for prefetch_bytes in (0, PLENTY):
             rows, job = placed(group, c, graph, train, features, batch, 4, f"rows of {c}, {prefetch_bytes} ahead")
             same, told = trained(
-                ExchangeFetch(c, prefetch_bytes=prefetch_bytes), SampledByOwners(sampler), rows, job, 1
+                OwnedFeatures(c, prefetch_bytes=prefetch_bytes), SampledByOwners(sampler), rows, job, 1
             )
             found.append({"c": c, "prefetch_bytes": prefetch_bytes, "same": same, **told})
     return found
@@ -241,7 +242,7 @@ def hits(
             for last in (1, epochs):
                 meeting = job.group.sub(f"{share} by {by}, {last}", range(group.size))
                 same, account = trained(
-                    ExchangeFetch(1, share, by), Drawn(sampler, bulks=bulks), rows, replace(job, group=meeting), last
+                    OwnedFeatures(1, share, by), Drawn(sampler, bulks=bulks), rows, replace(job, group=meeting), last
                 )
                 told.append({**account, "same": same})
             apart = dict(zip(spans, (told[0], {key: told[1][key] - told[0][key] for key in ("asked", "hits")})))

@@ -6,16 +6,9 @@ from typing import Any
 import torch
 
 from ...stages.capabilities import Need
-from ...stages.fetch.exchange import ExchangeFetch
-from ...stages.fetch.gather import GatherFetch
-from ...stages.fetch.isolated import CoverageFetch
-from ...stages.fetch.links import LinkCoverageFetch, LinkExchangeFetch, LinkFetch
-from ...stages.fetch.phase_fetch import PhaseFetch
-from ...stages.fetch.temporal import TemporalFetch
+from ...stages.fetch.fetch import Fetch
 from ...stages.fetch.visit import VisitFetch
-from ...stages.learned.fetch import LearnedFetch
 from ...stages.messages import RankJob
-from ...stages.sample.base import reads_times
 from ...storage.errors import InputError
 from ..config.capabilities import needs_of
 from ..config.load import Job
@@ -46,7 +39,7 @@ def check_types_on_device(job: Job, system: System, graph: str) -> None:
     Raises:
         InputError: names the key to change.
     """
-    if job.device != "cpu" and not isinstance(system.fetch, GatherFetch | ExchangeFetch | VisitFetch):
+    if job.device != "cpu" and not isinstance(system.fetch, Fetch | VisitFetch):
         raise InputError(
             f"{graph}, but device is '{job.device}', on which system '{job.system}' runs without relations in this "
             f'version; use device = "cpu", or system = "{next(iter(SYSTEMS))}"'
@@ -85,36 +78,12 @@ def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, Rank
         rank_job: the rank's job, with its device.
         job: the configuration.
     """
-    # Needs Triton.
-    from ...stages.fetch.exchange_cuda import DeviceExchangeFetch, DeviceLinkFetch
-    from ...stages.fetch.gather_cuda import DeviceCoverageFetch, DeviceGatherFetch, DeviceMoveFetch
-    from ...stages.fetch.temporal_cuda import DeviceTemporalFetch
-
-    inner, gpu = system.fetch, job.gpu
-    if isinstance(inner, LearnedFetch):
-        system, rank_job = on_device(replace(system, fetch=inner.inner), rank_job, job)
-        return replace(system, fetch=replace(inner, inner=system.fetch)), rank_job
-    if rank_job.packed is not None:
-        return replace(system, fetch=DeviceMoveFetch(inner)), rank_job
-    gathers: dict[type, type[DeviceGatherFetch]] = {
-        GatherFetch: DeviceGatherFetch,
-        LinkFetch: DeviceGatherFetch,
-        TemporalFetch: DeviceTemporalFetch,
-    }
-    kind = gathers.get(type(inner))
-    if isinstance(inner, LinkFetch) and reads_times(inner.sample.sampler):
-        kind = DeviceTemporalFetch
-    if kind is not None:
-        policy = kind(gpu.features, gpu.cache_bytes, gpu.topology, gpu.graphs)
-    elif isinstance(inner, CoverageFetch):
-        policy = DeviceCoverageFetch(gpu.features, gpu.cache_bytes, gpu.topology, gpu.graphs, inner.correction)
-    elif isinstance(inner, ExchangeFetch):
-        policy = DeviceExchangeFetch(inner, gpu.features, gpu.cache_bytes, gpu.topology)
-    elif isinstance(inner, VisitFetch | PhaseFetch):
-        # They know the device from the rank's job.
+    fetch, gpu = system.fetch, job.gpu
+    if not isinstance(fetch, Fetch) or rank_job.packed is not None:
+        # Others know the device from the rank's job.
         return system, rank_job
-    else:
-        return replace(system, fetch=DeviceMoveFetch(inner)), rank_job
-    if isinstance(inner, LinkFetch | LinkExchangeFetch | LinkCoverageFetch):
-        policy = DeviceLinkFetch(policy, inner.sample)
-    return replace(system, fetch=policy), replace(rank_job, resident=job.kernel == "cuda")
+    # Needs Triton.
+    from ...stages.fetch.gather_cuda import DeviceMemory
+
+    memory = DeviceMemory(gpu.features, gpu.cache_bytes, gpu.topology, gpu.graphs)
+    return replace(system, fetch=replace(fetch, memory=memory)), replace(rank_job, resident=job.kernel == "cuda")

@@ -9,11 +9,10 @@ from ...stages.capabilities import Cannot, Need
 from ...stages.feed.collective_feed import Algorithm, SampledByOwners
 from ...stages.feed.link_feed import LinksByOwners, SampledLinks
 from ...stages.feed.queue_feed import Sampled
-from ...stages.fetch.exchange import ExchangeFetch
+from ...stages.fetch.exchange import OwnedFeatures
 from ...stages.fetch.feature_cache import HotBy
-from ...stages.fetch.gather import GatherFetch
-from ...stages.fetch.links import LinkExchangeFetch, LinkFetch
-from ...stages.fetch.temporal import TemporalFetch
+from ...stages.fetch.fetch import Fetch
+from ...stages.fetch.gather import InPlace
 from ...stages.links.exclude import WithoutOwnEdges
 from ...stages.links.train_pairs import Negatives
 from ...stages.partition.base import Partitioner
@@ -80,7 +79,7 @@ def bulk(
         "local_seeds": local_seeds,
         "algorithm": algorithm,
     }
-    exchanged = ExchangeFetch(replication, cache_fraction, hot_by, prefetch_bytes)
+    owned = Fetch(OwnedFeatures(replication, cache_fraction, hot_by, prefetch_bytes))
     if topology == "partitioned":
         blocks = Blocks(replication, partitioner or Contiguous(), rows_meet=algorithm != "owners")
         return System(
@@ -88,12 +87,12 @@ def bulk(
             blocks,
             # pyrefly: ignore[bad-argument-type]
             SampledByOwners(drawn, local_seeds=local_seeds, algorithm=algorithm),
-            exchanged,
+            owned,
             SeedWeightedMean(),
             Epochs(),
             options=options,
         )
-    fetch = exchanged if features == "owned" else (TemporalFetch if reads_times(drawn) else GatherFetch)(prefetch_bytes)
+    fetch = owned if features == "owned" else Fetch(InPlace(prefetch_bytes), by_time=reads_times(drawn))
     return System("bulk", Replicated(), Sampled(drawn), fetch, SeedWeightedMean(), Epochs(), options=options)
 
 
@@ -125,6 +124,11 @@ class BulkOptions(Section):
     """Algorithm that samples a partitioned topology; minibatches are the same. ``owners``: ids travel to the rows'
     owners and drawn edges come back; ``1.5d``: rows travel along the columns of the grid, each once for the bulks of a
     grid row; ``auto``: by the expected cost, as ``millrace plan`` prints it."""
+
+
+def _fetch(system: System) -> Fetch:
+    assert isinstance(system.fetch, Fetch)
+    return system.fetch
 
 
 def _draws_on_device(job: Job) -> bool:
@@ -239,14 +243,13 @@ class _Bulk(Registered):
         return system
 
     def owning(self, system: System) -> System:
-        if isinstance(system.fetch, ExchangeFetch):
-            return system
-        known = {f.name for f in fields(ExchangeFetch)}
-        return replace(system, fetch=ExchangeFetch(**{k: v for k, v in system.options.items() if k in known}))
+        known = {f.name for f in fields(OwnedFeatures)}
+        rows = OwnedFeatures(**{k: v for k, v in system.options.items() if k in known})
+        return replace(system, fetch=replace(_fetch(system), rows=rows))
 
     def with_links(self, system: System, negatives: Negatives | None, hidden: bool = True) -> System:
         """See `Registered.with_links`. In a partitioned topology every rank has all pairs."""
-        sample, fetch = system.sample, system.fetch
+        sample = system.sample
         if isinstance(sample, SampledByOwners):
             if negatives is not None and negatives.law == "degree":
                 raise InputError(
@@ -265,23 +268,18 @@ class _Bulk(Registered):
         else:
             assert isinstance(sample, Sampled)
             sample = SampledLinks.of_sampler(sample.sampler, negatives, hidden)
-        if isinstance(fetch, ExchangeFetch):
-            owned = {f.name: getattr(fetch, f.name) for f in fields(ExchangeFetch)}
-            fetch = LinkExchangeFetch(**owned, sample=sample)
-        else:
-            assert isinstance(sample, SampledLinks)
-            fetch = LinkFetch(system.options["prefetch_bytes"], sample=sample)
+        fetch = replace(_fetch(system), pairs=sample, by_time=reads_times(sample.sampler))
         # pyrefly: ignore[bad-argument-type]
         return replace(system, sample=sample, fetch=fetch)
 
     def owns_features(self, system: System) -> bool:
         """See `Registered.owns_features`. A partitioned topology owns them anyway."""
-        return isinstance(system.fetch, ExchangeFetch) and system.sample.uses_queue
+        return _fetch(system).rows.is_owned and system.sample.uses_queue
 
     def check_data(self, job: Job, system: System) -> None:
         """See `Registered.check_data`. Refuses options that do not go with the distribution."""
         partitioned = 'bulk.topology is "partitioned"'
-        if isinstance(system.fetch, ExchangeFetch):
+        if _fetch(system).rows.is_owned:
             _ = Grid(job.ranks, system.options.get("replication", 1))
         else:
             for name in ("replication", "cache_fraction"):

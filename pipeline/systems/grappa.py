@@ -9,8 +9,9 @@ from ...stages.capabilities import Cannot, Need
 from ...stages.feed.link_feed import LocalLinks
 from ...stages.feed.local_feed import Local
 from ...stages.feed.local_full_batch import LocalFullBatch
-from ...stages.fetch.isolated import Correction, CoverageFetch, CoverageVisitFetch
-from ...stages.fetch.links import LinkCoverageFetch
+from ...stages.fetch.fetch import Fetch
+from ...stages.fetch.gather import InPlace
+from ...stages.fetch.isolated import Correction, CoverageVisitFetch
 from ...stages.links.exclude import WithoutOwnEdges
 from ...stages.links.train_pairs import Negatives
 from ...stages.partition.base import Partitioner
@@ -29,6 +30,9 @@ from ..config.records import device_topology_only
 from ..config.refusals import refuse
 from ..config.schema import Queue, Section
 from ..config.systems import Inputs, Registered, System
+
+IN_VIEW = InPlace(is_read=True)
+"""Rows of a rank's view, which are read when it is placed."""
 
 
 def grappa(
@@ -73,7 +77,7 @@ def grappa(
         "grappa",
         place(partitioner or MetisWork(), rotation, halo, chunks, reshuffle_fraction, ahead),
         LocalFullBatch() if full_batch else Local(sampler or NeighborSampler()),
-        CoverageVisitFetch(correction=correction) if full_batch else CoverageFetch(correction),
+        CoverageVisitFetch(correction=correction) if full_batch else Fetch(IN_VIEW, correction=correction),
         CoverageCorrected(correction == "batch", shrink),
         SuperEpochs(repartition_every),
         options={
@@ -186,6 +190,7 @@ class _Grappa(Registered):
     def with_links(self, system: System, negatives: Negatives | None, hidden: bool = True) -> System:
         """See `Registered.with_links`. Every rank has all pairs, and trains on those of its own chunks."""
         assert isinstance(system.sample, Local)
+        assert isinstance(system.fetch, Fetch)
         if negatives is not None and negatives.exclude_known:
             raise InputError(
                 "link.exclude_known is true, but ranks of grappa know the train pairs of their own chunks only; leave "
@@ -196,8 +201,7 @@ class _Grappa(Registered):
         # Its name is that of the sampler inside.
         # pyrefly: ignore[bad-argument-type]
         sample = LocalLinks(drawn, system.sample.max_bytes, negatives)
-        fetch = LinkCoverageFetch(system.options["correction"], sample=sample)
-        return replace(system, sample=sample, fetch=fetch)
+        return replace(system, sample=sample, fetch=replace(system.fetch, pairs=sample))
 
     def build(self, options: GrappaOptions, inputs: Inputs) -> System:
         system = grappa(inputs.sampler, partitioner=inputs.partitioner, **options.model_dump())

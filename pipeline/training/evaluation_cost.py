@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import nn
 
-from ...stages.evaluate.chunks import needed_rows
-from ...stages.evaluate.direct import layer_counts
+from ...stages.evaluate.chunks import layer_counts, needed_rows
 from ...stages.models.base import Stack
 from ...stages.neighbourhood.base import EDGE_COST, EdgeCounts
 from ...storage.graph import Graph

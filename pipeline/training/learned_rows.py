@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,6 @@ from ...stages.evaluate.measures import Scored
 from ...stages.fetch.visit import VisitFetch
 from ...stages.kernels.runtime.device_memory import goes_to_device
 from ...stages.learned.beside import WithLearned
-from ...stages.learned.fetch import LearnedFetch
 from ...stages.learned.optimizers import OPTIMIZERS
 from ...stages.learned.table import LearnedTable
 from ...stages.messages import Part, Placement, RankJob
@@ -60,7 +60,8 @@ def with_learned(prepared: Prepared, system: System, rank_job: RankJob) -> tuple
     features = features.with_rows(rows)
     data = replace(prepared.data, features=features)
     prepared = replace(prepared, place_data=lambda: data)
-    return prepared, replace(system, fetch=LearnedFetch(system.fetch, features)), replace(rank_job, learned=table)
+    fetch: Any = system.fetch
+    return prepared, replace(system, fetch=replace(fetch, learned=features)), replace(rank_job, learned=table)
 
 
 @dataclass(frozen=True)

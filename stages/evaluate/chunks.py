@@ -4,7 +4,8 @@ Rows lie on the host, in memory or in files, and travel to the model's device ch
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from types import ModuleType
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from ...storage.graph import Graph
 from ...storage.minibatch import Block
 from ..kernels import destinations_on_host, numbering_on_host
 from ..memory.lazy_rows import LazyRows
+from ..models.parts import LayerCounts
 from ..neighbourhood.block import BlockNeighbourhood, types_of_edges
 
 IdArray = npt.NDArray[np.int64]
@@ -100,6 +102,16 @@ class DeviceRows:
     def gather(self, nodes: npt.NDArray[np.integer]) -> Tensor:
         at = nodes if self._ids is None else np.searchsorted(self._ids, nodes)
         return self._rows.index_select(0, torch.from_numpy(at).to(self.device)).to(self.dtype)
+
+
+def layer_counts(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]]) -> list[LayerCounts]:
+    """Sizes of the layers, from L+1 masks [V]: sources of the first, and rows of each."""
+    rows = [int(np.count_nonzero(mask)) for mask in needed]
+    edges = [
+        graph.num_edges if n == graph.num_nodes else int(graph.in_degree[mask].sum())
+        for n, mask in zip(rows[1:], needed[1:])
+    ]
+    return [LayerCounts(a, b, e) for (a, b), e in zip(pairwise(rows), edges)]
 
 
 def needed_rows(graph: Graph, wanted: IdArray, layers: int) -> list[npt.NDArray[np.bool_]]:

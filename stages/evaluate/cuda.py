@@ -22,7 +22,7 @@ from ...storage.features import FeatureStore
 from ...storage.graph import Graph, edges_of_rows
 from ...storage.minibatch import Block
 from ..neighbourhood.block import BlockNeighbourhood
-from .chunks import EDGE_BYTES, MAX_BYTES, IdArray, needed_rows
+from .chunks import EDGE_BYTES, MAX_BYTES, IdArray, layer_counts, needed_rows
 
 LIST_BYTES = 8
 """Device memory per edge of a layer: source in 32 bits, weight."""
@@ -104,14 +104,9 @@ def fits(
         itemsize: bytes of a number.
         num_bytes: memory available.
     """
-    rows = [int(np.count_nonzero(mask)) for mask in needed]
-    edges = [
-        graph.num_edges if n == graph.num_nodes else int(graph.in_degree[mask].sum())
-        for n, mask in zip(rows[1:], needed[1:])
-    ]
-    lists = sum(e * LIST_BYTES + 8 * n for e, n in zip(edges, rows[1:]))
-    wide, itemsizes = max(width, widest), [(a * itemsize, b * itemsize) for a, b in pairwise(rows)]
-    layer = [e * CALL_BYTES + 3 * wide * source + 2 * wide * own for e, (source, own) in zip(edges, itemsizes)]
+    counts, wide = layer_counts(graph, needed), max(width, widest) * itemsize
+    lists = sum(c.num_edges * LIST_BYTES + 8 * c.num_dst for c in counts)
+    layer = [c.num_edges * CALL_BYTES + (3 * c.num_src + 2 * c.num_dst) * wide for c in counts]
     return lists + max(layer) <= num_bytes
 
 

@@ -23,9 +23,9 @@ from ..kernels.runtime.threads import at_most, side_by_side
 from ..memory.arena import Arena, reusing
 from ..memory.bytes_left import bytes_left, fits_in_memory
 from ..models.base import Stack
-from ..models.parts import ConvParts, LayerCounts
+from ..models.parts import ConvParts
 from ..neighbourhood.destinations import Destinations, LayerRows
-from .chunks import edges_of
+from .chunks import edges_of, layer_counts
 from .limits import Limits
 from .rows import HostSink
 
@@ -42,16 +42,6 @@ LEFT_SHARE = 8
 """Share of the memory left that the rows of some blocks take, where they are read from the disk."""
 PIECE_BYTES = 64 << 20
 """Features that are read at a time where they cannot be read in place."""
-
-
-def layer_counts(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]]) -> list[LayerCounts]:
-    """Sizes of the layers, from L+1 masks [V]: sources of the first, and rows of each."""
-    rows = [int(np.count_nonzero(mask)) for mask in needed]
-    edges = [
-        graph.num_edges if n == graph.num_nodes else int(graph.in_degree[mask].sum())
-        for n, mask in zip(rows[1:], needed[1:])
-    ]
-    return [LayerCounts(a, b, e) for (a, b), e in zip(pairwise(rows), edges)]
 
 
 def infer_in_parts(

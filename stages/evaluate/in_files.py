@@ -28,8 +28,8 @@ from ..models.base import Stack, keeps_edges, layered
 from ..models.parts import ConvParts, LayerCounts
 from ..neighbourhood.destinations import LayerRows
 from ..self_loops import COLUMNS, loops_of_rows, with_loops
-from .chunks import MAX_BYTES, Chunks, HostRows, IdArray, needed_rows
-from .direct import ROW_EDGES, FarRows, LayerBlocks, PartsRun, layer_counts
+from .chunks import MAX_BYTES, Chunks, HostRows, IdArray, layer_counts, needed_rows
+from .direct import ROW_EDGES, FarRows, LayerBlocks, PartsRun
 from .layerwise import apply_layer, naming_features
 from .limits import Limits
 from .rows import HostSink

@@ -5,8 +5,6 @@ memory and the same sizes each time, which `kernels.minibatch_cuda.frames` provi
 `train.forward_backward` does, with the same numbers except for how products of more rows are split into sums.
 """
 
-from typing import Protocol
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -16,29 +14,18 @@ from ..forward_backward import loss_of, summed_loss
 from ..kernels.aggregation.lists import CHUNK
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.minibatch_cuda.frames import Frame, Layout, NoListsBySourceError
-from ..messages import Fetched, StepRules, WorkDone
+from ..messages import StepRules, WorkDone
 from ..models.base import Stack
 from ..nn.dropout import draw_key, keys_from
 from ..policies import ReducePolicy
 from ..random import Purpose, stream, torch_seed
 from ..sample.resident import ResidentMiniBatch
-from .isolated import Weights
+from .fetch import MinibatchFetcher
 
 FIRST = 2
 """Steps that run unrecorded first: a short run needs no recording."""
 MOST = 4
 """Maximum number of recordings, each with room for larger minibatches than the one before."""
-
-
-class GathersFrames(Protocol):
-    """A fetcher that reads rows and labels of a `Frame`."""
-
-    weights: Weights | None
-    """Weights of seeds; None: seeds have none."""
-
-    def framed(self, frame: Frame) -> Fetched:
-        """The minibatch in the frame, as a recorded step reads it."""
-        ...
 
 
 def can_record(module: nn.Module) -> bool:
@@ -58,7 +45,7 @@ class StepGraph:
     def __init__(
         self,
         module: nn.Module,
-        gather: "GathersFrames",
+        gather: MinibatchFetcher,
         reduce: ReducePolicy,
         rules: StepRules,
         parameters: list[nn.Parameter],
@@ -98,7 +85,7 @@ class StepGraph:
         if self._seen < FIRST:
             self._seen += 1
             return None
-        weight = None if self._gather.weights is None else self._gather.weights.seed_weights(work)
+        weight = self._gather.weights.seed_weights(work)
         if weight is not None and self._weight is None:
             self._weight = torch.zeros_like(weight, device=self._keys.device)
         work.bulk.await_here()

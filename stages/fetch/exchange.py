@@ -7,37 +7,45 @@ fetches the rows of the next minibatches, unit by unit (`units`), while the last
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...storage.features import CountedFeatures, FeatureStore
 from ...storage.partition.book import RangeBook
+from ...storage.typed.features import stores_on_disk
 from ..comm.base import Group
 from ..feed.collective_feed import SampledByOwners
 from ..feed.queue_feed import QueueFeed, Sampled
+from ..memory.bytes_left import bytes_left
 from ..messages import Phase, Placement, RankJob
 from ..placement.row_blocks import BlockRows, Grid
 from ..policies import Feed
-from .ahead.units import Plan, RowsAhead, Units
+from .ahead.units import Plan, RowsAhead
 from .feature_cache import HotBy, choose
-from .gather import Gather, GatherFetch, edge_lists
+from .gather import HostRows, InPlace, edge_lists
 from .owned_rows import Owned, OwnedRows
+from .rows import Rows
+
+if TYPE_CHECKING:
+    from .gather_cuda import DeviceMemory
 
 PREFETCH_BYTES = 512 << 20
 
 
 def ahead_bytes(given: int | Literal["auto"]) -> int:
-    """Bytes of rows of other ranks that are fetched ahead, from `ExchangeFetch.prefetch_bytes`."""
+    """Bytes of rows of other ranks that are fetched ahead, from `OwnedFeatures.prefetch_bytes`."""
     return PREFETCH_BYTES if given == "auto" else given
 
 
 @dataclass(frozen=True)
-class ExchangeFetch:
-    """The rank in row i of the grid keeps block i of the rows in memory, read once, and serves them to its column."""
+class OwnedFeatures:
+    """The rank in row i of the grid keeps block i of the rows in memory, read once, and serves them to its column. See
+    `RowsPolicy`."""
 
+    is_owned: ClassVar[bool] = True
     replication: int = 1
     """c: number of ranks that hold each block."""
     cache_fraction: float = 0.0
@@ -49,17 +57,32 @@ class ExchangeFetch:
     """Rows that may be ready or under way beside those that are trained on; ``auto``: `PREFETCH_BYTES`. 0, or less than
     the rows of a step: fetching and training take turns."""
 
-    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> Gather:
-        """See `FetchPolicy.fetcher`. All ranks call this at the same time. Reads this rank's rows and nothing later;
-        none where they lie beside the minibatches."""
+    @property
+    def is_read(self) -> bool:
+        return False
+
+    def open(self, placement: Placement, job: RankJob, memory: "DeviceMemory | None") -> Rows:
+        """See `RowsPolicy.open`. No rank owns rows that lie beside the minibatches."""
         if job.packed is not None:
-            return GatherFetch(self.prefetch_bytes).fetcher(placement, job)
-        return Exchange(self, placement, job, *self.owned(placement, job))
+            return InPlace(self.prefetch_bytes).open(placement, job, None)
+        if memory is not None:
+            # Needs Triton.
+            from .exchange_cuda import opened
+
+            return opened(self, placement, job, memory)
+        return ExchangedRows(self, placement, job, *self.owned(placement, job))
 
     def owned(self, placement: Placement, job: RankJob) -> tuple[OwnedRows, OwnedRows | None]:
         """Rows of nodes, and of edges if the model reads them. All ranks call this at the same time."""
         features, first, book, group, degree = self.open_rows(placement, job)
-        owned = OwnedRows(features, first, book, group, degree, job.arrays.features)
+        size = int(book.sizes()[group.rank]) * features.num_features * features.dtype.itemsize
+        stays = bool(stores_on_disk(features)) and size > bytes_left() // (2 * job.group.size)
+        if stays and job.group.rank == 0:
+            job.tell(
+                f"features: a rank's own rows take {size / 2**20:,.0f} MiB, too much for the memory left: they stay "
+                "on disk, and each rank reads its own ahead for all that ask"
+            )
+        owned = OwnedRows(features, first, book, group, degree, None if stays else job.arrays.features)
         edges = self.open_edges(placement, job, group)
         if edges is None:
             return owned, None
@@ -99,19 +122,19 @@ class ExchangeFetch:
         return features, int(book.offsets[group.rank]), book, group, None
 
 
-class Exchange(Gather):
-    """`Gather` over rows that other ranks own."""
+class ExchangedRows(HostRows):
+    """Rows that other ranks own."""
 
     def __init__(
         self,
-        policy: ExchangeFetch,
+        policy: OwnedFeatures,
         placement: Placement,
         job: RankJob,
         owned: Owned,
         owned_edges: OwnedRows | None = None,
     ) -> None:
-        """See `ExchangeFetch.fetcher`; `owned_edges` are the features of edges, if the model reads them."""
-        super().__init__(placement, placement.features, None, None)
+        """`owned_edges` are the features of edges, if the model reads them."""
+        super().__init__(placement, placement.features)
         self._policy, self._job, self._owned, self._owned_edges = policy, job, owned, owned_edges
 
     def ahead(self, feed: Feed, sample: Any, phase: Phase, first: tuple[int, int]) -> Feed:
@@ -134,13 +157,12 @@ class Exchange(Gather):
         )
         return self._ahead
 
-    def _begun(self, feed: QueueFeed, plan: Plan, prefetch_bytes: int) -> Units[Any]:
+    def _begun(self, feed: QueueFeed, plan: Plan, prefetch_bytes: int) -> Any:
         assert isinstance(self._owned, OwnedRows)
         lists_of = partial(edge_lists, placement=self._placement)
         return RowsAhead(feed, self._owned, plan, prefetch_bytes, self._owned_edges, lists_of)
 
     @property
-    # pyrefly: ignore[bad-override]
     def exchange_s(self) -> float:
         """See `Fetcher.exchange_s`: of the fetching thread."""
         return self._ahead.exchange_s if self._ahead else 0.0
@@ -150,6 +172,3 @@ class Exchange(Gather):
         owned = self._owned
         saved = owned.hits.hits * owned.row_bytes
         return {"rows": owned.num_hot, "asked": owned.hits.asked, "hits": owned.hits.hits, "saved_bytes": saved}
-
-    def idle(self) -> None:
-        """See `Fetcher.idle`: the thread answers the requests of others."""

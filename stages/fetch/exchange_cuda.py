@@ -7,116 +7,85 @@ and fetching and training take turns.
 """
 
 import time
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ...storage.features import FeatureStore
 from ...storage.minibatch import MiniBatch
-from ..feed.link_feed import LinksByOwners, LocalLinks, SampledLinks
 from ..feed.queue_feed import QueueFeed
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.minibatch_cuda.rows import gather_rows
-from ..kernels.runtime.device_memory import MemoryKind, wait_for_copies
-from ..kernels.sampling.device_graph import place_graph
-from ..links.planned_pairs import PlannedPairs
 from ..memory.lazy_rows import LazyRows
-from ..messages import Fetched, Placement, RankJob
+from ..messages import Placement, RankJob
 from ..neighbourhood.resident import EdgesOnDevice
-from ..placement.row_blocks import BlockRows
-from ..policies import KeepsRows
-from .ahead.units import Plan, Unit, Units
-from .exchange import Exchange, ExchangeFetch
-from .gather_cuda import DeviceGatherFetch, LagLimit, device_edges, resident_neighbourhoods, to_resident, upload
-from .owned_rows_cuda import DeviceCollected, OwnedOnDevice
+from .ahead.units import Collected, Plan, Unit, Units
+from .exchange import ExchangedRows, OwnedFeatures
+from .gather_cuda import DeviceMemory, LagLimit, device_edges, resident_neighbourhoods, to_resident, upload
+from .owned_rows_cuda import OwnedOnDevice
+from .rows import Taken
 
 
-@dataclass(frozen=True)
-class DeviceExchangeFetch:
-    """`ExchangeFetch` on a device."""
-
-    inner: ExchangeFetch
-    features: MemoryKind = "auto"
-    """Location of this rank's rows."""
-    cache_bytes: int = 1 << 30
-    """Device memory for own rows that lie on the host: those with the most out-edges, among the edges that this rank
-    knows."""
-    topology: MemoryKind = "auto"
-    """Location of neighbour lists for sampling."""
-
-    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "ExchangeOnDevice":
-        """See `FetchPolicy.fetcher`. All ranks call this at the same time. Reads this rank's rows and nothing later."""
-        assert job.device is not None
-        if job.resident and job.produce:
-            place_graph(placement.graph, self.topology)
-        features, first, book, group, degree = self.inner.open_rows(placement, job, same_thread=True)
-        uploaded = upload(features, job.device, self.features, range(first, first + int(book.sizes()[group.rank])))
-        kept = uploaded.cache(placement, self.cache_bytes, job.device, int(book.offsets[group.rank]))
-        degree = None if degree is None else degree.to(job.device)
-        owned = OwnedOnDevice(uploaded.rows, kept, book, group, degree, job.device)
-        of_edges, edges = None, self.inner.open_edges(placement, job, group)
-        if edges is not None:
-            rows, first, book = edges
-            mine = range(first, first + int(book.sizes()[group.rank]))
-            rows = upload(rows, job.device, self.features, mine).rows
-            of_edges = OwnedOnDevice(rows, None, book, group, None, job.device)
-        return ExchangeOnDevice(self.inner, placement, job, owned, of_edges)
+def opened(policy: OwnedFeatures, placement: Placement, job: RankJob, memory: DeviceMemory) -> "ExchangedOnDevice":
+    """See `RowsPolicy.open`. `memory.cache_bytes` are for own rows with the most out-edges among the edges that this
+    rank knows."""
+    assert job.device is not None
+    features, first, book, group, degree = policy.open_rows(placement, job, same_thread=True)
+    uploaded = upload(features, job.device, memory.features, range(first, first + int(book.sizes()[group.rank])))
+    kept = uploaded.cache(placement, memory.cache_bytes, job.device, int(book.offsets[group.rank]))
+    degree = None if degree is None else degree.to(job.device)
+    owned = OwnedOnDevice(uploaded.rows, kept, book, group, degree, job.device)
+    of_edges, edges = None, policy.open_edges(placement, job, group)
+    if edges is not None:
+        rows, first, book = edges
+        mine = range(first, first + int(book.sizes()[group.rank]))
+        rows = upload(rows, job.device, memory.features, mine).rows
+        of_edges = OwnedOnDevice(rows, None, book, group, None, job.device)
+    return ExchangedOnDevice(policy, placement, job, owned, of_edges)
 
 
-class ExchangeOnDevice(Exchange):
-    """`Exchange` whose neighbourhoods are over lists on the device, like those of `DeviceGather`."""
+class ExchangedOnDevice(ExchangedRows):
+    """`ExchangedRows` whose neighbourhoods are over lists on the device, like those of `DeviceRows`."""
 
     def __init__(
         self,
-        policy: ExchangeFetch,
+        policy: OwnedFeatures,
         placement: Placement,
         job: RankJob,
         owned: OwnedOnDevice,
         of_edges: OwnedOnDevice | None,
     ) -> None:
-        """See `DeviceExchangeFetch.fetcher`; `of_edges` are the features of edges, if the model reads them."""
+        """`of_edges` are the features of edges, if the model reads them."""
         super().__init__(policy, placement, job, owned)
-        self._of_edges_there = of_edges
-        assert job.device is not None
-        self._device = job.device
-        # With a block of rows, labels of the train nodes are looked up on the host, by id.
-        own = isinstance(placement, BlockRows)
-        self._labels = None if own else cache(lambda: placement.labels.to(self._device))
-        self._degree = cache(lambda: placement.degree.to(self._device))
-        wait_for_copies(self._device)
+        self._of_edges_there, self.device = of_edges, job.device
 
     def _begun(self, feed: QueueFeed, plan: Plan, prefetch_bytes: int) -> "UnitsOnDevice":
-        assert isinstance(self._owned, OwnedOnDevice)
+        assert isinstance(self._owned, OwnedOnDevice) and self.device is not None
         return UnitsOnDevice(
-            feed, self._owned, plan, prefetch_bytes, self._device, self._placement, of_edges=self._of_edges_there
+            feed, self._owned, plan, prefetch_bytes, self.device, self._placement, of_edges=self._of_edges_there
         )
 
-    def fetch(self, work: MiniBatch) -> Fetched:
-        """See `Fetcher.fetch`: begins what is due, and makes the device wait for the rows of `work`."""
-        assert isinstance(self._ahead, UnitsOnDevice)
-        self._ahead.begin()
-        bulk, q, got = self._ahead.rows(work)
-        nodes = bulk.nodes_of(q)
-        degree, of_seeds = self._targets(
-            work,
-            lambda: self._degree()[nodes] if got.degree is None else got.degree,
-            lambda: self._labels_of(work, nodes[: int(bulk.node_ends[0][q])]),
+    def take(self, work: MiniBatch) -> Taken:
+        """See `Rows.take`: begins what is due, and makes the device wait for the rows of `work`."""
+        ahead = self._units_ahead
+        ahead.begin()
+        bulk, q, got = ahead.rows(work)
+        return Taken(
+            LazyRows(got.rows, got.place),
+            lambda: bulk.nodes_of(q),
+            lambda degree: resident_neighbourhoods(bulk, q, degree, ahead.edges),
+            got.degree,
         )
-        neighbourhoods = resident_neighbourhoods(bulk, q, degree, self._ahead.edges)
-        return Fetched(work.epoch, work.index, neighbourhoods, LazyRows(got.rows, got.place), **of_seeds)
-
-    def _labels_of(self, work: MiniBatch, seeds: Tensor) -> Tensor:
-        if self._labels is None:
-            return self._placement.labels_of(work.seeds).to(self._device, non_blocking=True)
-        return self._labels()[seeds]
 
     def idle(self) -> None:
         """See `Fetcher.idle`: begins what is due, and answers the requests of others."""
-        assert isinstance(self._ahead, UnitsOnDevice)
-        self._ahead.begin()
+        self._units_ahead.begin()
+
+    @property
+    def _units_ahead(self) -> "UnitsOnDevice":
+        ahead: Any = self._ahead
+        assert isinstance(ahead, UnitsOnDevice)
+        return ahead
 
 
 class _Unit(Unit):
@@ -127,10 +96,10 @@ class _Unit(Unit):
         self.positions: dict[int, Tensor] = {}
         """Positions of each minibatch's nodes among the ids of the unit, by minibatch; empty for a unit of one
         minibatch."""
-        self.got: DeviceCollected | None = None
+        self.got: Collected | None = None
         self.edge_ids: Tensor | None = None
         """int64, ascending, the edges of all minibatches; None if their features are not read."""
-        self.of_edges: DeviceCollected | None = None
+        self.of_edges: Collected | None = None
         """Features of these."""
         self.done: torch.cuda.Event | None = None
         """Recorded when the device has all of it."""
@@ -161,7 +130,7 @@ class UnitsOnDevice(Units[_Unit]):
             feed: gives this rank's minibatches.
             owned: own rows, and access to the others.
             plan: range of work to come.
-            prefetch_bytes: see `ExchangeFetch`.
+            prefetch_bytes: see `OwnedFeatures`.
             device: where rows go.
             placement: has the edges.
             of_edges: features of edges, if they are read too; of the same group.
@@ -240,7 +209,7 @@ class UnitsOnDevice(Units[_Unit]):
         work: Any = self._units[0].minibatches
         return work[index]
 
-    def rows(self, work: MiniBatch) -> tuple[ResidentBulk, int, DeviceCollected]:
+    def rows(self, work: MiniBatch) -> tuple[ResidentBulk, int, Collected]:
         """A minibatch from `get`, as the device has it, with the row and the degree of each of its nodes, for this
         thread's stream."""
         unit = self._units[0]
@@ -256,7 +225,7 @@ class UnitsOnDevice(Units[_Unit]):
         bulk, q = unit.bulks[work.index]
         bulk.await_here()
         if among is not None:
-            got = DeviceCollected(got.rows, got.place[among], None if got.degree is None else got.degree[among])
+            got = Collected(got.rows, got.place[among], None if got.degree is None else got.degree[among])
         return bulk, q, got
 
     @property
@@ -280,21 +249,3 @@ class UnitsOnDevice(Units[_Unit]):
     def close(self) -> None:
         """See `Feed.close`. All ranks call it after the same step."""
         self._feed.close()
-
-
-@dataclass(frozen=True)
-class DeviceLinkFetch:
-    """A device's fetch policy, of minibatches of pairs."""
-
-    inner: DeviceGatherFetch | DeviceExchangeFetch
-    sample: SampledLinks | LinksByOwners | LocalLinks
-
-    def fetcher(self, placement: Any, job: RankJob, module: nn.Module | None = None) -> Any:
-        """See `FetchPolicy.fetcher`. All ranks call this at the same time; the module has the decoder."""
-        fetcher = self.inner.fetcher(placement, job)
-        ranks = job.group.size if isinstance(self.sample, LocalLinks) else 1
-        fetcher.pairs = PlannedPairs.from_placement(self.sample, placement, job, module, ranks)
-        return fetcher
-
-    def device_rows(self, features: FeatureStore, job: RankJob, locked: bool = False) -> Tensor | None:
-        return self.inner.device_rows(features, job, locked) if isinstance(self.inner, KeepsRows) else None

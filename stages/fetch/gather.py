@@ -1,67 +1,76 @@
-"""Fetches feature rows of minibatches: those of one array, in memory or mapped, are read where they are used; others
-are gathered."""
+"""Rows that a rank reads for itself: those of one array, in memory or mapped, where they are used; those on disk ahead;
+others are gathered."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...storage.features import CountedFeatures, FeatureStore, in_place
 from ...storage.minibatch import MiniBatch
 from ...storage.typed.features import typed_in_place
-from ..links.planned_pairs import HasTargets
 from ..memory.arena import empty
 from ..memory.lazy_rows import LazyRows, LazyTypedRows, torch_dtype
-from ..messages import Fetched, Phase, Placement, RankJob
+from ..messages import Phase, Placement, RankJob
 from ..neighbourhood.block import BlockNeighbourhood
 from ..policies import Feed, SamplePolicy
 from .ahead.disk_rows import FromDisk
-from .ahead.units import Plan, RowsAhead, Units
+from .ahead.units import Plan, RowsAhead
+from .rows import Rows, Taken
+
+if TYPE_CHECKING:
+    from .gather_cuda import DeviceMemory
 
 
 @dataclass(frozen=True)
-class GatherFetch:
-    """Fetches each node's row at most once per minibatch; every block then aggregates locally."""
+class InPlace:
+    """Rows of the rank's own placement, in memory or on disk. See `RowsPolicy`."""
 
+    is_owned: ClassVar[bool] = False
     prefetch_bytes: int | Literal["auto"] = "auto"
     """Memory for rows on disk that are ready or under way, those that are trained on among them; ``auto``: a quarter of
     what is left, shared by the ranks."""
+    is_read: bool = False
+    """True if rows were read, and counted, when they were placed."""
 
-    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "Gather":
-        """See `FetchPolicy.fetcher`. Does not depend on the module."""
-        return Gather(*self.sources(placement, job))
-
-    def sources(
-        self, placement: Placement, job: RankJob
-    ) -> tuple[Placement, FeatureStore, FeatureStore | None, FromDisk | None]:
-        """Arguments of `Gather`."""
+    def open(self, placement: Placement, job: RankJob, memory: "DeviceMemory | None") -> Rows:
         edges = placement.edge_features
-        return (
-            placement,
-            CountedFeatures(placement.features, job.ledger, "store"),
-            None if edges is None else CountedFeatures(edges, job.ledger, "store"),
-            FromDisk.chosen(placement, job, self.prefetch_bytes),
-        )
+        if memory is not None:
+            # Needs Triton.
+            from .gather_cuda import DeviceRows
+
+            of_edges = memory.uploaded(edges, self.read(edges, job), job.device) if edges else None
+            features = memory.uploaded(placement.features, self.read(placement.features, job), job.device)
+            return DeviceRows(placement, features, memory, job.device, of_edges)
+        disk = None if self.is_read else FromDisk.chosen(placement, job, self.prefetch_bytes)
+        return HostRows(placement, self.read(placement.features, job), edges and self.read(edges, job), disk)
+
+    def read(self, features: FeatureStore, job: RankJob) -> FeatureStore:
+        """The store, whose reads count if they are to."""
+        return features if self.is_read else CountedFeatures(features, job.ledger, "store")
 
 
-class Gather(HasTargets):
+class HostRows(Rows):
     """Rows of one array in memory come as `LazyRows`, which layers read in place. Those on disk are read ahead, or else
     gathered."""
 
-    exchange_s = 0.0
-    _ahead: Units[Any] | None = None
+    _ahead: RowsAhead | None = None
 
     def __init__(
-        self, placement: Placement, features: FeatureStore, edges: FeatureStore | None, from_disk: FromDisk | None
+        self,
+        placement: Placement,
+        features: FeatureStore,
+        edges: FeatureStore | None = None,
+        from_disk: FromDisk | None = None,
     ) -> None:
         """
         Args:
-            placement: labels and degrees.
+            placement: has the graph.
             features: source of the rows.
             edges: source of the rows of edges, if the model reads them.
             from_disk: reads rows of both ahead; None: they are in memory.
@@ -74,7 +83,7 @@ class Gather(HasTargets):
     def ahead(self, feed: Feed, sample: SamplePolicy, phase: Phase, first: tuple[int, int]) -> Feed:
         """See `FetchesAhead.ahead`: the feed itself where all rows are in memory."""
         disk = self._from_disk
-        if disk is None:
+        if not disk:
             return feed
         steps = disk.job.steps(sample.num_minibatches(self._placement, disk.job))
         lists_of = partial(edge_lists, placement=self._placement)
@@ -82,52 +91,32 @@ class Gather(HasTargets):
         self._ahead = disk.begun(feed, Plan(steps, phase.last_epoch, first), lists_of)
         return self._ahead
 
-    @property
-    def hit_counts(self) -> dict[str, int]:
-        """See `FetchesAhead.hit_counts`: there is no cache."""
-        return {}
-
-    def fetch(self, work: MiniBatch) -> Fetched:
-        """See `Fetcher.fetch`: waits for the rows of `work`, if they have not arrived yet."""
-        disk = self._from_disk
-        if isinstance(self._ahead, RowsAhead):
-            got = self._ahead.rows(work)
-        else:
-            got = None if disk is None else disk.at_once(work)
-        if got is None:
-            return self._fetched(work, self._rows(work.nodes))
-        if isinstance(self._features, CountedFeatures):
+    def take(self, work: MiniBatch) -> Taken:
+        got = self._ahead.rows(work) if self._ahead else self._from_disk and self._from_disk.at_once(work)
+        if got and isinstance(self._features, CountedFeatures):
             self._features.count(len(work.nodes))
-        return self._fetched(work, LazyRows(got.rows, got.place), got.degree)
-
-    def _fetched(self, work: MiniBatch, h: Tensor, degrees: Tensor | None = None) -> Fetched:
-        """`Fetched` from the rows of all nodes, and their degrees if known."""
-        data = self._placement
-        # Most layers need no degrees, and those of all sources are as many random reads as a small gather.
-        degree, of_seeds = self._targets(
-            work, lambda: self._degrees(work) if degrees is None else degrees, lambda: data.labels_of(work.seeds)
+        h, degree = (LazyRows(got.rows, got.place), got.degree) if got else (self._rows(work.nodes), None)
+        of_edges, types_of = self._of_edges(work), self._placement.types_of
+        return Taken(
+            h,
+            lambda: torch.from_numpy(work.nodes.astype(np.int64, copy=False)),
+            lambda degree: tuple(
+                BlockNeighbourhood(b, lambda n=b.num_src: degree()[:n], edge_types=types_of(b.edge_id), edges=edges)
+                for b, edges in zip(work.blocks, of_edges)
+            ),
+            degree,
         )
-        of_edges = self._of_edges(work) or [None] * len(work.blocks)
-        neighbourhoods = tuple(
-            BlockNeighbourhood(b, lambda n=b.num_src: degree()[:n], edge_types=data.types_of(b.edge_id), edges=edges)
-            for b, edges in zip(work.blocks, of_edges)
-        )
-        return Fetched(work.epoch, work.index, neighbourhoods, h, **of_seeds)
 
-    def _degrees(self, work: MiniBatch) -> Tensor:
-        """[n], degrees of all nodes of a minibatch."""
-        return self._placement.degree[torch.from_numpy(work.nodes.astype(np.int64, copy=False))]
-
-    def _of_edges(self, work: MiniBatch) -> list[Callable[[], Tensor]] | None:
+    def _of_edges(self, work: MiniBatch) -> Iterable[Callable[[], Tensor] | None]:
         """For each block, a function that returns the features of its edges; None if the model reads none."""
         edges = self._edges
-        came = list(self._ahead.edge_rows(work)) if isinstance(self._ahead, RowsAhead) else []
+        came = list(self._ahead.edge_rows(work)) if self._ahead else []
         if came:
             if isinstance(edges, CountedFeatures):
                 edges.count(sum(map(len, came)))
             return rows_of_blocks(work, came.__getitem__)
-        if edges is None:
-            return None
+        if not edges:
+            return [None] * len(work.blocks)
         lists = edge_lists(work, self._placement)
 
         def gather(i: int) -> Tensor:
@@ -148,9 +137,6 @@ class Gather(HasTargets):
         rows = empty((len(nodes), features.num_features), torch_dtype(features.dtype))
         features.gather(nodes, out=rows.numpy())
         return rows
-
-    def idle(self) -> None:
-        """See `Fetcher.idle`: no effect, ranks gather by themselves."""
 
 
 def edge_lists(work: MiniBatch, placement: Placement) -> list[npt.NDArray[np.integer]]:

@@ -1,19 +1,18 @@
-"""Fetches for ranks that train on a GPU: everything a step reads is on the device, or on its way, when the step
-begins."""
+"""Rows of ranks that train on a GPU: they lie there, or in memory of the host that it reads."""
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ...storage.features import CountedFeatures, FeatureStore, in_place
+from ...storage.features import FeatureStore, in_place
+from ...storage.graph import Graph
 from ...storage.minibatch import MiniBatch
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.minibatch_cuda.frames import Frame
@@ -21,16 +20,14 @@ from ..kernels.minibatch_cuda.rows import Cache, gather_rows
 from ..kernels.runtime.device_memory import MemoryKind, device_readable, goes_to_device, to_device, wait_for_copies
 from ..kernels.sampling.device_graph import number_on_device, place_graph
 from ..kernels.sampling.device_samples import DeviceList, Rows
-from ..links.planned_pairs import HasTargets
 from ..memory.lazy_rows import LazyRows, torch_dtype
-from ..messages import Fetched, Phase, Placement, RankJob, StepRules
+from ..messages import Placement
 from ..neighbourhood.resident import EdgesOnDevice, ResidentNeighbourhood
-from ..placement.chunks import Isolated
 from ..placement.row_blocks import BlockRows
-from ..policies import Feed, Fetcher, FetchesAhead, FetchPolicy, ReducePolicy, SamplePolicy
 from ..sample.resident import ResidentMiniBatch
-from .cuda_graph import StepGraph, can_record
-from .isolated import Correction, Weights
+from ..sample.temporal import timed_graph
+from .rows import Rows as RowSource
+from .rows import Taken
 
 UPLOAD_BYTES = 256 << 20
 """Rows of a store that is not in memory are uploaded in pieces of this size."""
@@ -39,12 +36,11 @@ STEPS_AHEAD = 3
 
 
 @dataclass(frozen=True)
-class DeviceGatherFetch:
-    """`GatherFetch` on a device: rows lie in its memory, or are read from the host's, each at most once per
-    minibatch."""
+class DeviceMemory:
+    """Where a rank's GPU finds what it reads."""
 
     features: MemoryKind = "auto"
-    """Location of the rows."""
+    """Location of the rows: the device's memory, or the host's, from where each is read at most once per minibatch."""
     cache_bytes: int = 1 << 30
     """Device memory for rows that lie on the host: those with the most out-edges."""
     topology: MemoryKind = "auto"
@@ -55,54 +51,18 @@ class DeviceGatherFetch:
         default_factory=WeakKeyDictionary, init=False, repr=False, compare=False
     )
 
-    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "DeviceGather":
-        """See `FetchPolicy.fetcher`. Does not depend on the module."""
-        if job.resident and job.produce:
-            place_graph(placement.graph, self.topology)
-        return DeviceGather(placement, *self._rows_of(placement, job))
+    def place(self, graph: Graph, by_time: bool) -> None:
+        """Place neighbour lists, in the order of time if minibatches are drawn until moments."""
+        if by_time:
+            timed_graph(graph).on_device(self.topology)
+        else:
+            place_graph(graph, self.topology)
 
-    def _rows_of(
-        self, placement: Placement, job: RankJob
-    ) -> "tuple[Uploaded, torch.device, DeviceGatherFetch, Uploaded | None]":
-        """Arguments of `DeviceGather` behind the placement."""
-        assert job.device is not None
-        edges = None if placement.edge_features is None else self._uploaded(placement.edge_features, job)
-        return self._uploaded(placement.features, job), job.device, self, edges
-
-    def device_rows(self, features: FeatureStore, job: RankJob, locked: bool = False) -> Tensor | None:
-        uploaded = self._uploaded(features, job)
-        return uploaded.rows if locked or uploaded.in_device_memory else None
-
-    def _uploaded(self, features: FeatureStore, job: RankJob) -> "Uploaded":
-        """Uploaded rows, made once: fetchers and evaluation read the same rows."""
-        assert job.device is not None
+    def uploaded(self, features: FeatureStore, read: FeatureStore, device: Any) -> "Uploaded":
+        """Rows of a store, uploaded once, from `read`: fetchers and evaluation read the same rows."""
         if features not in self._uploads:
-            self._uploads[features] = upload(self._counted(features, job), job.device, self.features)
+            self._uploads[features] = upload(read, device, self.features)
         return self._uploads[features]
-
-    def _counted(self, features: FeatureStore, job: RankJob) -> FeatureStore:
-        """The store, whose reads count."""
-        return CountedFeatures(features, job.ledger, "store")
-
-
-@dataclass(frozen=True)
-class DeviceCoverageFetch(DeviceGatherFetch):
-    """`CoverageFetch` on a device. Each placement has lists and rows of its own there, which go with it."""
-
-    correction: Correction = "batch"
-
-    # pyrefly: ignore[bad-override]
-    def fetcher(self, placement: Isolated, job: RankJob, module: nn.Module | None = None) -> "DeviceGather":
-        """See `FetchPolicy.fetcher`. Does not depend on the module."""
-        if job.resident:
-            place_graph(placement.graph, self.topology)
-        fetcher = DeviceGather(placement, *self._rows_of(placement, job))
-        fetcher.weights = Weights(placement, self.correction)
-        return fetcher
-
-    def _counted(self, features: FeatureStore, job: RankJob) -> FeatureStore:
-        """The store: its rows were counted when they were placed."""
-        return features
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,78 +113,54 @@ class LagLimit:
                 self._marks.popleft().synchronize()
 
 
-class DeviceGather(HasTargets):
-    """Hands out neighbourhoods over lists that stay where they were sampled. Rows on the device are only named: the
-    first layer reads them in place. Rows on the host are gathered on a separate stream, one minibatch ahead of the
-    training while the next one is in the same bulk."""
-
-    exchange_s = 0.0
-    weights: Weights | None = None
-    """Weights of seeds, which stay on the host; None: seeds have none."""
-    frames = True
-    """True if `framed` has what a step reads."""
+class DeviceRows(RowSource):
+    """Rows beside lists that stay where they were sampled. Those on the device are only named: the first layer reads
+    them in place. Rows on the host are gathered on a separate stream, one minibatch ahead of the training while the
+    next one is in the same bulk. All that a step reads is on the device, or on its way, when the step begins."""
 
     def __init__(
         self,
         placement: Placement,
         uploaded: Uploaded,
-        device: torch.device,
-        policy: DeviceGatherFetch,
+        memory: DeviceMemory,
+        device: torch.device | None,
         edges: Uploaded | None = None,
     ) -> None:
         """
         Args:
-            placement: labels and degrees.
+            placement: has the graph.
             uploaded: source of the rows.
+            memory: settings.
             device: the device.
-            policy: settings.
             edges: source of the rows of edges, if the model reads them.
         """
-        self._placement, self._device = placement, device
+        assert device is not None
+        self.device, self._to = device, device
         self._base, self._near = uploaded.rows, uploaded.in_device_memory
-        self._labels = cache(lambda: placement.labels.to(device))
-        self._degree = cache(lambda: placement.degree.to(device))
-        self._graphs = policy.graphs and self.frames
         self._steps = LagLimit(device, STEPS_AHEAD)
         self._ahead: tuple[ResidentBulk, int, Tensor, torch.cuda.Event | None] | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" and not self._near else None
-        self._cache = uploaded.cache(placement, policy.cache_bytes, device)
+        self._cache = uploaded.cache(placement, memory.cache_bytes, device)
         self._edges = device_edges(placement, None if edges is None else lambda ids: gather_rows(edges.rows, ids))
+        self.has_frames = memory.graphs and self._near and self._edges is None
         wait_for_copies(device)
 
-    def fetch(self, work: MiniBatch) -> Fetched:
-        bulk, q = to_resident(work, self._device, self._edges is not None)
+    def take(self, work: MiniBatch) -> Taken:
+        bulk, q = to_resident(work, self._to, self._edges is not None)
         bulk.await_here()
         nodes = bulk.nodes_of(q)
         h = LazyRows(self._base, nodes) if self._near else self._gather_rows(bulk, q)
-        degree, of_seeds = self._targets(
-            work,
-            lambda: self._degrees(work, nodes),
-            lambda: self._labels()[nodes[: int(bulk.node_ends[0][q])]],
-        )
-        neighbourhoods = resident_neighbourhoods(bulk, q, degree, self._edges)
-        fetched = Fetched(work.epoch, work.index, neighbourhoods, h, **of_seeds)
-        return fetched if self.weights is None else self.weights.given(fetched, work)
+        return Taken(h, lambda: nodes, lambda degree: resident_neighbourhoods(bulk, q, degree, self._edges))
 
-    def _degrees(self, work: MiniBatch, nodes: Tensor) -> Tensor:
-        """[n], degrees of all nodes of a minibatch, which lie on the device."""
-        return self._degree()[nodes]
-
-    def framed(self, frame: Frame) -> Fetched:
-        """Like `fetch`, for any minibatch that is in the frame when the device reads it."""
+    def framed(self, frame: Frame) -> Taken:
         nodes, sizes = frame.nodes, frame.layout.nodes
-        degree = cache(lambda: self._degree()[nodes])
-        hops = reversed(range(len(sizes) - 1))
-        neighbourhoods = tuple(ResidentNeighbourhood(frame, 0, h, lambda n=sizes[h + 1]: degree()[:n]) for h in hops)
-        return Fetched(0, 0, neighbourhoods, LazyRows(self._base, nodes), self._labels()[nodes[: sizes[0]]])
-
-    def recorded(
-        self, module: nn.Module, reduce: ReducePolicy, rules: StepRules, parameters: list[nn.Parameter], alone: bool
-    ) -> StepGraph | None:
-        return (
-            StepGraph(module, self, reduce, rules, parameters, alone)
-            if self._graphs and self._near and self._edges is None and self.pairs is None and can_record(module)
-            else None
+        return Taken(
+            LazyRows(self._base, nodes),
+            lambda: nodes,
+            lambda degree: tuple(
+                ResidentNeighbourhood(frame, 0, h, lambda n=sizes[h + 1]: degree()[:n])
+                for h in reversed(range(len(sizes) - 1))
+            ),
         )
 
     def _gather_rows(self, bulk: ResidentBulk, q: int) -> Tensor:
@@ -237,7 +173,7 @@ class DeviceGather(HasTargets):
             self._ahead = self._begin(bulk, q + 1)
         rows, done = here[2], here[3]
         if done is not None:
-            stream = torch.cuda.current_stream(self._device)
+            stream = torch.cuda.current_stream(self._to)
             stream.wait_event(done)
             rows.record_stream(stream)
         return rows
@@ -250,9 +186,6 @@ class DeviceGather(HasTargets):
             rows, done = gather_rows(self._base, bulk.nodes_of(q), self._cache), torch.cuda.Event()
             done.record()
         return bulk, q, rows, done
-
-    def idle(self) -> None:
-        """See `Fetcher.idle`: no effect, ranks gather by themselves."""
 
 
 def upload(features: FeatureStore, device: torch.device, where: MemoryKind, rows: range | None = None) -> Uploaded:
@@ -350,61 +283,3 @@ def _moved(work: MiniBatch, device: torch.device, positions: bool) -> ResidentBu
         nested=work.nested,
         bound=max(int(np.diff(b.indptr).max(initial=0)) for b in held),
     )
-
-
-@dataclass(frozen=True)
-class DeviceMoveFetch:
-    """Fetches another policy's minibatches on the host, then copies rows, labels and weights to the device, and lists
-    when a layer needs them."""
-
-    inner: FetchPolicy
-
-    def fetcher(self, placement: Any, job: RankJob, module: nn.Module) -> "MovedFetcher":
-        assert job.device is not None
-        inner = self.inner.fetcher(placement, job, module)
-        return MovedAhead(inner, job.device) if isinstance(inner, FetchesAhead) else MovedFetcher(inner, job.device)
-
-
-class MovedFetcher:
-    """Results of the inner fetcher, copied to the device."""
-
-    def __init__(self, inner: Fetcher, device: torch.device) -> None:
-        """
-        Args:
-            inner: fetches on the host.
-            device: device of the results.
-        """
-        self._inner, self._device = inner, device
-
-    @property
-    def exchange_s(self) -> float:
-        return self._inner.exchange_s
-
-    def idle(self) -> None:
-        self._inner.idle()
-
-    def fetch(self, work: Any) -> Fetched:
-        got = self._inner.fetch(work)
-        return replace(
-            got,
-            h=self._to_device(got.h),
-            y=self._to_device(got.y),
-            weight=None if got.weight is None else self._to_device(got.weight),
-        )
-
-    def _to_device(self, x: Tensor) -> Tensor:
-        return x.to(self._device, non_blocking=True)
-
-
-class MovedAhead(MovedFetcher):
-    """`MovedFetcher` for a fetcher that works ahead."""
-
-    # pyrefly: ignore[bad-override-mutable-attribute]
-    _inner: FetchesAhead
-
-    def ahead(self, feed: Feed, sample: SamplePolicy, phase: Phase, first: tuple[int, int]) -> Feed:
-        return self._inner.ahead(feed, sample, phase, first)
-
-    @property
-    def hit_counts(self) -> dict[str, int]:
-        return self._inner.hit_counts

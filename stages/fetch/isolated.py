@@ -1,4 +1,4 @@
-"""Fetches within one rank's view, and weighs each seed by the share of its neighbourhood that is there."""
+"""Weighs each seed of a rank that sees a part of the graph by the share of its neighbourhood that is there."""
 
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -11,9 +11,7 @@ from ...storage.minibatch import MiniBatch
 from ..comm.solo import Solo
 from ..messages import Fetched, RankJob
 from ..neighbourhood.full_batch import FullBatch
-from ..placement.chunks import Isolated
 from ..placement.whole_view import WholeView
-from .gather import Gather
 from .visit import VisitFetch, Visits
 
 Correction = Literal["none", "batch", "node"]
@@ -21,46 +19,23 @@ Correction = Literal["none", "batch", "node"]
 for each seed, its coverage."""
 
 
-@dataclass(frozen=True)
-class CoverageFetch:
-    """Rows come from this rank's memory; seeds are weighted according to the correction."""
-
-    correction: Correction = "batch"
-
-    def fetcher(self, placement: Isolated, job: RankJob, module: nn.Module) -> "CoverageFetcher":
-        """See `FetchPolicy.fetcher`. Does not depend on the module."""
-        return CoverageFetcher(placement, self)
-
-
-class CoverageFetcher(Gather):
-    """`Gather` with a weight for each seed."""
-
-    def __init__(self, placement: Isolated, policy: CoverageFetch) -> None:
-        """
-        Args:
-            placement: of this rank.
-            policy: how seeds are weighed.
-        """
-        super().__init__(placement, placement.features, placement.edge_features, None)
-        self._weights = Weights(placement, policy.correction)
-
-    def fetch(self, work: MiniBatch) -> Fetched:
-        return self._weights.given(super().fetch(work), work)
-
-
 class Weights:
     """Weights of seeds by their coverage, on the host."""
 
-    def __init__(self, placement: Isolated, correction: Correction) -> None:
+    _weight: Tensor | None = None
+
+    def __init__(self, placement: Any, correction: Correction) -> None:
         """
         Args:
-            placement: of this rank.
+            placement: of this rank; an `Isolated` if seeds have weights.
             correction: none: seeds have no weights.
         """
+        if correction == "none":
+            return
         with np.errstate(divide="ignore"):
             # Through logarithms, since earlier versions multiplied coverages: the weights keep their bits.
             coverage = np.exp(np.log(placement.coverage.numpy()))
-        self._weight = None if correction == "none" else torch.from_numpy(coverage)
+        self._weight = torch.from_numpy(coverage)
 
     def seed_weights(self, work: MiniBatch | FullBatch) -> Tensor | None:
         """float64 [B], weights of the seeds of `work`; None: they have none."""

@@ -2,8 +2,9 @@
 
 import sys
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sized
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from ...storage.features import FeatureStore, FloatArray
 from ...storage.partition.book import RangeBook
 from ...storage.store.scratch import Empty, in_memory
 from ..comm.base import Group
-from ..memory.lazy_rows import torch_dtype
+from .ahead.disk_rows import DiskRows
 from .ahead.units import Collected
 
 IdArray = npt.NDArray[np.int64]
@@ -34,24 +35,22 @@ class Hits:
     """Rows found in the cache."""
 
 
+A = TypeVar("A", bound=Sized)
+"""Arrays of the host, or tensors on a device."""
+
+
 @dataclass(frozen=True, eq=False)
-class HotRows:
+class HotRows(Generic[A]):
     """Cached rows of other ranks."""
 
-    ids: IdArray = field(default_factory=lambda: np.empty(0, np.int64))
+    ids: A
     """int64 [H], ascending."""
-    rows: FloatArray = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    rows: A
+    """[H, F]."""
     degree: Tensor | None = None
 
-    def find(self, ids: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
-        """[n], cached row of each id, or -1."""
-        if not len(self.ids):
-            return np.full(len(ids), -1)
-        at = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
-        return np.where(self.ids[at] == ids, at, -1)
 
-
-class Owned(ABC):
+class Owned(ABC, Generic[A]):
     """V rows of F features, of which each rank of a column holds a block. All of them ask at the same time.
 
     The ledger counts, as sent by this rank: rows under ``features``; degrees under ``graph``; 4 bytes for each id (8 in
@@ -59,37 +58,130 @@ class Owned(ABC):
     never travel.
     """
 
-    def __init__(self, book: RangeBook, group: Group) -> None:
+    hot: HotRows[A]
+    row_bytes: int
+    """Bytes of a row."""
+
+    def __init__(self, book: RangeBook, group: Group, degree: Tensor | None) -> None:
         """
         Args:
             book: maps rows to ranks of the group.
             group: the column, for the thread that asks.
+            degree: [N] or [N, 3] of this rank's block, if ranks know only their own.
         """
-        self.book, self.group = book, group
+        self.book, self.group, self._degree = book, group, degree
         self._id_type = torch.int32 if int(book.sizes().max(initial=0)) < 2**31 else torch.int64
         self.hits = Hits()
 
     @property
-    @abstractmethod
-    def row_bytes(self) -> int:
-        """Bytes of a row."""
-
-    @property
-    @abstractmethod
     def num_hot(self) -> int:
         """Number of cached rows."""
+        return len(self.hot.ids)
 
-    @abstractmethod
     def keep(self, ids: IdArray) -> None:
         """Cache these rows, fetched from their owners. All ranks call this at the same time.
 
         Args:
             ids: int64, ascending, none of this rank's own.
         """
+        hot = self._here(ids)
+        got = self.collect(hot)
+        self.hot = HotRows(hot, got.rows[got.place], got.degree)
+        self.hits = Hits()
+
+    def collect(self, ids: A) -> Collected:
+        """Rows of distinct `ids`, which may be none.
+
+        Raises:
+            IndexError: an id is out of range.
+            PeerLostError: a peer is gone.
+        """
+        group, n = self.group, len(ids)
+        # Received rows are contiguous; own rows come after them, then cached ones.
+        order, counts, where = self._by_source(ids)
+        self.hits.asked += n - counts[-2]
+        self.hits.hits += counts[-1]
+        *wanted, own, hot = where.to(self._id_type).split(counts)
+        message = group.all_to_all(wanted, "control")
+
+        asked, sizes = torch.cat(message), [len(a) for a in message]
+        rows = self._buffer(n)
+        *into, mine, near = torch.as_tensor(rows).split(counts)
+        answers = mine.new_empty(len(asked), mine.shape[1])
+        self._take([asked, own], [answers, mine])
+        self._take_hot(hot, near)
+        group.all_to_all(list(answers.split(sizes)), "features", into)
+
+        degree = None
+        if self._degree is not None:
+            came = self._degree.new_empty(n, *self._degree.shape[1:])
+            *into, mine, near = came.split(counts)
+            mine.copy_(self._degree[own.long()])
+            if self.hot.degree is not None:
+                near.copy_(self.hot.degree[hot.long()])
+            group.all_to_all(list(self._degree[asked.long()].split(sizes)), "graph", into)
+            degree = torch.empty_like(came)
+            degree[order] = came
+        place = torch.empty(n, dtype=torch.int32 if n < 2**31 else torch.int64, device=order.device)
+        place[order] = torch.arange(n, dtype=place.dtype, device=order.device)
+        return Collected(rows, place if isinstance(rows, Tensor) else place.numpy(), degree)
+
+    @abstractmethod
+    def _here(self, ids: IdArray) -> A:
+        """The ids, where rows are."""
+
+    @abstractmethod
+    def _by_source(self, ids: A) -> tuple[Tensor, list[int], Tensor]:
+        """Order of ids by where their rows come from: of each rank, of this one, of the cache; how many come from each;
+        and in this order their positions there."""
+
+    @abstractmethod
+    def _buffer(self, n: int) -> A:
+        """[n, F], not initialised."""
+
+    @abstractmethod
+    def _take(self, asked: list[Tensor], out: list[Tensor]) -> None:
+        """Write the rows of each list of positions in the block to its own place."""
+
+    @abstractmethod
+    def _take_hot(self, asked: Tensor, out: Tensor) -> None:
+        """Write cached rows, by their positions."""
 
 
-class OwnedRows(Owned):
-    """`Owned` in host memory."""
+class _InMemory:
+    """A block of rows that is read once."""
+
+    def __init__(self, rows: FeatureStore, first: int, count: int, empty: Empty) -> None:
+        self._rows = empty((count, rows.num_features), rows.dtype)
+        self.nbytes = self._rows.nbytes
+        step = max(1, LOAD_BYTES // max(1, rows.num_features * rows.dtype.itemsize))
+        for at in range(0, count, step):
+            part = self._rows[at : at + step]
+            rows.gather(np.arange(first + at, first + at + len(part)), out=part)
+
+    def take(self, asked: list[Tensor], out: list[Tensor]) -> None:
+        """Write the rows of each list of ids within the block to its own place."""
+        for ids, into in zip(asked, out):
+            _take(self._rows, ids, into)
+
+
+class _OnDisk:
+    """A block of rows that stays on disk: those of all lists are read together, each once."""
+
+    nbytes = 0
+
+    def __init__(self, rows: FeatureStore, first: int) -> None:
+        self._rows, self._first = DiskRows(rows), first
+
+    def take(self, asked: list[Tensor], out: list[Tensor]) -> None:
+        """As `_InMemory.take` does."""
+        got = self._rows.collect(torch.cat(asked).numpy().astype(np.int64) + self._first)
+        for place, into in zip(np.split(got.place, np.cumsum([len(ids) for ids in asked])), out):
+            _take(got.rows, torch.from_numpy(place), into)
+
+
+class OwnedRows(Owned[npt.NDArray[Any]]):
+    """`Owned` in host memory, or on disk."""
 
     def __init__(
         self,
@@ -98,101 +190,59 @@ class OwnedRows(Owned):
         book: RangeBook,
         group: Group,
         degree: Tensor | None,
-        empty: Empty = in_memory,
+        empty: Empty | None = in_memory,
     ) -> None:
         """
         Args:
-            own: rows to keep; read here and not kept.
+            own: rows to keep, or to read.
             first: row of `own` that this rank's block begins with.
             book: maps rows to ranks of the group.
             group: the column, for the thread that asks.
             degree: [N] or [N, 3] of this rank's block, if ranks know only their own.
-            empty: makes the array for the rows.
+            empty: makes the array for the rows; None: they stay on disk.
 
         Raises:
             StoreError: the store is damaged.
         """
-        super().__init__(book, group)
-        self._degree = degree
-        self._own = empty((int(book.sizes()[group.rank]), own.num_features), own.dtype)
-        step = max(1, LOAD_BYTES // max(1, own.num_features * own.dtype.itemsize))
-        for at in range(0, len(self._own), step):
-            part = self._own[at : at + step]
-            own.gather(np.arange(first + at, first + at + len(part)), out=part)
+        super().__init__(book, group, degree)
+        count = int(book.sizes()[group.rank])
+        self._own = _OnDisk(own, first) if empty is None else _InMemory(own, first, count, empty)
+        self._width, self._dtype = own.num_features, own.dtype
+        self.row_bytes = self._width * self._dtype.itemsize
         self._spare: list[npt.NDArray[np.uint8]] = []
-        self.hot = HotRows(rows=np.empty((0, own.num_features), own.dtype))
-
-    @property
-    def row_bytes(self) -> int:
-        return self._own.shape[1] * self._own.itemsize
-
-    @property
-    def num_hot(self) -> int:
-        return len(self.hot.ids)
+        self.hot = HotRows(np.empty(0, np.int64), np.empty((0, own.num_features), own.dtype))
 
     @property
     def nbytes(self) -> int:
         """Bytes that this rank keeps: its block, and hot rows."""
         return self._own.nbytes + self.hot.rows.nbytes
 
-    def keep(self, ids: IdArray) -> None:
-        got = self.collect(ids)
-        self.hot = HotRows(ids, got.rows[got.place], got.degree)
-        self.hits = Hits()
+    def _here(self, ids: IdArray) -> IdArray:
+        return ids
 
-    def collect(self, ids: npt.NDArray[np.integer]) -> Collected:
-        """Rows of distinct `ids`, which may be empty.
-
-        Raises:
-            IndexError: an id is out of range.
-            PeerLostError: a peer is gone.
-        """
-        group, n = self.group, len(ids)
-        owner = self.book.part(ids)
-        mine, hot = owner == group.rank, self.hot.find(ids)
-        # Received rows are contiguous; own rows come after them, then cached ones. Two-byte keys are sorted in linear
-        # time.
-        source = np.where(mine, group.size, np.where(hot >= 0, group.size + 1, owner)).astype(np.uint16)
+    def _by_source(self, ids: npt.NDArray[Any]) -> tuple[Tensor, list[int], Tensor]:
+        owner, size, hot = self.book.part(ids), self.group.size, self.hot.ids
+        source, where = np.where(owner == self.group.rank, size, owner), ids - self.book.offsets[owner]
+        if len(hot):
+            at = np.minimum(np.searchsorted(hot, ids), len(hot) - 1)
+            kept = hot[at] == ids
+            source, where = np.where(kept, size + 1, source), np.where(kept, at, where)
+        # Two-byte keys are sorted in linear time.
+        source = source.astype(np.uint16)
         order = np.argsort(source, kind="stable")
-        counts = np.bincount(source, minlength=group.size + 2).tolist()
-        self.hits.asked += n - counts[-2]
-        self.hits.hits += counts[-1]
-        where = np.where(source == group.size + 1, hot, ids - self.book.offsets[owner])[order]
-        *wanted, own, kept = torch.from_numpy(where).to(self._id_type).split(counts)
-        asked = group.all_to_all(wanted, "control")
+        counts = np.bincount(source, minlength=size + 2).tolist()
+        return torch.from_numpy(order), counts, torch.from_numpy(where[order])
 
-        arrived = self._buffer(n)
-        *into, mine_out, hot_out = torch.from_numpy(arrived).split(counts)
-        sizes = [0 if r == group.rank else len(a) for r, a in enumerate(asked)]
-        answers = torch.empty((sum(sizes), self._own.shape[1]), dtype=torch_dtype(self._own.dtype)).split(sizes)
-        for r, (rows, out) in enumerate(zip(asked, answers)):
-            if r != group.rank:
-                _take(self._own, rows, out)
-        _take(self._own, own, mine_out)
-        _take(self.hot.rows, kept, hot_out)
-        group.all_to_all(list(answers), "features", into)
+    def _take(self, asked: list[Tensor], out: list[Tensor]) -> None:
+        self._own.take(asked, out)
 
-        degree = None
-        if self._degree is not None:
-            came = self._degree.new_empty(n, *self._degree.shape[1:])
-            *into, mine_out, hot_out = came.split(counts)
-            message = torch.cat(
-                [self._degree[:0], *(self._degree[a.long()] for r, a in enumerate(asked) if r != group.rank)]
-            )
-            mine_out.copy_(self._degree[own.long()])
-            if self.hot.degree is not None:
-                hot_out.copy_(self.hot.degree[kept.long()])
-            group.all_to_all(list(message.split(sizes)), "graph", into)
-            degree = torch.empty_like(came)
-            degree[torch.from_numpy(order)] = came
-        place = np.empty(n, np.int32 if n < 2**31 else np.int64)
-        place[order] = np.arange(n, dtype=place.dtype)
-        return Collected(arrived, place, degree)
+    def _take_hot(self, asked: Tensor, out: Tensor) -> None:
+        _take(self.hot.rows, asked, out)
 
     def _buffer(self, n: int) -> FloatArray:
         """[n, F], not initialised: memory without views, if there is enough of it (fresh pages cost as much as the
         rows)."""
-        need, width = n * self.row_bytes, self._own.shape[1]
+        need, width = n * self.row_bytes, self._width
         for raw in self._spare:
             # Three references: the list's, the loop's and the argument's. Views would add theirs.
             if len(raw) >= need and sys.getrefcount(raw) == 3:
@@ -201,7 +251,7 @@ class OwnedRows(Owned):
             raw = np.empty(need * 9 // 8, np.uint8)
             # The smallest free ones go first: sizes grow slowly.
             self._spare = sorted([*self._spare, raw], key=len)[-SPARE:]
-        return raw[:need].view(self._own.dtype).reshape(n, width)
+        return raw[:need].view(self._dtype).reshape(n, width)
 
 
 def _take(rows: npt.NDArray[Any], ids: Tensor, out: Tensor) -> None:

@@ -15,6 +15,8 @@ from ...storage.features import ArrayFeatures
 from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..comm.base import Group
 from ..kernels.runtime.device_memory import to_device
+from ..learned.beside import WithLearned
+from ..learned.table import LearnedTable
 from ..links.decoders import decoder_of
 from ..memory.bytes_left import bytes_left
 from ..messages import Fetched, PairsToScore, RankJob
@@ -48,6 +50,8 @@ class VisitFetch:
     half of that of the rank's GPU."""
     prefetch_bytes: int = PREFETCH_BYTES
     """Rows of later ranks that may be under way before they are needed."""
+    learned: WithLearned | None = None
+    """Says which columns of a rank's own rows are learnt (`RankJob.learned`); None: none."""
 
     def for_layers(self, layers: int) -> tuple[Mode | Literal["auto"], ...]:
         """Mode of each of so many layers.
@@ -68,6 +72,7 @@ class VisitFetch:
         modes = self._chosen(placement, job, module)
         visits = Visits(placement, modes, self.prefetch_bytes, job.group, job.device)
         visits.head = None if placement.pairs is None else decoder_of(module)
+        visits.learned = None if self.learned is None else (job.learned, self.learned.learned_columns)
         return visits
 
     def _chosen(self, placement: Share, job: RankJob, module: nn.Module) -> tuple[Mode, ...]:
@@ -219,6 +224,9 @@ class Visits:
 
     head: Any = None
     """Makes outputs of labelled edges from rows of nodes; None: nodes are labelled, or nothing is trained."""
+    learned: tuple[LearnedTable, slice] | None = None
+    """The learnt rows of own nodes, and their columns; None: there are none. Layers send rows to other ranks, and
+    their gradients back, as they do in between."""
 
     def __init__(
         self,
@@ -262,8 +270,13 @@ class Visits:
         if self._pairs is not None and (pairs := self.share.pairs) is not None:
             y, links = self._pairs
             links = replace(links, decoder=self.head, all_rows=lambda rows: pairs.all_rows(rows, ring))
+        h = self._x[: work.layers[0].num_src]
+        if self.learned is not None:
+            table, columns = self.learned
+            rows = table.take(table.first + work.order[: len(h)]).to(h.device)
+            h = torch.cat((h[:, : columns.start], rows, h[:, columns.stop :]), 1)
         # The same for all ranks: dropout is a function of the epoch and of the row's name, not of its owner.
-        return Fetched(work.epoch, 0, neighbourhoods, self._x[: work.layers[0].num_src], y, links=links)
+        return Fetched(work.epoch, 0, neighbourhoods, h, y, links=links)
 
     def _of_pairs(self, pairs: SharedPairs) -> tuple[Tensor, PairsToScore]:
         """Labels of the rank's edges, and these, on the device."""

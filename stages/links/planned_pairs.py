@@ -21,6 +21,8 @@ from .plan import Ends, LinkPlan
 
 Degree = Callable[[], Tensor]
 """Returns the degrees of all nodes of a minibatch, [n]."""
+OfSeeds = dict[str, Any]
+"""What `Fetched` has of the seeds, by its fields."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +45,7 @@ class PlannedPairs:
 
     @classmethod
     def from_placement(
-        cls, sample: Any, placement: Placement, job: RankJob, module: nn.Module | None, ranks: int = 1
+        cls, sample: Any, placement: Placement, job: RankJob, module: nn.Module | None
     ) -> "PlannedPairs":
         """
         Args:
@@ -51,14 +53,14 @@ class PlannedPairs:
             placement: of this rank.
             job: of this rank.
             module: has the decoder; None: pairs come without scores.
-            ranks: see above.
         """
         plan: LinkPlan = sample.plan(placement, job)
         if plan.links.hidden:
             plan = replace(plan, links=placement.with_own_weights(plan.links))
+        ranks = job.group.size if sample.is_isolated else 1
         return cls(plan, placement, None if module is None else decoder_of(module), ranks, job.device)
 
-    def targets(self, work: MiniBatch, degree: Degree) -> tuple[Degree, dict[str, Any]]:
+    def targets(self, work: MiniBatch, degree: Degree) -> tuple[Degree, OfSeeds]:
         """Degrees in the graph without the minibatch's own edges, or before the pairs; and `Fetched.y` and
         `Fetched.links`.
 
@@ -112,20 +114,3 @@ class PlannedPairs:
             lost = to_device(links.lost_degree(of, work.seeds), found.device)
             column[: len(lost)] -= lost.to(found.dtype)
         return found.clamp_(min=0)
-
-
-class HasTargets:
-    """Base of fetchers: the seeds of a minibatch have labels, or are ends of pairs."""
-
-    pairs: PlannedPairs | None = None
-    """Plan of the pairs whose ends the seeds are; None: seeds have labels."""
-
-    def _targets(self, work: MiniBatch, degree: Degree, labels: Callable[[], Tensor]) -> tuple[Degree, dict[str, Any]]:
-        """Degrees of the nodes of a minibatch, and what `Fetched` has of its seeds.
-
-        Args:
-            work: the minibatch.
-            degree: returns the degrees in the whole graph.
-            labels: returns labels of the seeds.
-        """
-        return (cache(degree), {"y": labels()}) if self.pairs is None else self.pairs.targets(work, degree)

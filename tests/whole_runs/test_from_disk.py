@@ -1,5 +1,6 @@
 """Features on disk: the bits of features in memory, whatever is read together, and sentences where a disk fails."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from millrace.pipeline.precompute import precompute
 from millrace.pipeline.training import evaluation
 from millrace.pipeline.training.phases import PhaseTraining
 from millrace.stages.evaluate import direct
+from millrace.stages.fetch import exchange
 from millrace.storage.dataset import Dataset
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import RunError
@@ -108,6 +110,17 @@ def test_several_types_of_nodes(tmp_path, cold, edges):
     job = {"model": {"name": "rgcn", "hidden": 8, "layers": 2}, "fanout": [4, 3]}
     found = [parameters(tmp_path / how, tmp_path / "store", features=how, **job) for how in ("memory", "mapped")]
     assert found[0] == found[1]
+
+
+def test_owned_rows_that_do_not_fit_stay_on_disk(tmp_path, cold, monkeypatch):
+    write_dataset(tmp_path / "store", dataset(), features_format="npy")
+    expected = parameters(tmp_path / "memory", tmp_path / "store", features="memory", **SAGE)
+    cold.clear()
+    monkeypatch.setattr(exchange, "bytes_left", lambda: 1000)
+    said = []
+    mr.run(tmp_path / "store", out=tmp_path / "disk", emit=said.append, verbose=False, **JOB, **SAGE, features="owned")
+    assert json.loads((tmp_path / "disk" / "result.json").read_text())["parameters_sha256"] == expected[0]
+    assert len(cold) > 2 and any("they stay on disk" in getattr(e, "text", "") for e in said)
 
 
 def test_lists_of_a_mapped_graph_are_announced(tmp_path, cold, monkeypatch):

@@ -27,16 +27,16 @@ from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.dataset import Split
 from millrace.storage.features import ArrayFeatures
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import from_edges
 from millrace.tests.contracts import isolated, pretended_device
+from millrace.tests.contracts.digests import minibatch_digest
 from millrace.tests.contracts.full_batch import C, Case, F, make_case
 from millrace.tests.contracts.isolated import train_threads
 
 pytest.importorskip("triton")
 
-from millrace.stages.fetch import gather_cuda
 from millrace.stages.fetch.cuda_graph import StepGraph
+from millrace.stages.fetch.fetch import Fetch
 from millrace.stages.kernels.sampling import device_graph
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_device")
@@ -132,10 +132,12 @@ def several_steps(parts: int, seeds: int) -> Case:
 def replayed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Number of replayed steps, [n] for each rank and super-epoch. What is recorded in one is freed before anything of
     the next is laid out."""
-    play, fetcher = StepGraph._play, gather_cuda.DeviceCoverageFetch.fetcher
+    play, fetcher = StepGraph._play, Fetch.fetcher
     mine, counts = threading.local(), []
 
     def began(self: Any, *args: Any) -> Any:
+        if self.memory is None:  # on the host
+            return fetcher(self, *args)
         assert all(ref() is None for ref in getattr(mine, "refs", ()))
         mine.refs, mine.count = [], [0]
         counts.append(mine.count)
@@ -146,7 +148,7 @@ def replayed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         mine.count[0] += 1
         mine.refs += [weakref.ref(x) for x in (self, self._graph, self._frame.words, self._loss, *self._grads)]
 
-    monkeypatch.setattr(gather_cuda.DeviceCoverageFetch, "fetcher", began)
+    monkeypatch.setattr(Fetch, "fetcher", began)
     monkeypatch.setattr(StepGraph, "_play", played)
     return counts
 
@@ -173,17 +175,20 @@ def test_recorded_steps(parts, seeds, options, fewest, replays, drawn, replayed,
 def test_what_a_super_epoch_had_on_the_device_goes_first(monkeypatch):
     """Lists and rows of one are freed before those of the next are made; no collector is needed to find them."""
     seen: dict[int, list[Any]] = {}
-    fetcher = gather_cuda.DeviceCoverageFetch.fetcher
+    fetcher = Fetch.fetcher
 
     def watched(self, placement, job, module=None):
         mine = seen.setdefault(job.group.rank, [])
         assert all(ref() is None for ref in mine)
         found = fetcher(self, placement, job, module)
         graph = device_graph.on_device(placement.graph)
-        mine += [weakref.ref(x) for x in (placement.graph, graph, graph.indices, found, found._base, found._labels)]
+        mine += [
+            weakref.ref(x)
+            for x in (placement.graph, graph, graph.indices, found, found.rows._base, found.targets.on_device)
+        ]
         return found
 
-    monkeypatch.setattr(gather_cuda.DeviceCoverageFetch, "fetcher", watched)
+    monkeypatch.setattr(Fetch, "fetcher", watched)
     torch.optim.Adam([torch.zeros(1, requires_grad=True)])  # see test_grappa.py
     gc.collect()
     gc.disable()

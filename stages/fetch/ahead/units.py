@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ....storage.errors import RunError
-from ....storage.features import FloatArray
 from ....storage.minibatch import MiniBatch
 from ...assignment import Steps
 from ...comm.base import Group
@@ -31,12 +30,12 @@ SPARSE = 16
 
 @dataclass(frozen=True, eq=False)
 class Collected:
-    """Requested rows, in the order of arrival."""
+    """Requested rows, in the order of arrival: arrays, or tensors on a device."""
 
-    rows: FloatArray
+    rows: Any
     """[n, F]."""
-    place: npt.NDArray[np.integer]
-    """[n], position of each id's row."""
+    place: Any
+    """Integers [n], position of each id's row."""
     degree: Tensor | None
     """[n], degrees of the ids in the whole graph, in their order; None if every rank knows them."""
 
@@ -106,7 +105,7 @@ class Units(ABC, Generic[U]):
             feed: gives this rank's minibatches.
             group: ranks that fetch together.
             plan: range of work to come.
-            prefetch_bytes: see `ExchangeFetch`.
+            prefetch_bytes: see `OwnedFeatures`.
         """
         self._feed, self._column, self._plan, self._ahead_bytes = feed, group, plan, prefetch_bytes
         self._units: list[U] = []

@@ -18,7 +18,7 @@ from millrace.pipeline.config.schema import Section
 from millrace.pipeline.config.systems import Inputs, Registered, System
 from millrace.stages.comm.base import Group, Overlap, nothing
 from millrace.stages.feed.queue_feed import Sampled
-from millrace.stages.fetch.gather import GatherFetch
+from millrace.stages.fetch.fetch import Fetch
 from millrace.stages.messages import Fetched, StepRules, WorkDone
 from millrace.stages.placement.replicated import Replicated
 from millrace.stages.reduce.seed_weighted import SeedWeightedMean
@@ -81,9 +81,7 @@ class LocalSgd(Registered):
 
     def build(self, options: LocalSgdOptions, inputs: Inputs) -> System:
         sample = Sampled(inputs.sampler or NeighborSampler())
-        return System(
-            self.name, Replicated(), sample, GatherFetch(), AveragedParameters(), Epochs(), options.model_dump()
-        )
+        return System(self.name, Replicated(), sample, Fetch(), AveragedParameters(), Epochs(), options.model_dump())
 
 
 SYSTEM = LocalSgd()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from millrace.stages.evaluate import direct
+from millrace.stages.evaluate import chunks, direct
 from millrace.stages.evaluate import layerwise as module
 from millrace.stages.evaluate import rows as rows_module
 from millrace.stages.evaluate.layerwise import infer
@@ -345,7 +345,7 @@ def test_progress_counts_the_rows_of_all_layers(monkeypatch):
 def test_layer_counts():
     graph = from_edges(np.arange(9), np.arange(1, 10), 10)
     masks: Sequence[np.ndarray] = module.needed_rows(graph, np.array([0, 9]), 4)
-    counts = direct.layer_counts(graph, masks)
+    counts = chunks.layer_counts(graph, masks)
     assert [(n.num_src, n.num_dst, n.num_edges) for n in counts] == [(5, 4, 3), (4, 3, 2), (3, 2, 1)]
 
 

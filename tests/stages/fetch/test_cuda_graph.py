@@ -9,7 +9,8 @@ import torch
 from millrace.stages.assignment import BulkRequest
 from millrace.stages.comm.solo import Solo
 from millrace.stages.fetch import cuda_graph
-from millrace.stages.fetch.gather_cuda import DeviceGather, DeviceGatherFetch, Uploaded
+from millrace.stages.fetch.fetch import Degrees, Labels, MinibatchFetcher
+from millrace.stages.fetch.gather_cuda import DeviceMemory, DeviceRows, Uploaded
 from millrace.stages.fetch.isolated import Weights
 from millrace.stages.forward_backward import forward_backward
 from millrace.stages.kernels.aggregation import lists as lists_cuda
@@ -45,8 +46,9 @@ def setting(weighted=False, multilabel=False):
 
 
 def gathering(place, **options):
-    policy = DeviceGatherFetch(**options)
-    return DeviceGather(place, Uploaded(torch.from_numpy(place.features.rows).to(device()), True), device(), policy)
+    rows = Uploaded(torch.from_numpy(place.features.rows).to(device()), True)
+    rows = DeviceRows(place, rows, DeviceMemory(**options), device())
+    return MinibatchFetcher(rows, Labels(place, device(), device()), Degrees(place, device()), Weights(place, "none"))
 
 
 def bulks(place, sampler, sizes, count=2):

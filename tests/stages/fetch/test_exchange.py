@@ -25,7 +25,8 @@ from millrace.stages.feed.collective_feed import SampledByOwners
 from millrace.stages.feed.queue_feed import Sampled
 from millrace.stages.fetch import owned_rows
 from millrace.stages.fetch.ahead.units import MOST_STEPS
-from millrace.stages.fetch.exchange import ExchangeFetch
+from millrace.stages.fetch.exchange import OwnedFeatures
+from millrace.stages.fetch.fetch import Fetch
 from millrace.stages.fetch.owned_rows import SPARE, OwnedRows
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.memory.lazy_rows import LazyRows
@@ -45,13 +46,14 @@ from millrace.storage.features import (
     ZarrFeatures,
     write_features,
 )
-from millrace.storage.fingerprint import minibatch_digest
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.ledger import Ledger
 from millrace.storage.minibatch import MiniBatch
 from millrace.storage.partition.book import RangeBook
 from millrace.storage.queue.base import MemoryQueue
+from millrace.storage.store.scratch import in_memory
 from millrace.tests.contracts import pretended_device
+from millrace.tests.contracts.digests import minibatch_digest
 from millrace.tests.contracts.isolated import Seat
 from millrace.tests.contracts.process_ranks import run_ranks
 
@@ -119,9 +121,10 @@ def collect(group: Gloo) -> dict[str, Any]:
             # A rank's store may hold the whole or its block alone.
             whole = (v + c) % 2 == 0
             store = ArrayFeatures(x) if whole else ArrayFeatures(x[lo:hi].copy())
-            owned = OwnedRows(
-                store, lo if whole else 0, book, column, torch.from_numpy(degree[lo:hi]) if with_degree else None
-            )
+            of_own = torch.from_numpy(degree[lo:hi]) if with_degree else None
+            # Rows may be read when they are asked for, by some ranks and not by others.
+            empty = None if (v + group.rank) % 2 else in_memory
+            owned = OwnedRows(store, lo if whole else 0, book, column, of_own, empty)
             before, held, wrong, hits = sent(group._ledger), deque(maxlen=3), [], []
             for number in range(ROUNDS):
                 if number == KEEP_AT:
@@ -143,7 +146,8 @@ def collect(group: Gloo) -> dict[str, Any]:
                     wrong.append(number)
             hits.append((owned.hits.asked, owned.hits.hits))
             after = sent(group._ledger)
-            nbytes = (hi - lo + len(hot_of(group.rank, column.rank, book))) * f * np.dtype(dtype).itemsize
+            kept = (0 if empty is None else hi - lo) + len(hot_of(group.rank, column.rank, book))
+            nbytes = kept * f * np.dtype(dtype).itemsize
             found[f"c={c} {case}"] = {
                 "wrong": wrong, "hits": hits, "kept": owned.nbytes == nbytes,
                 **{k: after[k] - before[k] for k in after},
@@ -544,11 +548,11 @@ class Trainer:
             place, sample = block_rows(grid, grid.subgroup(group, "column")), SampledByOwners(sampler, way.waiting)
         else:
             place, sample = replicated(), Sampled(sampler)
-        policy: Any = ExchangeFetch(c, way.hot, way.hot_by, way.ahead)
+        policy = Fetch(OwnedFeatures(c, way.hot, way.hot_by, way.ahead))
         if device is not None:
-            from millrace.stages.fetch.exchange_cuda import DeviceExchangeFetch
+            from millrace.stages.fetch.gather_cuda import DeviceMemory
 
-            policy = DeviceExchangeFetch(policy, way.features, 10 * ROW_BYTES)
+            policy = replace(policy, memory=DeviceMemory(way.features, 10 * ROW_BYTES))
         self.fetcher = policy.fetcher(place, self.job)
         assert isinstance(self.fetcher, FetchesAhead)
         first = way.first[0], way.first[1] * self.m
@@ -849,7 +853,7 @@ def test_no_more_rows_wait_than_may_and_as_many_as_can(ahead: int, together: int
         ledger=Ledger(), queue=queue,
     )  # fmt: skip
     sample, phase = Sampled(NeighborSampler((2,))), Phase(0, 0, epochs)
-    fetcher = ExchangeFetch(prefetch_bytes=ahead).fetcher(place, job)
+    fetcher = Fetch(OwnedFeatures(prefetch_bytes=ahead)).fetcher(place, job)
     feed: Any = fetcher.ahead(sample.feed(place, phase, job, (0, 0)), sample, phase, (0, 0))
     lengths = []
     for epoch, step in product(range(epochs), range(20)):
@@ -1019,7 +1023,7 @@ def die(group: Any, where: str, by_owners: bool, file: Path, on_device: bool = F
     way = Way(lambda p: p, bulk=1, ahead=0, waiting=1, in_step=False)
     trainer = Trainer(group, way, by_owners, sampler, device=the_device() if on_device else None)
     if dying and where != "sampling":
-        over = trainer.fetcher._owned.group
+        over = trainer.fetcher.rows._owned.group
         all_to_all, any_, calls = over.all_to_all, over.any, []
 
         def exchange(parts: Any, kind: str, into: Any = None) -> Any:

@@ -8,10 +8,12 @@ import torch
 
 from millrace.stages.assignment import BulkRequest
 from millrace.stages.fetch import gather_cuda
-from millrace.stages.fetch.gather_cuda import DeviceGather, DeviceGatherFetch, MovedFetcher, upload
+from millrace.stages.fetch.fetch import Degrees, Labels, MinibatchFetcher
+from millrace.stages.fetch.gather_cuda import DeviceMemory, DeviceRows, upload
+from millrace.stages.fetch.isolated import Weights
 from millrace.stages.kernels.minibatch_cuda.rows import gather_rows
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.messages import Fetched, Placement
+from millrace.stages.messages import Placement
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.dataset import Split
 from millrace.storage.features import ArrayFeatures, ConvertedFeatures, FeatureStore
@@ -42,8 +44,12 @@ def test_a_minibatch_of_the_host(where: Any, cache_rows: int, nested: bool, on_d
     place = placement(weighted=not nested)
     sampler = NeighborSampler((3, 2), expand="new" if nested else "all")
     seeds = (np.array([4, 9, 1]), np.array([2, 7]))
-    policy = DeviceGatherFetch(where, cache_rows * F * 8)
-    fetcher = DeviceGather(place, upload(place.features, on_device, where), on_device, policy)
+    rows = DeviceRows(
+        place, upload(place.features, on_device, where), DeviceMemory(where, cache_rows * F * 8), on_device
+    )
+    fetcher = MinibatchFetcher(
+        rows, Labels(place, on_device, on_device), Degrees(place, on_device), Weights(place, "none")
+    )
     for work in sampler.sample(place.graph, BulkRequest(1, 0, 0, 0, seeds), cpu).minibatches:
         fetched = fetcher.fetch(work)
         assert fetched.h.is_cuda and fetched.y.is_cuda
@@ -72,18 +78,3 @@ def test_rows_are_uploaded_to_where_kernels_read_them(
     assert (cache is None) == got.in_device_memory
     rows = gather_rows(got.rows, torch.tensor([1, 0, 21], device=on_device), cache)
     assert rows.is_cuda and np.array_equal(rows.cpu(), X[[4, 3, 24]])
-
-
-def test_what_another_policy_has_fetched_is_copied(on_device: torch.device) -> None:
-    class Inner:
-        exchange_s = 1.5
-
-        def fetch(self, work: Fetched) -> Fetched:
-            return work
-
-    for weight in (None, torch.ones(2)):
-        inner: Any = Inner()
-        moved = MovedFetcher(inner, on_device)
-        got = moved.fetch(Fetched(0, 1, (), torch.from_numpy(X), LABELS[:2], weight))
-        assert got.h.is_cuda and got.y.is_cuda and (weight is None or (got.weight is not None and got.weight.is_cuda))
-        assert np.array_equal(got.h.cpu(), X) and moved.exchange_s == 1.5

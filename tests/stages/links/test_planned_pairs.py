@@ -1,4 +1,4 @@
-"""Targets of minibatches of pairs; `tests/stages/fetch/test_links.py` trains on them."""
+"""Targets of minibatches of pairs; `tests/stages/fetch/test_fetch.py` trains on them."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 
 from millrace.stages.links.train_pairs import Negatives
 from millrace.storage.errors import StoreError
-from millrace.tests.stages.fetch.test_links import placement_of, work_of
+from millrace.tests.stages.fetch.test_fetch import placement_of, work_of
 
 
 def test_minibatches_of_other_pairs_are_refused():

@@ -13,12 +13,13 @@ from torch.nn import functional as F
 
 import millrace as mr
 from millrace.stages.assignment import BulkRequest
-from millrace.stages.fetch.gather import Gather
+from millrace.stages.fetch.fetch import HOST, Degrees, Labels, MinibatchFetcher
+from millrace.stages.fetch.gather import HostRows
+from millrace.stages.fetch.isolated import Weights
 from millrace.stages.fetch.visit import VisitFetch
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.messages import Placement
 from millrace.stages.models.gatv2 import GATv2
-from millrace.stages.neighbourhood.block import whole_graph
 from millrace.storage.dataset import Split
 from millrace.storage.errors import InputError
 from millrace.storage.features import ArrayFeatures
@@ -27,6 +28,7 @@ from millrace.tests.contracts.dense_model import check_dense
 from millrace.tests.contracts.full_batch import job as rank_job
 from millrace.tests.contracts.full_batch import make_case
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
+from millrace.tests.contracts.whole_graph import whole_graph
 
 F64 = torch.float64
 V, D, C = 40, 3, 4
@@ -97,7 +99,12 @@ def test_pygs_convolution_on_the_same_minibatches(fanout: tuple[int, int], edge_
     )  # fmt: skip
     request = BulkRequest(3, 0, 0, 0, (np.arange(0, V, 3),))
     work = mr.NeighborSampler(fanout, edge_ids=True).sample(graph, request, cpu).check().minibatches[0]
-    got = Gather(placement, placement.features, placement.edge_features, None).fetch(work)
+    got = MinibatchFetcher(
+        HostRows(placement, placement.features, placement.edge_features),
+        Labels(placement, HOST, HOST),
+        Degrees(placement, HOST),
+        Weights(placement, "none"),
+    ).fetch(work)
     h = torch.from_numpy(X[work.nodes])
     convs = [
         geometric.GATv2Conv(a, b, heads=2, concat=concat, edge_dim=edge_width or None).double()

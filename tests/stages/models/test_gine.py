@@ -9,16 +9,18 @@ from torch import Tensor, nn
 
 import millrace as mr
 from millrace.stages.assignment import BulkRequest
-from millrace.stages.fetch.gather import Gather
+from millrace.stages.fetch.fetch import HOST, Degrees, Labels, MinibatchFetcher
+from millrace.stages.fetch.gather import HostRows
+from millrace.stages.fetch.isolated import Weights
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.messages import Placement
 from millrace.stages.models.gine import GINE
-from millrace.stages.neighbourhood.block import whole_graph
 from millrace.storage.dataset import Split
 from millrace.storage.errors import InputError
 from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.tests.contracts.dense_model import check_dense
+from millrace.tests.contracts.whole_graph import whole_graph
 
 F64 = torch.float64
 V, F, D, C = 40, 5, 3, 4
@@ -80,7 +82,12 @@ def fetched(graph: Graph, sampler: Any, x: np.ndarray) -> tuple[Any, Any]:
         edge_features=graph.edge_features,
     )  # fmt: skip
     work = sampler.sample(graph, BulkRequest(3, 0, 0, 0, (np.arange(0, V, 3),)), cpu).check().minibatches[0]
-    return work, Gather(placement, placement.features, placement.edge_features, None).fetch(work)
+    return work, MinibatchFetcher(
+        HostRows(placement, placement.features, placement.edge_features),
+        Labels(placement, HOST, HOST),
+        Degrees(placement, HOST),
+        Weights(placement, "none"),
+    ).fetch(work)
 
 
 @pytest.mark.parametrize("expand", ["new", "all"])

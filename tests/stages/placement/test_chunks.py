@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from millrace.stages.assignment import BulkRequest
-from millrace.stages.fetch.isolated import CoverageFetch
+from millrace.stages.fetch.fetch import Fetch
+from millrace.stages.fetch.gather import InPlace
 from millrace.stages.messages import Phase, Placement
 from millrace.stages.placement.chunk_schedule import ChunkSchedule
 from millrace.stages.placement.chunks import Chunks, Isolated
@@ -275,7 +276,7 @@ def sampled(place: Isolated, seeds: Any, fanout: tuple[int, ...], expand: Any = 
     ]
 
 
-def fetched(place: Isolated, work: MiniBatch, policy: CoverageFetch) -> Any:
+def fetched(place: Isolated, work: MiniBatch, policy: Fetch) -> Any:
     return policy.fetcher(place, job(Seat(0, 1), 1), nn.Identity()).fetch(work)
 
 
@@ -293,10 +294,10 @@ def test_weights_of_seeds_are_their_coverage(case: Case, halo: int, expand: Any,
         # Nodes of the variable chunk too: without a halo, these lack more.
         work = sampled(place, np.random.default_rng(rank).permutation(place.num_visible), fanout, expand)
         for correction in ("batch", "node"):
-            weight = fetched(place, work, CoverageFetch(correction)).weight
+            weight = fetched(place, work, Fetch(InPlace(is_read=True), correction=correction)).weight
             assert weight.dtype == torch.float64
             np.testing.assert_allclose(weight, place.coverage.numpy()[work.seeds], rtol=1e-14, atol=0)
-        assert fetched(place, work, CoverageFetch("none")).weight is None
+        assert fetched(place, work, Fetch(InPlace(is_read=True), correction="none")).weight is None
 
 
 # --- a share of the halo ---
@@ -331,7 +332,7 @@ def sums(place: Isolated) -> np.ndarray:
     """Features of all in-neighbours that are present, [num_base, F]."""
     work = sampled(place, np.arange(place.num_base), (-1,))
     h = torch.from_numpy(place.features.gather(work.nodes))
-    return fetched(place, work, CoverageFetch("none")).neighbourhoods[-1].sum(h).numpy()
+    return fetched(place, work, Fetch(InPlace(is_read=True), correction="none")).neighbourhoods[-1].sum(h).numpy()
 
 
 def whole_sums(case: Case, rank: int) -> np.ndarray:
@@ -369,7 +370,7 @@ def test_rows_and_degrees_are_those_of_this_rank() -> None:
     case = make_case(0, 3)
     place = placed(case, Chunks(), 0)
     work = sampled(place, place.seeds, (2, 2))
-    got = fetched(place, work, CoverageFetch())
+    got = fetched(place, work, Fetch(InPlace(is_read=True), correction="batch"))
     name = names(case, place)
     assert torch.equal(got.y, case.labels[[name[i] for i in work.seeds]])
     assert got.neighbourhoods[0].degree.tolist() == weighted_degree(case)[[name[i] for i in work.nodes]].tolist()

@@ -13,7 +13,8 @@ from torch import nn
 
 from millrace.stages.assignment import BulkRequest
 from millrace.stages.comm.solo import Solo
-from millrace.stages.fetch.isolated import CoverageFetch
+from millrace.stages.fetch.fetch import Fetch
+from millrace.stages.fetch.gather import InPlace
 from millrace.stages.messages import Fetched, StepRules
 from millrace.stages.models.gcn import GCN
 from millrace.stages.placement.chunks import Chunks, Isolated
@@ -44,7 +45,7 @@ def seen(place: Isolated, fanout: tuple[int, ...], seeds: Any) -> Fetched:
     """The minibatch of these seeds with all neighbours that are there."""
     request = BulkRequest(0, 0, 0, 0, (np.asarray(seeds, np.int64),))
     work = NeighborSampler(fanout).sample(place.graph, request, reference).minibatches[0]
-    return CoverageFetch("none").fetcher(place, job(Seat(0, 1), 1), nn.Identity()).fetch(work)
+    return Fetch(InPlace(is_read=True), correction="none").fetcher(place, job(Seat(0, 1), 1), nn.Identity()).fetch(work)
 
 
 def gradients(model: nn.Module, place: Isolated, seeds: Any) -> np.ndarray:

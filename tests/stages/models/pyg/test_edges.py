@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 import millrace as mr
 from millrace.stages.assignment import BulkRequest
-from millrace.stages.fetch.gather import Gather
+from millrace.stages.fetch.fetch import HOST, Degrees, Labels, MinibatchFetcher
+from millrace.stages.fetch.gather import HostRows
+from millrace.stages.fetch.isolated import Weights
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.messages import Placement
 from millrace.stages.models.pyg import model as models
@@ -89,7 +91,12 @@ def test_minibatches_are_pygs_on_the_sampled_edges(graph: Graph, name: str) -> N
     )  # fmt: skip
     sampler = mr.NeighborSampler((3, 2), edge_ids=True)
     work = sampler.sample(graph, BulkRequest(3, 0, 0, 0, (np.arange(0, V, 3),)), cpu).check().minibatches[0]
-    got = Gather(placement, placement.features, placement.edge_features, None).fetch(work)
+    got = MinibatchFetcher(
+        HostRows(placement, placement.features, placement.edge_features),
+        Labels(placement, HOST, HOST),
+        Degrees(placement, HOST),
+        Weights(placement, "none"),
+    ).fetch(work)
     h = torch.from_numpy(X[work.nodes]).requires_grad_()
     found = model(got.neighbourhoods, h)
     x = torch.from_numpy(X).requires_grad_()

@@ -16,7 +16,7 @@ from millrace.stages.evaluate.measures import Scored
 from millrace.stages.fetch.visit import VisitFetch, Visits
 from millrace.stages.models.pyg import model as models
 from millrace.stages.models.pyg.model import PyGModel
-from millrace.stages.neighbourhood.block import BlockNeighbourhood, whole_graph
+from millrace.stages.neighbourhood.block import BlockNeighbourhood
 from millrace.stages.neighbourhood.halo import HaloNeighbourhood
 from millrace.stages.neighbourhood.pieces import pieces
 from millrace.storage.dataset import SPLITS, Dataset
@@ -25,6 +25,7 @@ from millrace.tests.contracts.full_batch import C, Case, F, make_case
 from millrace.tests.contracts.full_batch import job as rank_job
 from millrace.tests.contracts.neighbourhood import assert_close
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
+from millrace.tests.contracts.whole_graph import whole_graph
 
 pyg = pytest.importorskip("torch_geometric.nn")
 F64 = torch.float64

@@ -1,0 +1,197 @@
+"""Fetches minibatches: feature rows from one source, targets of seeds and degrees of nodes, each a part handed in."""
+
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...storage.features import ArrayFeatures, FeatureStore
+from ...storage.minibatch import MiniBatch
+from ..kernels.runtime.device_memory import to_device
+from ..learned.beside import WithLearned
+from ..links.planned_pairs import Degree, OfSeeds, PlannedPairs
+from ..messages import Fetched, Phase, Placement, RankJob, StepRules
+from ..placement.row_blocks import BlockRows
+from ..policies import Feed, RecordedStep, ReducePolicy, SamplePolicy
+from ..sample.resident import ResidentMiniBatch
+from ..sample.temporal import degrees_until
+from .gather import InPlace
+from .isolated import Correction, Weights
+from .rows import Beside, Moved, Rows, RowsPolicy, Taken
+
+if TYPE_CHECKING:
+    from ..feed.link_feed import LinksByOwners, LocalLinks, SampledLinks
+    from ..kernels.minibatch_cuda.frames import Frame
+    from .gather_cuda import DeviceMemory
+
+
+HOST = torch.device("cpu")
+
+
+class Targets(Protocol):
+    """What seeds are trained on."""
+
+    def targets(self, work: MiniBatch, degree: Degree) -> tuple[Degree, OfSeeds]:
+        """Degrees that layers read, given those of the graph; and what `Fetched` has of the seeds."""
+        ...
+
+
+class Labels:
+    """`Targets` of nodes."""
+
+    def __init__(self, placement: Placement, near: torch.device, to: torch.device) -> None:
+        """
+        Args:
+            placement: has the labels.
+            near: device of minibatches.
+            to: device of a step.
+        """
+        self._placement, self._to = placement, to
+        # With a block of rows, labels of the train nodes are looked up on the host, by id.
+        self.on_device = cache(lambda: placement.labels.to(near))
+        self._are_near = near != HOST and not isinstance(placement, BlockRows)
+
+    def targets(self, work: MiniBatch, degree: Degree) -> tuple[Degree, OfSeeds]:
+        if self._are_near and isinstance(work, ResidentMiniBatch):
+            y = self.on_device()[work.bulk.nodes_of(work.q)[: len(work.seeds)]]
+        else:
+            y = self._placement.labels_of(work.seeds).to(self._to, non_blocking=True)
+        return cache(degree), {"y": y}
+
+
+class Degrees:
+    """Degrees of nodes in the whole graph, on the device of minibatches."""
+
+    is_whole = True
+
+    def __init__(self, placement: Placement, near: torch.device) -> None:
+        self._placement, self._near = placement, near
+
+    @cached_property
+    def all(self) -> Tensor:
+        """[V]."""
+        return self._placement.degree.to(self._near)
+
+    def of_work(self, work: MiniBatch, got: Taken) -> Tensor:
+        """[n], of all nodes of a minibatch."""
+        return self.all[got.nodes()]
+
+
+class DegreesUntil(Degrees):
+    """Degrees until the moments of the seeds whose trees the nodes are in; of minibatches that were drawn on the host,
+    the host finds them."""
+
+    is_whole = False
+
+    def of_work(self, work: MiniBatch, got: Taken) -> Tensor:
+        if isinstance(work, ResidentMiniBatch):
+            found = work.bulk.degrees_until(work.q)
+        else:
+            graph = self._placement.graph
+            assert graph.node_time is not None
+            found = to_device(degrees_until(graph, work, graph.node_time[work.seeds]), self._near)
+        return found.to(self._placement.degree.dtype)
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Fetches each node's row at most once per minibatch; every block then aggregates locally."""
+
+    rows: RowsPolicy = field(default_factory=InPlace)
+    pairs: "SampledLinks | LinksByOwners | LocalLinks | None" = None
+    """Sample policy that plans the pairs whose ends are the seeds; None: seeds have labels."""
+    by_time: bool = False
+    """Minibatches are drawn until the moments of their seeds."""
+    correction: Correction = "none"
+    """Weights of seeds where a rank sees a part of the graph."""
+    learned: WithLearned | None = None
+    """Says how learnt rows (`RankJob.learned`) and the dataset's are put together; None: there are none."""
+    memory: "DeviceMemory | None" = None
+    """Of the rank's GPU; None: minibatches come to the host."""
+
+    def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "MinibatchFetcher":
+        """See `FetchPolicy.fetcher`. All ranks call this at the same time. Reads this rank's rows and nothing later.
+        The module has the decoder of pairs; None: they come without scores."""
+        to = job.device or HOST
+        near = to if self.memory else HOST
+        if self.memory and job.resident and (job.produce or self.rows.is_read):
+            self.memory.place(placement.graph, self.by_time)
+        degrees = (DegreesUntil if self.by_time else Degrees)(placement, near)
+        targets: Targets = Labels(placement, near, to)
+        if self.pairs:
+            targets = PlannedPairs.from_placement(self.pairs, placement, job, module)
+        return MinibatchFetcher(self._open(placement, job), targets, degrees, Weights(placement, self.correction))
+
+    def _open(self, placement: Placement, job: RankJob) -> Rows:
+        learned = self.learned
+        if learned:
+            none = ArrayFeatures(np.empty((placement.features.num_rows, 0), learned.dtype))
+            placement = replace(placement, features=learned.given or none)
+        rows: Rows = self.rows.open(placement, job, self.memory)
+        if job.device and not rows.device:
+            rows = Moved(rows, job.device)
+        return Beside(rows, job.learned, learned) if learned else rows
+
+    def device_rows(self, features: FeatureStore, job: RankJob, locked: bool = False) -> Tensor | None:
+        if not self.memory or self.learned or not isinstance(self.rows, InPlace):
+            return None
+        uploaded = self.memory.uploaded(features, self.rows.read(features, job), job.device)
+        return uploaded.rows if locked or uploaded.in_device_memory else None
+
+
+class MinibatchFetcher:
+    """See `Fetcher`, `FetchesAhead` and `RecordsSteps`."""
+
+    def __init__(self, rows: Rows, targets: Targets, degrees: Degrees, weights: Weights) -> None:
+        """
+        Args:
+            rows: source of the rows.
+            targets: what seeds are trained on.
+            degrees: of nodes.
+            weights: of seeds, on the host.
+        """
+        self.rows, self.targets, self.degrees, self.weights = rows, targets, degrees, weights
+
+    @property
+    def exchange_s(self) -> float:
+        return self.rows.exchange_s
+
+    @property
+    def hit_counts(self) -> dict[str, int]:
+        return self.rows.hit_counts
+
+    def ahead(self, feed: Feed, sample: SamplePolicy, phase: Phase, first: tuple[int, int]) -> Feed:
+        return self.rows.ahead(feed, sample, phase, first)
+
+    def fetch(self, work: MiniBatch) -> Fetched:
+        got = self.rows.take(work)
+
+        # Most layers need no degrees, and those of all sources are as many random reads as a small gather.
+        def degrees() -> Tensor:
+            return self.degrees.of_work(work, got) if got.degree is None else got.degree
+
+        degree, of_seeds = self.targets.targets(work, degrees)
+        return self.weights.given(Fetched(work.epoch, work.index, got.layers(degree), got.h, **of_seeds), work)
+
+    def framed(self, frame: "Frame") -> Fetched:
+        """Like `fetch`, for any minibatch that is in the frame when the device reads it."""
+        assert isinstance(self.targets, Labels)
+        got, seeds = self.rows.framed(frame), frame.nodes[: frame.layout.nodes[0]]
+        degree = cache(lambda: self.degrees.all[frame.nodes])
+        return Fetched(0, 0, got.layers(degree), got.h, self.targets.on_device()[seeds])
+
+    def recorded(
+        self, module: nn.Module, reduce: ReducePolicy, rules: StepRules, parameters: list[nn.Parameter], alone: bool
+    ) -> RecordedStep | None:
+        if not (self.rows.has_frames and isinstance(self.targets, Labels) and self.degrees.is_whole):
+            return None
+        # Needs Triton.
+        from .cuda_graph import StepGraph, can_record
+
+        return StepGraph(module, self, reduce, rules, parameters, alone) if can_record(module) else None
+
+    def idle(self) -> None:
+        self.rows.idle()
