@@ -14,9 +14,10 @@ and a way to train. Around a centre (depth 2, 4 parts by METIS, the sweep with a
                 corrections are then one run, to the bit
 ``parts``       4 and 16, METIS and hash: naive isolation, the centre, the paper's; by hash in 4 also what sees the most
 ``depth``       2, 3, 4, 6 layers: naive isolation and the centre
-``weights``     the paper's conditions: 4 and 16 parts by hash, 16 by METIS, 2 and 5 layers, one epoch a super-epoch, no
-                halo; no correction, ``batch``, and ``batch`` shrunk. Printed as differences to no correction,
-                seed by seed, each with its interval, and over all cells. Not in the other axes' picture
+``weights``     the paper's conditions: 4 and 16 parts by hash, 16 by METIS, 2 and 5 layers, one to three epochs a
+                super-epoch, no halo; no correction, ``batch``, and ``batch`` shrunk. Printed as differences to no
+                correction, seed by seed, each with its interval, and over all cells. Not in the other axes' picture.
+                ``--cells "2 layers/4 hash,2 layers/16 metis"`` trains those that have one of these texts in their name
 
 ``one process`` is ``bulk`` with as many seeds a step. Isolated ranks take as many steps an epoch as the one with most
 seeds needs, which is that or more, and more steps are better training where epochs are few: ``one process, more steps``
@@ -29,7 +30,7 @@ A gap is the mean over seeds of the difference to one process, on the same graph
 coauthor_cs and amazon_computers: 20 train and 30 validation nodes of each class, drawn by the seed. sbm: 100,000 nodes
 in 16 classes, features that say little, 1 % train. minesweeper (heterophilous): its own split; only with ``weights``.
 Every finished run is in ``--json`` at once, and is not run again: all of it but ``weights`` is 645 runs, some three
-hours of two cores, which ``records/grappa_accuracy.json`` holds; ``weights`` has 180.
+hours of two cores, which ``records/grappa_accuracy.json`` holds; ``weights`` has 180, an hour.
 """
 
 import argparse
@@ -75,8 +76,10 @@ GRAPHS = {
     "sbm": Setting(epochs=24, every=4, seeds_a_step=256, fewer_seeds=200, lr=0.003),
     "minesweeper": Setting(epochs=15, every=1, seeds_a_step=512, fewer_seeds=256, lr=0.01, weight_decay=0.0),
 }
-FEW_EPOCHS = {"amazon_computers": 15, "minesweeper": 15}
-"""Epochs of the axis ``weights``, one a super-epoch: a sweep of 16 parts."""
+FEW_EPOCHS = {"amazon_computers": (45, 3), "minesweeper": (15, 1)}
+"""Epochs of the axis ``weights``, and of its super-epochs: a sweep of 16 parts."""
+FEW_DROPOUT = 0.2
+"""Of ``weights``, whose runs are short."""
 
 
 ONE = ("one process", "one process, more steps")
@@ -155,6 +158,11 @@ def weighted_cells(graph: str) -> Iterator[Cell]:
         yield from (Cell(graph, way, layers, parts, method) for way in WEIGHTED)
 
 
+def is_asked(cell: Cell, args: argparse.Namespace) -> bool:
+    """True if ``--cells`` names the cell, or is not given."""
+    return not args.cells or any(text in cell.key for text in args.cells)
+
+
 def store_of(args: argparse.Namespace, graph: str, seed: int) -> Path:
     """The graph with the split of this seed, stored on first use."""
     path = args.cache / "accuracy" / f"{graph}-{seed}"
@@ -175,9 +183,9 @@ def train(cell: Cell, seed: int, args: argparse.Namespace, scratch: Path) -> dic
     setting = GRAPHS[cell.graph]
     options: dict[str, Any] = {"seed": seed, "hidden": setting.hidden}
     ranks, batch, epochs = 1, setting.seeds_a_step, setting.epochs
-    every = setting.every
+    every, dropout = setting.every, setting.dropout
     if cell.way in WEIGHTED:
-        epochs, every = FEW_EPOCHS[cell.graph], 1
+        (epochs, every), dropout = FEW_EPOCHS[cell.graph], FEW_DROPOUT
     if cell.way == ONE[1]:
         batch = setting.fewer_seeds
     elif cell.way != ONE[0]:
@@ -189,7 +197,7 @@ def train(cell: Cell, seed: int, args: argparse.Namespace, scratch: Path) -> dic
         }
         ranks, batch = cell.parts, max(1, setting.seeds_a_step // cell.parts)
     rules = {"batch_size": batch, "lr": setting.lr, "weight_decay": setting.weight_decay, "evaluate_every": 3}
-    options["dropout"] = setting.dropout
+    options["dropout"] = dropout
     run = here(
         store_of(args, cell.graph, seed),
         scratch,
@@ -248,7 +256,7 @@ def effects(found: Mapping[str, Mapping[int, float]], graph: str) -> list[dict[s
     """Print the differences of the ways of ``weights`` to no correction, in points, seed by seed: of each cell, then
     the mean over cells of each seed."""
     lines: list[dict[str, Any]] = []
-    print(f"\n{graph}: points beside no correction, one epoch a super-epoch; +- half of the interval of 95 %")
+    print(f"\n{graph}: points beside no correction; +- half of the interval of 95 %")
     for way in list(WEIGHTED)[1:]:
         apart: dict[int, list[float]] = {}
         for cell in (c for c in weighted_cells(graph) if c.way == way):
@@ -327,6 +335,7 @@ def main() -> int:
     )
     parser.add_argument("--only", type=names, help=f"of {', '.join(GRAPHS)}")
     parser.add_argument("--axes", type=names, default=axes[:-1], help=f"of {', '.join(axes)}; weights alone")
+    parser.add_argument("--cells", type=names, help="those with one of these texts in their names")
     parser.add_argument(
         "--seeds", type=lambda n: range(int(n)), default=range(5), help="runs of each cell, from seed 0"
     )
@@ -350,7 +359,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         # All cells by one seed before the next: an interrupted table is whole, with fewer seeds.
         for seed in args.seeds:
-            for cell in dict.fromkeys(c for graph in args.only for c in cells(graph, args.axes)):
+            for cell in dict.fromkeys(c for g in args.only for c in cells(g, args.axes) if is_asked(c, args)):
                 key = f"{cell.key}/seed {seed}"
                 if key not in runs and not args.table:
                     runs[key] = train(cell, seed, args, Path(scratch))

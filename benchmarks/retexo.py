@@ -13,7 +13,7 @@ over all ranks.
 
 ``bytes``   the ogbn-arxiv graph, undirected, 128 random features, 2 layers of 256, 4 parts. Training is cut short
             and scaled: bytes of every kind are linear in epochs, which three lengths show. ``--whole`` trains RETEXO
-            for all of them.
+            for all of them, ``--plain`` leaves out its variants.
 ``exact``   rows that RETEXO moves against the formula, B counted from the graph alone, in 2, 4 and 8 parts.
 ``sync``    gradient synchronisation and rounding: bytes saved, accuracy lost. 4 clients on one rank.
 ``nodes``   a client for each node.
@@ -132,7 +132,7 @@ def measure_bytes(args: argparse.Namespace, report: dict[str, Any]) -> None:
     ]
     standard = len(found)
     found.append(scaled("RETEXO v3", "retexo", (rounds,) if args.whole else lengths, rounds))
-    if not args.quick and not args.whole:
+    if not (args.quick or args.whole or args.plain):
         found += [
             scaled("RETEXO v3 fp16", "retexo", lengths, rounds, retexo={"rounding": "fp16"}),
             scaled("RETEXO v3 int8", "retexo", lengths, rounds, retexo={"rounding": "int8"}),
@@ -348,6 +348,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--whole", action="store_true", help="train RETEXO for all rounds instead of scaling, and no variants of it"
     )
+    parser.add_argument("--plain", action="store_true", help="of bytes, no variants of RETEXO")
     parser.add_argument(
         "--steps", type=int, help="of each layer, where accuracy is measured; by default 200, with --quick 20"
     )

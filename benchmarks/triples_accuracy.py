@@ -29,10 +29,10 @@ NEAR = 0.02
 SHARED = """--set link.ranked=both --set link.width=256 --set learned.width=256 --set learned.beside=false
     --set learned.lr=0.1 --set train.loss=infonce --set link.num_negatives=2000 --set link.negative_ends=either
     --set link.shared_negatives=true --set link.exclude_known=true --set train.metrics=mrr,hits@1,hits@3,hits@10
-    --batch-size 1024"""
+    --batch-size 1024 --set train.evaluate_every=6"""
 ROWS = "--model identity --fanout 0 --lr 0.01"
 RUNS = {
-    "complex": f"{ROWS} --epochs 24 --set decoder=complex --set learned.weight_decay=1e-4",
+    "complex": f"{ROWS} --epochs 12 --set decoder=complex --set learned.weight_decay=2e-4",
     "distmult": f"{ROWS} --epochs 24 --set decoder=distmult --set learned.weight_decay=1e-4",
     "rgcn": "--model rgcn --layers 1 --fanout 5 --hidden 256 --dropout 0 --lr 0.001 --epochs 6 --set decoder=distmult "
     "--set learned.weight_decay=1e-4",
@@ -55,7 +55,7 @@ def ranks(source: Path, run: Path, itself: bool) -> np.ndarray:
     an entity is among its own candidates."""
     found, trained = mr.embed(run), mr.load(run)
     with np.load(source) as held:
-        number = {name: i for i, name in enumerate(found.names)}
+        number = {name: i for i, name in enumerate(found.node_names)}
         entity = np.array([number[name] for name in held["entities"]])
         sets = {name: held[name] for name in ("train", "valid", "test")}
         asked = [key.split(",")[1] for key in json.loads((run / "result.json").read_text())["per_relation"]]
