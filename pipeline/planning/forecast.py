@@ -51,6 +51,8 @@ class Forecast:
     """Memory of tensors on the GPU of the largest rank; 0 on CPUs."""
     device_memory: Parts = field(default_factory=dict)
     """The same by use."""
+    share_seen: float = 0.0
+    """Most of the nodes that a rank of isolated training sees at once; 0 if ranks are not isolated."""
 
 
 def foresee(s: Candidate, room: int, seen: TrialResult | None = None) -> Forecast:
@@ -85,6 +87,7 @@ def foresee(s: Candidate, room: int, seen: TrialResult | None = None) -> Forecas
         network_seconds=network,
         evaluate_seconds=seen.evaluate_s * share_of_evaluation(s) * crowd,
         estimate=s.at.stands_in or seen.ranks < s.ranks,
+        share_seen=moved.most_seen / s.at.dataset.num_nodes,
     )
 
 

@@ -122,10 +122,10 @@ def plan(
             forecasts.append(forecast)
             seen |= {} if result is None else {label: asdict(result)}
             tell(StageAdvanced("plan", len(forecasts), len(fitted)))
-        seconds = time.perf_counter() - started
-        tell(StageEnded("plan", seconds))
+        tell(StageEnded("plan", seconds := time.perf_counter() - started))
     entries = [SYSTEMS.find(name) for name in dict.fromkeys(f.system for f in forecasts)]
     notes = [*left_out, *(entry.plan_note for entry in entries if entry.plan_note), "Accuracy is not predicted."]
+    notes += [f"A rank of {f.label} sees {f.share_seen:.0%} of the nodes at a time." for f in forecasts if f.share_seen]
     if any(job.graph == "mapped" for job, _ in fitted.values()):
         notes.append("Memory of jobs that map the graph is without the pages of files, which the system can take back.")
     for label, (job, _) in fitted.items():

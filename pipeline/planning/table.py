@@ -20,15 +20,13 @@ def as_text(plan: Plan) -> str:
     between = f", {link.bandwidth * 8 / 1e9:g} Gb/s and {link.latency_s * 1e3:g} ms between ranks" if link else ""
     between = f" and {size(plan.device_bytes)} on its GPU" * (plan.device_bytes > 0) + between
     where = "this machine" if cluster.hosts == 1 else f"{cluster.hosts} machines like this one"
-    many = (
-        f" of {n.node_types} types" * (n.node_types > 1),
-        f" of {counted(n.relations, 'relation')}" * (n.relations > 1),
-    )
-    edges = f"{n.edges:,} edges{many[1]}" + f" with {counted(n.edge_features, 'feature')}" * (n.edge_features > 0)
+    types = f" of {n.node_types} types" * (n.node_types > 1)
+    relations = f" of {counted(n.relations, 'relation')}" * (n.relations > 1)
+    edges = f"{n.edges:,} edges{relations}" + f" with {counted(n.edge_features, 'feature')}" * (n.edge_features > 0)
     unit = "pairs" if n.task == "link" else "edges"
     train = f"{n.train * n.nodes:,.0f} {unit}" if n.of_pairs else f"{n.train:.1%}"
     lines = [
-        f"{plan.dataset}: {n.nodes:,} nodes{many[0]}, {edges}, {n.features} features, "
+        f"{plan.dataset}: {n.nodes:,} nodes{types}, {edges}, {n.features} features, "
         f"{counted_outputs(n.task, n.classes, n.of_pairs)}, {train} to train on",
         f"{counted(plan.ranks, 'rank')} on {where}, {size(plan.memory_bytes)} for each{between}",
         "",

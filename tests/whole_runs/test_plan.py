@@ -235,6 +235,9 @@ def test_a_plan_is_told_and_recorded(played: Played) -> None:
         "Other goals:\n  shortest pass over all labels: " in text and "\n  fewest bytes between ranks: retexo, " in text
     )
     assert record["systems"][0]["bytes"]["network"]["gradients"] > 0
+    shares = {f["label"]: f["share_seen"] for f in record["systems"]}
+    assert shares.pop("grappa") == 1.0 and not any(shares.values()), "two isolated ranks show each other all"
+    assert "A rank of grappa sees 100% of the nodes at a time." in text
     grids = record["grids"]
     assert [(g["replication"], g["algorithm"]) for g in grids] == [(1, "owners"), (1, "1.5d")]
     assert sum(g["chosen"] for g in grids) == 1 and all(g["seconds"] > 0 for g in grids)
