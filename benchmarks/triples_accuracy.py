@@ -60,7 +60,7 @@ def ranks(source: Path, run: Path, itself: bool) -> np.ndarray:
         sets = {name: held[name] for name in ("train", "valid", "test")}
         asked = [key.split(",")[1] for key in json.loads((run / "result.json").read_text())["per_relation"]]
         relation = np.array([asked.index(name) for name in held["relations"]])
-    weights = {name: p.detach().numpy() for name, p in trained.model.decoder.named_parameters()}
+    weights = {name: p.detach().numpy() for name, p in trained.model.get_submodule("decoder").named_parameters()}
     rows, half = found.rows.astype(np.float32), found.rows.shape[1] // 2
     real, imaginary = (weights["weight"], None) if "weight" in weights else (weights["real"], weights["imaginary"])
     known: dict[tuple[int, int, bool], list[int]] = {}
