@@ -10,7 +10,6 @@ from torch import nn
 from ...stages.models.base import reads_edges
 from ...stages.partition.cut_counts import CutCounts
 from ...stages.placement.chunks import Chunks
-from ...stages.placement.row_blocks import Blocks
 from ...stages.sample.base import reads_times
 from ...storage.dataset import Dataset
 from ..config.load import Job
@@ -131,7 +130,7 @@ class Candidate:
     @property
     def has_blocks(self) -> bool:
         """True if each rank has a block of the graph's rows."""
-        return isinstance(self.system.partition, Blocks)
+        return self.system.partition.has_blocks
 
     @property
     def model(self) -> nn.Module:

@@ -10,7 +10,6 @@ from ...stages.feed.queue_feed import most_bulks
 from ...stages.fetch.exchange import ahead_bytes
 from ...stages.kernels import sampling_backend
 from ...stages.kernels.runtime.device_memory import SHARE
-from ...stages.placement.chunks import Chunks
 from .candidate import Candidate
 from .inputs import unpredicted
 from .learned_rows import least_table, row_bytes_of, table_memory, table_on_device
@@ -99,7 +98,7 @@ def as_sum(parts: Parts, room: int, whose: str) -> tuple[int, str]:
 
 def least_share(s: Candidate) -> float:
     """Least share of the graph that a rank holds."""
-    chunks = 2 if isinstance(s.system.partition, Chunks) else s.replication if s.has_blocks else 1
+    chunks = 2 if s.system.sample.is_isolated else s.replication if s.has_blocks else 1
     return 1.0 if s.cut is None or s.ranks == 1 else chunks / s.ranks
 
 

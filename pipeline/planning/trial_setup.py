@@ -15,7 +15,6 @@ from ...stages.models import MODELS
 from ...stages.models.base import reads_edges
 from ...stages.partition.base import make_book
 from ...stages.partition.cut_counts import CutCounts, count_cut
-from ...stages.placement.row_blocks import Blocks
 from ...stages.sample import SAMPLERS
 from ...stages.sample.base import reads_times
 from ...storage.dataset import Dataset
@@ -177,7 +176,7 @@ class Trials:
         sampling = sampling_of(job, data, system)
         job, system = sampling.job, sampling.system
         check_learned(job, system)
-        if self.at.gpus and isinstance(system.partition, Blocks):
+        if self.at.gpus and system.partition.has_blocks:
             raise InputError("plan does not predict a partitioned topology on GPUs in this version")
         model = model_of(job, self.at.outline, system, None).build()
         SYSTEMS.find(system.name).check(job, system, model)
