@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError, whole_number
+from ...storage.fingerprint import dataset_fingerprint
 from ...storage.graph import Graph
 from ...storage.lazy_dataset import LazyGraph
 from ...storage.partition.book import PartitionBook
@@ -109,6 +110,11 @@ class Cut:
     seed: int = 0
     order: str = "ids"
     """Order of the nodes within a part, where they are renumbered; see `storage.partition.node_order`."""
+
+    def fingerprint(self, dataset: Dataset) -> dict[str, str]:
+        """That of the parts of a dataset."""
+        made = {"partitioner": repr(self.partitioner), "parts": str(self.parts), "seed": str(self.seed)}
+        return {**dataset_fingerprint(dataset), **made}
 
 
 def book_of(dataset: Dataset, cut: Cut, on_progress: Callable[[int, int], None] | None = None) -> PartitionBook:

@@ -157,12 +157,7 @@ def cut_dataset(
     require_dataset(dataset)
     parts = check_parts(cut.parts, dataset.num_nodes)
     cutter = cutter or Cutter.here(dataset, cut, out)
-    fingerprint = {
-        **dataset_fingerprint(dataset),
-        "partitioner": repr(cut.partitioner),
-        "parts": str(parts),
-        "seed": str(cut.seed),
-    }
+    fingerprint = cut.fingerprint(dataset)
     if (out / MANIFEST).exists():
         whole = open_store(out, KIND, fingerprint=fingerprint)
         if _layout(whole) >= LAYOUT:

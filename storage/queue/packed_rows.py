@@ -163,6 +163,7 @@ class PackedRows:
 
     @property
     def has_seeds(self) -> bool:
+        """True if `seeds` are there."""
         return self._location.has(SEEDS)
 
     def keep_seeds(self, seeds: SeedData) -> None:
