@@ -299,6 +299,7 @@ _PYG_LOADERS = (
     "GraphSAINTRandomWalkSampler",
     "GraphSAINTSampler",
     "ImbalancedSampler",
+    "LightningDataset",
     "LinkLoader",
     "NodeLoader",
     "PrefetchLoader",
@@ -307,16 +308,15 @@ _PYG_LOADERS = (
     "TemporalDataLoader",
     "ZipLoader",
 )
-"""Names of `torch_geometric.loader` that a script imports beside ours: they are PyG's own."""
+"""Names of PyG's loaders and data modules that a script imports beside ours: they are PyG's own."""
 
 
 def _of_pyg(name: str) -> object:
+    module = f"torch_geometric.{'data.lightning' if name.startswith('Lightning') else 'loader'}"
     try:
-        return getattr(import_module("torch_geometric.loader"), name)
+        return getattr(import_module(module), name)
     except (ImportError, AttributeError) as e:
-        raise ImportError(
-            f"millrace has no {name} of its own: it is torch_geometric.loader.{name}, which cannot be imported ({e})"
-        ) from None
+        raise ImportError(f"millrace has no {name}: it is {module}.{name}, which cannot be imported ({e})") from None
 
 
 def __getattr__(name: str) -> Any:

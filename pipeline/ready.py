@@ -34,7 +34,7 @@ from .setup.python_inputs import (
     job_for_dataset,
     with_kept_dataset,
 )
-from .setup.resume import check_connections, without_connections, without_executor
+from .setup.resume import check_connections, resumable, without_executor
 from .setup.run_folder import JOB, check_resumable, check_run_folder, local_folder
 from .setup.simulated_clients import check_owners
 from .setup.warm_start import start_of
@@ -204,7 +204,7 @@ def _started_config(out: str | Path | None, dataset: object) -> dict[str, Any]:
         raise InputError("resume needs the folder of the run to go on with: mr.run(..., out=FOLDER, resume=True)")
     folder = expanded(local_folder(out))
     check_run_folder(folder, resume=True)
-    table = without_connections(read_run_table(folder / JOB))
+    table = resumable(read_run_table(folder / JOB))
     # Data given from Python is in memory now; the folder's store of it is not read.
     in_memory = not isinstance(dataset, str | Path | None) and table.get("features") != "owned"
     return {k: v for k, v in table.items() if not (k in ("features", "graph") and in_memory)}

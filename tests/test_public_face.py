@@ -39,6 +39,7 @@ def test_names_of_pygs_loaders_are_handed_through(monkeypatch):
     for name in loader.__all__:
         found = getattr(mr, name)
         assert found is getattr(loader, name) or name in mr.__all__
+    assert mr.LightningDataset is pytest.importorskip("torch_geometric.data.lightning").LightningDataset
     monkeypatch.setitem(sys.modules, "torch_geometric.loader", None)
     with pytest.raises(ImportError, match=r"it is torch_geometric.loader.ShaDowKHopSampler, which cannot be imported"):
         from millrace import ShaDowKHopSampler  # noqa: F401

@@ -13,7 +13,7 @@ from .cleaning.clean import clean
 from .cleaning.labels import as_task
 from .cleaning.options import DEFAULT_OPTIONS, ReadOptions, require_options
 from .cleaning.raw import Raw
-from .cleaning.splits import make_split
+from .cleaning.splits import NO_SPLIT, make_split
 from .edge_labels import labelled_edges
 from .edges import with_labelled_edges
 from .links import link_dataset, links_of_sets
@@ -216,7 +216,9 @@ def _described(spec: str | Path | object) -> str:
 def _finished(dataset: Dataset, request: Request) -> Dataset:
     """A clean dataset with the name, task and split of the request."""
     _check_no_options(request.options, dataset.name)
-    notes, task = list(dataset.notes), request.options.task or dataset.task
+    task = request.options.task or dataset.task
+    # A split that is asked for takes the place of one that was drawn unasked.
+    notes = [note for note in dataset.notes if request.split is None or not note.startswith(NO_SPLIT)]
     if request.options.labels_of == "edges":
         return replace(dataset, name=request.name or dataset.name)
     if task == "link":

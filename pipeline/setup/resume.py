@@ -85,20 +85,21 @@ def redistributed(ledgers: Sequence[Sequence[int]], ranks: int) -> list[list[int
     return [[sum(counts) for counts in zip(*ledgers[rank::ranks])] or [0] * len(ledgers[0]) for rank in range(ranks)]
 
 
-def without_connections(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a run's folder without what opens it to others: a folder from somebody else would choose who
-    runs code here."""
-    cluster = table.get("cluster")
-    if not isinstance(cluster, Mapping):
-        return dict(table)
-    return {**table, "cluster": {k: v for k, v in cluster.items() if k not in CONNECTING}}
+def resumable(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration of a run's folder without the kernel that its GPU chose, which is chosen anew, and without what
+    opens it to others: a folder from somebody else would choose who runs code here."""
+    chosen = table.get("kernel") == table.get("device") == "cuda"
+    kept = {k: v for k, v in table.items() if not (chosen and k == "kernel")}
+    if isinstance(cluster := table.get("cluster"), Mapping):
+        kept["cluster"] = {k: v for k, v in cluster.items() if k not in CONNECTING}
+    return kept
 
 
 def check_connections(job: Job, folder: Path) -> None:
     """Refuse to go on with a run on a cluster that its folder names and the caller does not.
 
     Args:
-        job: resolved from `without_connections` and what the caller gives.
+        job: resolved from `resumable` and what the caller gives.
         folder: the run's.
 
     Raises:

@@ -28,14 +28,14 @@ def job_table(
     from ...config.aliases import full_key, merged
     from ...config.load import parse_override, read_any_run_table, read_toml
     from ...config.named_code import check_code, sampler_named
-    from ...setup.resume import without_connections
+    from ...setup.resume import resumable
 
     if job is not None:
         _check_job_file(job)
     table: dict[str, Any] = {}
     if job is not None:
         file = expanded(job)
-        table = without_connections(read_any_run_table(file)) if started else read_toml(file)
+        table = resumable(read_any_run_table(file)) if started else read_toml(file)
     table = _without_overridden(with_full_keys(table), flags)
     for name, value in flags.items():
         if value is not None:

@@ -22,6 +22,8 @@ FORMS = (
 )
 SHOWN_CLASSES = 8
 """Most classes named in a note."""
+NO_SPLIT = "The input stores no split:"
+"""How the note on a split that nobody asked for begins."""
 ENOUGH_PER_CLASS = 60
 """Labelled nodes that every class needs for the default to be random:20,30; else it is fraction:0.6,0.2."""
 
@@ -122,15 +124,11 @@ def make_split(
             spec = SplitSpec("public")
         elif unit == "node" and labels.ndim == 1 and np.bincount(labels[labels >= 0]).min() >= ENOUGH_PER_CLASS:
             spec = SplitSpec("random", 20, 30)
-            notes.append(
-                f"The input stores no split: 20 {unit}s per class train, 30 validate, the rest test "
-                "(split=random:20,30)."
-            )
+            notes.append(f"{NO_SPLIT} 20 {unit}s per class train, 30 validate, the rest test (split=random:20,30).")
         else:
             spec = SplitSpec("fraction", 0.6, 0.2)
             notes.append(
-                f"The input stores no split: 60 % of the labelled {unit}s train, 20 % validate, the rest test "
-                "(split=fraction:0.6,0.2)."
+                f"{NO_SPLIT} 60 % of the labelled {unit}s train, 20 % validate, the rest test (split=fraction:0.6,0.2)."
             )
     parts = _chosen(spec, labels, stored, text, seed, options, notes=notes, times=times, unit=unit, time_unit=time_unit)
     _note_unseen(parts, labels, notes, unit)

@@ -308,3 +308,10 @@ def test_store_and_dataset_are_taken_as_they_are(tmp_path):
     resplit = open_dataset(tmp_path / "store", split="random:1,1", name="anew")
     assert len(resplit.split.train) == 2
     assert resplit.name == "anew"
+
+
+def test_a_split_that_is_asked_for_takes_the_note_on_the_drawn_one_away():
+    drawn = from_scipy(sp.coo_matrix((WEIGHT, (SRC, DST)), shape=(5, 5)), X, Y, options=DIRECTED)
+    assert any("stores no split" in note for note in drawn.notes)
+    assert not any("stores no split" in note for note in open_dataset(drawn, split="fraction:0.4,0.4").notes)
+    assert open_dataset(drawn, name="anew").notes == drawn.notes

@@ -8,7 +8,7 @@ import torch
 import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.config.schema import Train
-from millrace.pipeline.setup.resume import Pace, position, redistributed, without_connections, without_executor
+from millrace.pipeline.setup.resume import Pace, position, redistributed, resumable, without_executor
 from millrace.pipeline.setup.run_folder import CHECKPOINTS, JOB, MODEL, RESULT, check_resumable
 from millrace.pipeline.telemetry.events import StepDone
 from millrace.stages.assignment import Steps
@@ -182,4 +182,16 @@ def test_a_folder_does_not_choose_who_is_connected(tmp_path, monkeypatch):
 
 def test_only_what_opens_a_run_to_others_is_left_out_of_its_configuration():
     given = {"cluster": {"host": "0.0.0.0", "insecure": True, "restarts": 1}, "epochs": 2}
-    assert without_connections(given) == {"cluster": {"restarts": 1}, "epochs": 2}
+    assert resumable(given) == {"cluster": {"restarts": 1}, "epochs": 2}
+
+
+@pytest.mark.parametrize("queue", ["memory", "zarr"])
+def test_a_kernel_that_the_gpu_chose_is_chosen_anew(queue):
+    begun = resolve({**TABLE, "dataset": SPEC, "device": "cuda", "queue": {"kind": queue}})
+    kept = resumable(begun.model_dump(mode="json"))
+    assert "kernel" not in kept
+    again = resolve({k: v for k, v in kept.items() if k in ("dataset", "device", "model", "sampler", "queue")})
+    assert (again.kernel, "kernel" in again.model_fields_set) == (begun.kernel, False) == ("cuda", False)
+    assert resolve({"dataset": SPEC, "device": "cpu"}).kernel == "cpu"
+    for named in ({"device": "cpu", "kernel": "cuda"}, {"device": "cuda", "kernel": "cpu"}):
+        assert resumable(named) == named
