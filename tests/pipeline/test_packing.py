@@ -153,6 +153,18 @@ def test_what_needs_the_graph_is_refused_without_it(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_an_object_store_holds_packed_samples(tmp_path: Path) -> None:
+    (tmp_path / "objects").mkdir()
+    url: Any = f"file://{tmp_path}/objects"
+    assert made(url)["packed_bytes"] > 0 and made(url)["packed_bytes"] == 0, "what is there is kept"
+    alone = {k: v for k, v in JOB.items() if k != "dataset"}
+    runs = (("live", JOB, None), ("beside", JOB, url), ("alone", alone, url))
+    shas = {trained(tmp_path / name, job, **({"samples": at} if at else {})) for name, job, at in runs}
+    assert len(shas) == 1
+    with pytest.raises(StoreError, match="form"):
+        made(url, "int8")
+
+
 @pytest.mark.parametrize("form", ["float16", "bfloat16", "int8"])
 def test_a_narrow_form_takes_less_and_is_noted(form: str, tmp_path: Path) -> None:
     wide = made(tmp_path / "wide")["packed_bytes"]
