@@ -49,7 +49,9 @@ def test_wheel_holds_every_module_and_nothing_else(wheel):
     pages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     page = {f"{package.replace('.', '/')}/{name}" for package, names in pages.items() for name in names}
     files = {
-        f"millrace/{p.relative_to(ROOT).as_posix()}" for e in ("html", "css") for p in ROOT.glob(f"pipeline/**/*.{e}")
+        f"millrace/{p.relative_to(ROOT).as_posix()}"
+        for e in ("html", "css", "txt")
+        for p in ROOT.glob(f"pipeline/**/*.{e}")
     }
     assert files <= page
     assert held == modules | page | {"millrace/__init__.py", "millrace/__main__.py"}

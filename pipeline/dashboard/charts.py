@@ -96,14 +96,7 @@ def chart(
     def last(values: Sequence[float]) -> str:
         return next((text(value) for value in reversed(values) if math.isfinite(value)), "")
 
-    return {
-        "title": title,
-        "lines": [
-            (name, VARIABLES[colour], path(times, values), last(values)) for name, colour, times, values in drawn
-        ],
-        "most": text(least + span),
-        "least": text(least),
-        "end": duration(end_s),
-        "bound": height(bound) if is_marked else "",
-        "size": (WIDTH, HEIGHT),
-    }
+    paths = [(name, VARIABLES[colour], path(times, values), last(values)) for name, colour, times, values in drawn]
+    ends = {"most": text(least + span), "least": text(least), "end": duration(end_s)}
+    mark = height(bound) if is_marked else ""
+    return {"title": title, "lines": paths, **ends, "bound": mark, "size": (WIDTH, HEIGHT)}

@@ -9,14 +9,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from ...storage.errors import InputError, Interrupted
+from ...storage.errors import InputError
 from ...storage.store.committed_folder import require_name
 from ...storage.store.full_disk import needing_space
 from ...storage.store.own_files import own_file
 from ...storage.store.paths import expanded
 from ...storage.store.regular import file_bytes
 from ...storage.urls import is_url, without_secrets
-from ..telemetry.events import Emit, Event, Note, OnCluster, StageAdvanced, StageEnded, StageStarted
+from ..telemetry.events import Emit, Event, Note, OnCluster, StageAdvanced, StageEnded, StageStarted, ending
 from ..telemetry.usage import Usage
 
 SUFFIX = ".stages.jsonl"
@@ -56,17 +56,13 @@ def recorded_stages(command: str, dataset: str, out: str | Path, emit: Emit, *, 
         dataset = str(expanded(dataset).resolve())
     about = {"command": command, "dataset": without_secrets(dataset), "out": without_secrets(str(out))}
     log = _CommandLog(about, path, emit, goes_on)
-    ended = "done"
-    try:
-        with needing_space(out):
-            yield log
-    except BaseException as e:
-        ended = "interrupted" if isinstance(e, Interrupted | KeyboardInterrupt) else f"failed: {e}"
-        if isinstance(e, InputError):
+    with ending(log.close):
+        try:
+            with needing_space(out):
+                yield log
+        except InputError:
             log.forget()
-        raise
-    finally:
-        log.close(ended)
+            raise
 
 
 class _CommandLog(OnCluster):
@@ -96,7 +92,7 @@ class _CommandLog(OnCluster):
 
     def _open(self) -> None:
         """Begin the record, at the first stage: what is refused at once leaves all as it is."""
-        if self._path is None or self._file is not None or self._stop.is_set():
+        if not self._path or self._file or self._stop.is_set():
             return
         with suppress(OSError):
             self._made = [folder for folder in self._path.parents if not folder.exists()]
@@ -123,7 +119,7 @@ class _CommandLog(OnCluster):
     def forget(self) -> None:
         """Leave the record of earlier commands, or none."""
         self._stop.set()
-        if self._file is None or self._path is None:
+        if not self._file or not self._path:
             return
         self._thread.join()
         self._file.close()
@@ -142,7 +138,7 @@ class _CommandLog(OnCluster):
         if ended == "done":
             self._open()
         self._stop.set()
-        if self._file is not None:
+        if self._file:
             self._thread.join()
             self._read(write=True)
             self._write("Ended", how=without_secrets(ended))
@@ -154,7 +150,7 @@ class _CommandLog(OnCluster):
 
     def _read(self, write: bool) -> None:
         """Read memory and traffic; write a line if asked to, or if the last one is long ago."""
-        if self._file is None:
+        if not self._file:
             return
         with self._lock:
             found, now = self._usage.read(), time.monotonic()
@@ -166,7 +162,7 @@ class _CommandLog(OnCluster):
         self._write("Usage", **found)
 
     def _write(self, event: str, at: float | None = None, **values: Any) -> None:
-        if self._file is not None:
+        if self._file:
             line = {"event": event, "time": time.time() if at is None else at, **values}
             shown = {key: without_secrets(v) if isinstance(v, str) else v for key, v in line.items()}
             with suppress(OSError, ValueError):

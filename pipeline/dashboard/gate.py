@@ -62,15 +62,9 @@ def known_hosts(scheduler: Any) -> tuple[set[str], bool]:
 def _is_known(host: str, hosts: Collection[str], any_address: bool) -> bool:
     try:
         name = urlsplit(f"//{host}").hostname or ""
+        return name in hosts or (any_address and ipaddress.ip_address(name) is not None)
     except ValueError:
         return False
-    if name in hosts:
-        return True
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return any_address
 
 
 class _Refused(RequestHandler):

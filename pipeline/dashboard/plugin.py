@@ -70,20 +70,12 @@ class MillracePage(SchedulerPlugin):
         self._clock.stop()
 
 
-def trouble(dask_scheduler: Any) -> str:
-    """Reason why there is no page, or an empty text. For `Client.run_on_scheduler`, which names the argument."""
-    return dask_scheduler.plugins[MillracePage.name].trouble
-
-
-def token(dask_scheduler: Any) -> str:
-    """Token that requests for the page must carry. For `Client.run_on_scheduler`, whose callers can run any code on the
-    scheduler anyway."""
-    return dask_scheduler.plugins[MillracePage.name].token
-
-
-def allow(hosts: Iterable[str], dask_scheduler: Any) -> None:
-    """Let requests for the page name these hosts. For `Client.run_on_scheduler`."""
-    dask_scheduler.plugins[MillracePage.name].hosts.update(hosts)
+def opened(hosts: Iterable[str], dask_scheduler: Any) -> tuple[str, str]:
+    """Let requests for the page name these hosts. Returns why there is no page, or nothing, and the token that requests
+    must carry. For `Client.run_on_scheduler`, which names the argument, and whose callers can run any code there."""
+    page = dask_scheduler.plugins[MillracePage.name]
+    page.hosts.update(hosts)
+    return page.trouble, page.token
 
 
 class _Answer(RequestHandler):
@@ -117,7 +109,7 @@ def _serve(scheduler: Any, history: History, token: str, hosts: set[str]) -> Non
 
     pages, server = template_variables(scheduler), scheduler.http_application
     theirs = next((a for a in server.applications if isinstance(a, BokehTornado)), None)
-    if theirs is None:
+    if not theirs:
         raise RuntimeError(NO_DASHBOARD)
     tabs: list[str] = pages["pages"]
     if PAGE not in tabs:

@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 import dask.config
 from distributed import Client
 
-from ...storage.errors import Interrupted
 from ..config.systems import SYSTEMS
 from ..machine.time_limit import in_time
 from ..setup.prepare import Prepared
@@ -28,6 +27,7 @@ from ..telemetry.events import (
     StageEnded,
     StageStarted,
     StepDone,
+    ending,
 )
 from ..telemetry.metrics_file import finite
 
@@ -77,52 +77,40 @@ def show(client: Client, about: Callable[[], dict[str, Any]], run: str, emit: Em
             heard.publish(about=about())
     except Exception as e:
         emit(_no_page(what, f"{type(e).__name__}: {e}"))
-    if heard is None:
+    if not heard:
         yield emit
         return
-    ended = "done"
-    try:
+    with ending(heard.end):
         yield heard
-    except BaseException as e:
-        ended = "interrupted" if isinstance(e, Interrupted | KeyboardInterrupt) else f"failed: {e}"
-        raise
-    finally:
-        heard.publish(ended=ended)
-        heard.close()
 
 
 def _register(client: Client) -> tuple[str, str]:
-    """Put the page on the scheduler. Returns why there is none, or nothing; and its token."""
-    from .plugin import MillracePage, allow, token, trouble
+    """Put the page on the scheduler; see `plugin.opened`."""
+    from .plugin import MillracePage, opened
 
     client.register_plugin(MillracePage())
-    why = str(client.run_on_scheduler(trouble))
-    if why:
-        return why, ""
     # A link that a user has configured goes through a proxy, which hands on its own name.
-    client.run_on_scheduler(allow, [*dask.config.get(HOSTS, []), urlsplit(client.dashboard_link).hostname or ""])
-    return "", str(client.run_on_scheduler(token))
+    hosts = [*dask.config.get(HOSTS, []), urlsplit(str(client.dashboard_link)).hostname or ""]
+    why, token = client.run_on_scheduler(opened, hosts)
+    return str(why), str(token)
 
 
 def _no_page(what: str, why: str) -> Note:
-    return Note(
-        f"the dashboard has no page for {what} ({why}); it needs this version of Millrace where the scheduler runs"
-    )
+    needs = "it needs this version of Millrace where the scheduler runs"
+    return Note(f"the dashboard has no page for {what} ({why}); {needs}")
 
 
 def _about(client: Client, prepared: Prepared, out: Path) -> dict[str, Any]:
-    job = prepared.job
+    job, is_validated = prepared.job, bool(prepared.outline.splits["val"])
     return {
         "client": client.id,
         "out": str(out),
-        "system": prepared.system.name,
+        **{name: getattr(prepared, name).name for name in ("system", "model", "dataset")},
         "exchanges": SYSTEMS.find(prepared.system.name).exchanges,
-        "model": prepared.model.name,
-        "dataset": prepared.dataset.name,
         "ranks": job.ranks,
         "epochs": job.epochs,
-        "evaluate_every": job.train.evaluate_every if prepared.outline.splits["val"] else None,
         "producers": job.cluster.producers,
+        "evaluate_every": job.train.evaluate_every if is_validated else None,
     }
 
 
@@ -156,8 +144,9 @@ class _Publisher:
         """Queue a message: see `history.History.record_driver`."""
         self._messages.put({"run": self._run, **message})
 
-    def close(self) -> None:
+    def end(self, how: str) -> None:
         """Wait briefly until the last messages are sent, unless one has been under way for as long already."""
+        self.publish(ended=how)
         self._messages.put(None)
         since = self._sending_since
         if since is None or time.monotonic() - since < END_S:

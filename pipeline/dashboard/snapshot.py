@@ -57,8 +57,7 @@ def run_record(run: RunState, now: float) -> dict[str, Any]:
         "metric": log.metric,
         "best_validation": log.best.get("validation"),
         "best_epoch": log.best.get("epoch", -1),
-        "steps": sums["steps"],
-        "edges": sums["edges"],
+        **{key: sums[key] for key in ("steps", "edges")},
         "bulks_sampled": sums["sampled"] if log.level else None,
         "queue": _queue(run, sums),
         "rates": rates,
@@ -67,20 +66,17 @@ def run_record(run: RunState, now: float) -> dict[str, Any]:
         "hot": _hot([r["hot"] for r in ranks if r["hot"]]),
         "bytes": _by_channel(sums),
         "ranks": ranks,
-        "epochs_done": [
-            {
-                "time_s": row["time"] - began,
-                "train_loss": row["train_loss"],
-                "val_accuracy": row["validation"] if is_accuracy else None,
-                "validation": row["validation"],
-            }
-            for row in log.epochs.values()
-        ],
+        "epochs_done": [_epoch_record(row, began, is_accuracy) for row in log.epochs.values()],
         "curves": _curves(run),
         "notes": [{"time_s": at - began, "text": text} for at, text in log.notes],
         "unreadable": log.unreadable,
     }
     return record | {"left_s": _left(record, run)}
+
+
+def _epoch_record(row: Mapping[str, Any], began: float, is_accuracy: bool) -> dict[str, Any]:
+    known = {key: row[key] for key in ("train_loss", "validation")}
+    return {"time_s": row["time"] - began, "val_accuracy": row["validation"] if is_accuracy else None, **known}
 
 
 def _left(record: dict[str, Any], run: RunState) -> float | None:
@@ -119,18 +115,14 @@ def _rank_record(number: int, seen: RankState, run: RunState, now: float) -> dic
         "stage": p.get("stage", ""),
         **{key: p.get(key, -1) for key in ("epoch", "step")},
         **{key: p.get(key, 0) for key in ("steps", "edges")},
-        "loss": p.get("loss"),
-        "seconds": p.get("seconds", {}),
+        **{key: p.get(key) for key in ("loss", "rss_bytes")},
+        **{key: p.get(key, {}) for key in ("seconds", "bytes", "hot", "queue")},
         "share": {
             "recent": _share(spent(recent, exchanges)) if recent else {},
             "whole": _share(spent(p["seconds"], exchanges)) if p else {},
         },
         "busy": {name: _ratio(recent.get(name, 0.0), recent.get("total", 0.0)) for name in ("sample", "exchange")},
-        "bytes": p.get("bytes", {}),
-        "rss_bytes": p.get("rss_bytes"),
         "memory": {"time_s": [t - run.began for t in beats["time"]], "rss_bytes": list(beats["rss_bytes"])},
-        "hot": p.get("hot", {}),
-        "queue": p.get("queue", {}),
     }
 
 
@@ -206,21 +198,19 @@ def _stages(run: RunState, rates: dict[str, Any], ranks: list[dict[str, Any]]) -
     def mean(values: list[float]) -> float:
         return sum(values) / len(values) if values else 0.0
 
+    def by_ranks(stage: str) -> dict[str, Any] | None:
+        """None if no rank has done it."""
+        waits = 1 - mean([r["busy"][stage] for r in live]) if live else None
+        return {"by": "ranks", "waits": waits} if any(r["seconds"].get(stage) for r in ranks) else None
+
     if run.log.level:
         busy = _ratio(rates["sample_s"], run.about.get("producers") or 1)
-        stages["sample"] = {
-            "by": "tasks",
-            "bulks_per_s": rates["bulks"],
-            "waits": 1 - busy if rates["over_s"] else None,
-        }
-    elif any(r["seconds"].get("sample") for r in ranks):
-        stages["sample"] = {
-            "by": "ranks",
-            "bulks_per_s": None,
-            "waits": 1 - mean([r["busy"]["sample"] for r in live]) if live else None,
-        }
-    if run.about.get("exchanges") == "background" and any(r["seconds"].get("exchange") for r in ranks):
-        stages["fetch"] = {"by": "ranks", "waits": 1 - mean([r["busy"]["exchange"] for r in live]) if live else None}
+        waits = 1 - busy if rates["over_s"] else None
+        stages["sample"] = {"by": "tasks", "bulks_per_s": rates["bulks"], "waits": waits}
+    elif found := by_ranks("sample"):
+        stages["sample"] = {**found, "bulks_per_s": None}
+    if run.about.get("exchanges") == "background" and (found := by_ranks("exchange")):
+        stages["fetch"] = found
     for_what = {name: mean([r["share"]["recent"].get(name, 0.0) for r in live]) for name in WAITS}
     stages["train"] = {
         "by": "ranks",

@@ -62,8 +62,8 @@ def foresee(s: Candidate, room: int, seen: TrialResult | None = None) -> Forecas
         room: bytes of a rank's memory.
         seen: the trial.
     """
-    moved = Moved() if seen is None else moves(s, seen)
-    if seen is None:
+    moved = moves(s, seen) if seen else Moved()
+    if not seen:
         memory = least_bytes(s)
         device = {name: sum(sizes) for name, sizes in arrays_of(s).items() if getattr(s.job.gpu, name) == "device"}
     else:
@@ -72,7 +72,7 @@ def foresee(s: Candidate, room: int, seen: TrialResult | None = None) -> Forecas
     fits, words = total <= room and there <= s.at.device_room, f"{words}; {said}" if device else words
     shape = {"epochs": s.epochs, "steps_per_epoch": s.steps, "device_bytes": there, "device_memory": device}
     found = Forecast(s.label, s.system.name, fits, total, memory, words, **shape)
-    if seen is None:
+    if not seen:
         return replace(found, arithmetic=f"at least {words}")
     # Only full batches grow with the graph; minibatches of a step that each rank trains on come one after the other.
     work = s.in_turn(s.ranks) / s.in_turn(seen.ranks) if s.is_sampled else share_of_work(s)

@@ -39,7 +39,7 @@ def grid_forecasts(at: Setting, job: Job) -> tuple[GridForecast, ...]:
     bulk = min(job.queue.bulk_size, math.ceil(at.train / batch / job.ranks))
     seen = Degrees.histogram(graph.in_degree)
     degrees = Degrees(seen.nodes * at.growth, seen.edges * at.growth)
-    link = (LATENCY_S, BANDWIDTH) if at.link is None else (at.link.latency_s, at.link.bandwidth)
+    link = (at.link.latency_s, at.link.bandwidth) if at.link else (LATENCY_S, BANDWIDTH)
     found = []
     for c in (c for c in range(1, job.ranks) if job.ranks % c == 0):
         costs = expected(

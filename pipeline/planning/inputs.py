@@ -61,19 +61,11 @@ class Numbers:
         of_labels = 4 * width if dataset.task in MATRIX_TASKS else 8
         n, types = dataset.num_nodes, dataset.graph.types
         node_types, relations = (1, 1) if types.is_single else (len(types.node_types), types.num_relations)
-        return cls(
-            n,
-            dataset.graph.num_edges,
-            dataset.num_features,
-            dataset.num_classes,
-            dataset.split_sizes["train"] / max(1, n),
-            dataset.task,
-            edge_features=dataset.num_edge_features,
-            node_types=node_types,
-            relations=relations,
-            pairs=len(dataset.labels) if dataset.of_pairs else 0,
-            pair_bytes=16 + of_labels + 4 * dataset.num_pair_features if edges else 24,
-        )
+        size = n, dataset.graph.num_edges, dataset.num_features, dataset.num_classes
+        share, pairs = dataset.split_sizes["train"] / max(1, n), len(dataset.labels) if dataset.of_pairs else 0
+        pair_bytes = 16 + of_labels + 4 * dataset.num_pair_features if edges else 24
+        kinds = dataset.num_edge_features, node_types, relations
+        return cls(*size, share, dataset.task, *kinds, pairs, pair_bytes)
 
     @property
     def is_large(self) -> bool:
@@ -113,12 +105,11 @@ class Cluster:
         for of, size in (("a rank", self.memory_bytes), ("a rank's GPU", self.device_bytes)):
             if size is not None and not (isinstance(size, Real) and size > 0):
                 raise InputError(f"the memory of {of} is {size!r} bytes; expected more than 0")
-        if self.link is not None and not self.link.is_sound:
+        if self.link and not self.link.is_sound:
             raise InputError(f"the link is {self.link}; expected a bandwidth above 0 and a latency of at least 0")
-        if self.hosts > 1 and self.link is None:
-            raise InputError(
-                f"hosts is {self.hosts}, but no link connects them; give a link, or a bandwidth and a latency"
-            )
+        if self.hosts > 1 and not self.link:
+            advice = "give a link, or a bandwidth and a latency"
+            raise InputError(f"hosts is {self.hosts}, but no link connects them; {advice}")
         return self
 
 

@@ -1,9 +1,7 @@
-"""Time of a run's messages over another link, from its measured bytes and waits."""
+"""Time of a run's messages over another link, from their bytes and waits."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
 
 from ...storage.errors import InputError, nearest
 
@@ -44,20 +42,3 @@ def link_named(name: str) -> Link:
     if name not in LINKS:
         raise InputError(f"link is '{name}'; expected one of {', '.join(LINKS)}{nearest(name, list(LINKS))}")
     return LINKS[name]
-
-
-def network_seconds(result: Mapping[str, Any], link: Link, channel: str = "network") -> dict[str, float]:
-    """Seconds that the messages of a finished run would take over a link, by kind.
-
-    The rank that sends most of a kind sets its pace. Kinds do not overlap: systems that exchange and train in turns
-    come close to this, those that do both at once may need less. TCP's slow start comes on top: little for few large
-    messages, about as much as the round trips for large ones that are far apart. If all ranks send to all at once, 1.4
-    to 2.2 times this was measured.
-
-    Args:
-        result: contents of ``result.json``.
-        link: the same for all ranks.
-        channel: ``network`` for training, ``evaluation`` for evaluation.
-    """
-    per_rank, waits = result["bytes"]["per_rank"], result["waits"][channel]
-    return {kind: link.seconds(max(r[channel][kind] for r in per_rank), count) for kind, count in waits.items()}

@@ -46,6 +46,8 @@ class Plan:
     why: str
     goals: Mapping[str, str]
     """Label of the best system for each other goal."""
+    stands_in: bool
+    """True if a generated graph stood in for the real one."""
     notes: tuple[str, ...]
     """Limits of the comparison."""
     seconds: float
@@ -136,21 +138,6 @@ def plan(
         notes.append("On a GPU it is memory of tensors: an allocator's gaps come on top.")
     if at.stands_in:
         notes.append(f"An estimate: trials ran on {at.dataset.name}, which stands in for the graph.")
-    recommended, why, goals = choice(forecasts, first.epochs, where.link is not None)
-    return Plan(
-        dataset=trials.name,
-        numbers=at.numbers,
-        ranks=first.ranks,
-        epochs=first.epochs,
-        cluster=where,
-        memory_bytes=trials.room,
-        device_bytes=at.device_room,
-        systems=tuple(forecasts),
-        recommended=recommended,
-        why=why,
-        goals=goals,
-        notes=tuple(notes),
-        seconds=seconds,
-        grids=grid_forecasts(at, first),
-        trials=seen,
-    )
+    asked = trials.name, at.numbers, first.ranks, first.epochs, where
+    found = tuple(forecasts), *choice(forecasts, first.epochs, bool(where.link)), at.stands_in, tuple(notes)
+    return Plan(*asked, trials.room, at.device_room, *found, seconds, grids=grid_forecasts(at, first), trials=seen)

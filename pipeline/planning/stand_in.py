@@ -1,6 +1,7 @@
 """A generated graph with the types, the features of edges and the pairs of a larger one."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -87,14 +88,7 @@ def with_pairs(made: Dataset, like: Dataset) -> Dataset:
     if like.task == "link":
         return replace(made, labels=table, split=split, num_classes=1, task="link", class_names=None).check()
     some = rng.choice(like.split.train, len(table))
-    return replace(
-        made,
-        labels=like.labels[some],
-        split=split,
-        num_classes=like.num_classes,
-        task=like.task,
-        class_names=like.class_names,
-        pairs=table[:, :2],
-        pair_features=None if like.pair_features is None else like.pair_features[some],
-        hides_pairs=like.hides_pairs,
-    ).check()
+    alike: dict[str, Any] = {n: getattr(like, n) for n in ("num_classes", "task", "class_names", "hides_pairs")}
+    features = None if like.pair_features is None else like.pair_features[some]
+    labels = like.labels[some]
+    return replace(made, labels=labels, split=split, pairs=table[:, :2], pair_features=features, **alike).check()

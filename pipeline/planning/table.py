@@ -3,61 +3,50 @@
 from textwrap import fill
 
 from ...storage.dataset import counted_outputs
-from ...storage.plural import counted
+from ..telemetry.templates import rendered
 from .choice import network_bytes, whole_seconds
 from .forecast import Forecast
 from .planner import Plan
 
 ROW = "{:<21} {:>10} {:>4} {:>10} {:>10} {:>10} {:>7} {:>9} {:>9}"
 HEAD = ("system", "memory", "fits", "network", "rows+ids", "from store", "steps", "epoch", "evaluation")
+ERRORS = ("measured error", "-25..+15%", "", "<1%", "<1%", "<1%", "", "-68..+82%", "")
+"""By how much forecasts of whole runs were off (``benchmarks/plan.py``), below the heads of the columns."""
+STAND_IN_ERRORS = ("measured error", "-25..+25%", "", "-72..+1%", "-72..+1%", "-72..+1%", "", "-82..157%", "")
+"""The same where a smaller graph stood in."""
+GRID_HEAD = ("replication", "algorithm", "words sent", "waits for", "seconds", "")
 GRID_ROW = "{:>11} {:>10} {:>14} {:>10} {:>10} {}"
 UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def as_text(plan: Plan) -> str:
     """A table of the systems, the choice, and notes."""
-    cluster, link, n = plan.cluster, plan.cluster.link, plan.numbers
-    between = f", {link.bandwidth * 8 / 1e9:g} Gb/s and {link.latency_s * 1e3:g} ms between ranks" if link else ""
-    between = f" and {size(plan.device_bytes)} on its GPU" * (plan.device_bytes > 0) + between
-    where = "this machine" if cluster.hosts == 1 else f"{cluster.hosts} machines like this one"
-    types = f" of {n.node_types} types" * (n.node_types > 1)
-    relations = f" of {counted(n.relations, 'relation')}" * (n.relations > 1)
-    edges = f"{n.edges:,} edges{relations}" + f" with {counted(n.edge_features, 'feature')}" * (n.edge_features > 0)
-    unit = "pairs" if n.task == "link" else "edges"
-    train = f"{n.train * n.nodes:,.0f} {unit}" if n.of_pairs else f"{n.train:.1%}"
-    lines = [
-        f"{plan.dataset}: {n.nodes:,} nodes{types}, {edges}, {n.features} features, "
-        f"{counted_outputs(n.task, n.classes, n.of_pairs)}, {train} to train on",
-        f"{counted(plan.ranks, 'rank')} on {where}, {size(plan.memory_bytes)} for each{between}",
-        "",
-        ROW.format(*HEAD) + f"{'on GPU':>11}" * (plan.device_bytes > 0),
-        *(_row(f) for f in plan.systems),
-        "",
-        "memory: of the largest rank. Bytes: of all ranks, one epoch (in brackets: once in a run). epoch, "
-        "evaluation: seconds.",
-        *(f"{f.label} does not fit: {f.arithmetic}" for f in plan.systems if not f.fits),
-        fill(f"{f'Choose {plan.recommended}' if plan.recommended else 'Nothing to choose'}: {plan.why}.", 140),
-    ]
+    n, forecasts = plan.numbers, {f.label: f for f in plan.systems}
+    train, unit = n.train * n.nodes, "pairs" if n.task == "link" else "edges"
     figures = {
         "shortest pass over all labels": lambda f: f"{whole_seconds(f, plan.epochs):.3g} s",
         "least memory": lambda f: size(f.memory_bytes),
         "fewest bytes between ranks": lambda f: f"{size(network_bytes(f))} a run",
     }
-    by_label = {f.label: f for f in plan.systems}
-    lines += ["Other goals:"] * bool(plan.goals)
-    lines += [f"  {goal}: {label}, {figures[goal](by_label[label])}" for goal, label in plan.goals.items()]
-    lines += plan.notes
-    if plan.grids:
-        lines += [
-            "",
-            'With bulk.topology = "partitioned", sampling a bulk, for one rank (seconds of messages '
-            f'{"over this link" if link else "at 25 Gb/s and 50 us"}; *: bulk.algorithm = "auto"):',
-            GRID_ROW.format("replication", "algorithm", "words sent", "waits for", "seconds", "").rstrip(),
-        ]
-    for g in plan.grids:
-        cells = f"{g.words:,.0f}", f"{g.messages:.0f}", f"{g.seconds:.3g}", "*" * g.chosen
-        lines.append(GRID_ROW.format(g.replication, g.algorithm, *cells).rstrip())
-    return "\n".join(lines)
+    grids = (
+        (g.replication, g.algorithm, f"{g.words:,.0f}", f"{g.messages:.0f}", f"{g.seconds:.3g}", "*" * g.chosen)
+        for g in plan.grids
+    )
+    return rendered(
+        "plan.txt",
+        plan=plan,
+        size=size,
+        outputs=counted_outputs(n.task, n.classes, n.of_pairs),
+        train=f"{train:,.0f} {unit}" if n.of_pairs else f"{n.train:.1%}",
+        rows=[
+            ROW.format(*HEAD) + f"{'on GPU':>11}" * (plan.device_bytes > 0),
+            ROW.format(*(STAND_IN_ERRORS if plan.stands_in else ERRORS)).rstrip(),
+            *map(_row, plan.systems),
+        ],
+        choice=fill(f"{f'Choose {plan.recommended}' if plan.recommended else 'Nothing to choose'}: {plan.why}.", 140),
+        goals=[(goal, label, figures[goal](forecasts[label])) for goal, label in plan.goals.items()],
+        grids=[GRID_ROW.format(*row).rstrip() for row in (GRID_HEAD, *grids)] if plan.grids else [],
+    ).rstrip("\n")
 
 
 def _row(f: Forecast) -> str:

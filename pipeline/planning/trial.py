@@ -137,26 +137,23 @@ def measured(
         # The first one loads kernels.
         tests = [span.end - span.begin for span in log.spans if span.stage == "evaluate"]
         evaluate_s = tests[-1] * splits["val"] / splits["test"]
+    if on_gpu or s.has_blocks:
+        # On a GPU the threads that sample share that, as in the trial; ranks that sample together wait for each other.
+        sample_s = seconds["sample"] / total * job.ranks
+    else:
+        # Threads that sample share cores with those that train.
+        sample_s *= s.at.load(2 * job.ranks)
+    taken = job.ranks, steps * len(epochs), epoch_s / whole, minibatches
+    drawn = edge_bytes * result["sampled_edges"] / total, distinct, nodes, sample_s
     return TrialResult(
-        ranks=job.ranks,
-        steps=steps * len(epochs),
-        step_s=epoch_s / whole,
-        minibatches=minibatches,
-        minibatch_bytes=edge_bytes * result["sampled_edges"] / total,
-        distinct=distinct,
-        nodes=nodes,
-        # Threads that sample share cores with those that train. On a GPU they share that, as in the trial; ranks that
-        # sample together wait for each other.
-        sample_s=seconds["sample"] / total * job.ranks
-        if on_gpu or s.has_blocks
-        else sample_s * s.at.load(2 * job.ranks),
+        *taken,
+        *drawn,
         fetch_s=seconds["exchange"] / total * job.ranks,
         evaluate_s=evaluate_s,
         base_bytes=base[0],
         peak_rss_bytes=peaks,
         base_device_bytes=base[1],
-        peak_device_bytes=result["peak_device_bytes"],
-        memory_bytes=result["memory_bytes"],
+        **{key: result[key] for key in ("peak_device_bytes", "memory_bytes")},
         bytes={channel: result["bytes"][channel] for channel in ("network", "store")},
         waits=result["waits"]["network"],
     )

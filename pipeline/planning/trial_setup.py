@@ -130,18 +130,8 @@ class Trials:
         outline = Outline.from_dataset(data, job)
         if stands_in and not numbers.of_pairs:
             outline = replace(outline, task=numbers.task, num_classes=numbers.classes)
-        self.at = Setting(
-            data,
-            numbers,
-            outline,
-            stands_in,
-            per_host,
-            threads,
-            cores=cores,
-            gpus=gpus,
-            device_room=room,
-            link=cluster.link,
-        )
+        machine = {"cores": cores, "gpus": gpus, "device_room": room}
+        self.at = Setting(data, numbers, outline, stands_in, per_host, threads, link=cluster.link, **machine)
         self._spec, self._scratch, self._emit = spec, scratch, emit
         self._seed = job.seed_of("minibatches")
         self._cuts = dict[tuple[str, int], CutCounts]()
@@ -266,6 +256,7 @@ class Trials:
             # cold for the next epoch, as in a run. One validation counts where it is no other split's work.
             once = s.evaluates_seeds or job.learned.width  # which keeps the rows of the best epoch
             train["evaluate_every"] = EPOCHS if s.validates and once else 0
+        most = 1 if job.queue.kind == "memory" else job.queue.max_bytes
         changes: dict[str, Any] = {
             "epochs": EPOCHS,
             "ranks": self._ranks,
@@ -276,9 +267,7 @@ class Trials:
             "gpu": job.gpu.model_copy(update={"cache_bytes": round(job.gpu.cache_bytes / s.at.growth)}),
             "train": job.train.model_copy(update=train),
             # In memory one bulk is sampled ahead, as within a long epoch.
-            "queue": job.queue.model_copy(
-                update={"location": None, "max_bytes": 1 if job.queue.kind == "memory" else job.queue.max_bytes}
-            ),
+            "queue": job.queue.model_copy(update={"location": None, "max_bytes": most}),
         }
         if job.epochs > s.system.options.get("repartition_every", job.epochs):
             # The start of a new super-epoch is part of the trial.

@@ -64,16 +64,8 @@ class Sheet:
     def legend(self, handles: list[Any], labels: list[str]) -> None:
         """One legend for all axes, above them."""
         if handles:
-            columns = min(len(handles), 3 if self.narrow else 8)
-            self.figure.legend(
-                handles,
-                labels,
-                loc="outside upper left",
-                ncols=columns,
-                frameon=False,
-                handlelength=1.2,
-                columnspacing=1.2,
-            )
+            form = {"ncols": min(len(handles), 3 if self.narrow else 8), "handlelength": 1.2, "columnspacing": 1.2}
+            self.figure.legend(handles, labels, loc="outside upper left", frameon=False, **form)
 
 
 def draw(name: str, caption: str, on: Callable[[Sheet], None], colours: dict[str, str]) -> Picture:
@@ -93,9 +85,8 @@ def draw(name: str, caption: str, on: Callable[[Sheet], None], colours: dict[str
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
-        raise InputError(
-            f"a report draws with matplotlib, which is not installed; install the extra: {install('report')}"
-        ) from None
+        why = "a report draws with matplotlib, which is not installed; install the extra"
+        raise InputError(f"{why}: {install('report')}") from None
     settings: Any = {
         **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
         "axes.titlesize": "medium",

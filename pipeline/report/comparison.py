@@ -50,11 +50,8 @@ def table(runs: list[Run]) -> list[tuple[str, list[str]]]:
         ("seconds an epoch (median)", each(lambda run, _: (s := epoch_seconds(run)) and f"{s:.3f}")),
         ("seconds in all", each(lambda _, summary: f"{summary.total_s:.2f}")),
         ("largest share from the first step on", [_most(run, line) for run, line, _ in runs]),
-        (
-            "peak memory of a rank",
-            each(lambda _, summary: summary.peak_rss_bytes and amount(max(summary.peak_rss_bytes))),
-        ),
-        ("training step's memory", each(lambda run, _: _largest_step(run))),
+        ("peak memory of a rank", each(lambda _, s: s.peak_rss_bytes and amount(max(s.peak_rss_bytes)))),
+        ("training step's memory", each(lambda run, _: (steps := _steps(run)) and amount(max(steps)))),
     ]
     kinds = dict.fromkeys((c, k) for *_, s in runs for c, found in s.bytes.items() for k, n in found.items() if n)
     kinds = sorted(kinds, key=lambda ck: (_position(LEDGER, ck[0]), _position(KINDS, ck[1])))
@@ -73,6 +70,11 @@ def epoch_seconds(run: RunRecord) -> float | None:
     return float(np.median(seconds)) if seconds else None
 
 
+def _steps(run: RunRecord) -> list[int]:
+    """Bytes of a step, by rank."""
+    return [m.get("step", 0) for m in (run.result or {}).get("memory_bytes") or []]
+
+
 def _position(known: Iterable[str], name: str) -> int:
     """Position of a name among the known ones; unknown names come last."""
     names = list(known)
@@ -86,11 +88,6 @@ def _most(run: RunRecord, line: Timeline | None) -> str:
     return f"{name} {spent[name] / whole:.0%}" if whole else ""
 
 
-def _largest_step(run: RunRecord) -> str:
-    steps = [m.get("step", 0) for m in (run.result or {}).get("memory_bytes") or []]
-    return amount(max(steps)) if steps else ""
-
-
 def overlaid(runs: list[Run], value: str, by_time: bool) -> Draw | None:
     """One curve for each run.
 
@@ -101,14 +98,9 @@ def overlaid(runs: list[Run], value: str, by_time: bool) -> Draw | None:
     """
     curves = []
     for number, (run, line, _) in enumerate(runs):
-        points = [
-            (
-                float(line.positions(seen["time"])) - first_step(run, line) if by_time and line else epoch + 1,
-                seen[value],
-            )
-            for epoch, seen in sorted(run.log.epochs.items())
-            if seen[value] is not None
-        ]
+        epochs = [(n + 1, e["time"], e[value]) for n, e in sorted(run.log.epochs.items()) if e[value] is not None]
+        start = first_step(run, line) if line else 0.0
+        points = [(float(line.positions(at)) - start if by_time and line else n, y) for n, at, y in epochs]
         if points:
             curves.append((run.name, np.array(points, dtype=float), line_style(number)))
     if not curves:
@@ -119,10 +111,7 @@ def overlaid(runs: list[Run], value: str, by_time: bool) -> Draw | None:
         for name, points, style in curves:
             ax.plot(*points.T, label=name, marker="o" if len(points) < 30 else None, markersize=3, **style)
         ax.grid(True)
-        if by_time:
-            ax.set_xlabel("seconds since the first step")
-        else:
-            by_epoch(ax)
+        ax.set_xlabel("seconds since the first step") if by_time else by_epoch(ax)
         sheet.legend(*ax.get_legend_handles_labels())
 
     return draw
@@ -137,12 +126,11 @@ def stacked(runs: list[Run], of: Callable[[Run], dict[str, float]], colours: dic
 
     def draw(sheet: Sheet) -> None:
         (ax,) = sheet.rows([0.4 + 0.36 * len(bars)])
-        left = np.zeros(len(bars))
-        handles = []
-        for name in names:
-            values = np.array([pieces.get(name, 0.0) for _, pieces in bars])
-            handles.append(ax.barh(range(len(bars)), values, left=left, color=colours[name], height=0.7))
-            left += values
+        values = np.array([[pieces.get(name, 0.0) for _, pieces in bars] for name in names])
+        handles = [
+            ax.barh(range(len(bars)), of, left=end - of, color=colours[name], height=0.7)
+            for name, of, end in zip(names, values, values.cumsum(axis=0))
+        ]
         ax.set_yticks(range(len(bars)), [name if len(name) < 24 else f"…{name[-22:]}" for name, _ in bars])
         ax.invert_yaxis()
         ax.set_xlabel(unit)
@@ -173,10 +161,8 @@ def pictures_of(runs: list[Run]) -> dict[str, tuple[str, Draw]]:
     for metric in _metrics(runs):
         alike = [run for run in runs if run[0].log.metric == metric]
         found[metric] = f"Validation {metric} by epoch.", overlaid(alike, "validation", by_time=False)
-        found[f"{metric}-time"] = (
-            f"Validation {metric} by time since the first step: start-up is left out.",
-            overlaid(alike, "validation", by_time=True),
-        )
+        timed = f"Validation {metric} by time since the first step: start-up is left out."
+        found[f"{metric}-time"] = timed, overlaid(alike, "validation", by_time=True)
     found |= {
         "loss": ("Training loss by epoch.", overlaid(runs, "train_loss", by_time=False)),
         "time": (
@@ -190,4 +176,4 @@ def pictures_of(runs: list[Run]) -> dict[str, tuple[str, Draw]]:
             stacked(runs, by_memory, {**KINDS, "other": STAGES["other"]}, "MiB"),
         ),
     }
-    return {name: (caption, draw) for name, (caption, draw) in found.items() if draw is not None}
+    return {name: (caption, draw) for name, (caption, draw) in found.items() if draw}

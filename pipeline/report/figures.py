@@ -8,7 +8,7 @@ import numpy as np
 from ..telemetry.curves import draw_curves, thinned
 from ..telemetry.palette import INK, KINDS, LINES, STAGE_MEANINGS, STAGES
 from ..telemetry.quantities import amount, duration
-from ..telemetry.run_log import RankLog, RunLog
+from ..telemetry.run_log import RunLog
 from .canvas import Sheet
 from .reading import RunRecord
 from .summary import SLOW_START, Summary, first_step
@@ -50,9 +50,8 @@ def when(run: RunRecord, line: Timeline, summary: Summary, first: float = 0.0) -
         for row, stage in enumerate(stages):
             pieces = [(begin, max(end - begin, thinnest)) for of, begin, end in spans if of == stage]
             axes[0].broken_barh(pieces, (row - 0.35, 0.7), color=STAGES.get(stage, STAGES["other"]))
-        axes[0].set_yticks(range(len(stages)), stages)
+        axes[0].set(yticks=range(len(stages)), yticklabels=stages, title="the run")
         axes[0].invert_yaxis()
-        axes[0].set_title("the run")
         for at in line.positions([at for at, _ in run.log.notes]):
             axes[0].axvline(at, color=INK, linewidth=0.6, linestyle=":")
         patches: dict[str, Any] = {}
@@ -63,14 +62,13 @@ def when(run: RunRecord, line: Timeline, summary: Summary, first: float = 0.0) -
                 if (share > 0.001).any():
                     patches[name] = _stairs(ax, edges, base, base + share, color=STAGES[name], linewidth=0.2)
                 base = base + share
-            ax.set_ylim(0, 1)
-            ax.set_yticks([0.5], [f"rank {rank}"])
+            ax.set(ylim=(0, 1), yticks=[0.5], yticklabels=[f"rank {rank}"])
             ax.tick_params(left=False)
         for ax in axes:
             for at, _ in line.cuts:
                 ax.axvline(at, color=INK, linewidth=1)
-        axes[-1].set_xlim(first, line.length)
-        axes[-1].set_xlabel("seconds" if not line.cuts else "seconds, without the times in which nothing ran (lines)")
+        without = ", without the times in which nothing ran (lines)" if line.cuts else ""
+        axes[-1].set(xlim=(first, line.length), xlabel=f"seconds{without}")
         names = [name for name in ROWS if name in patches]
         sheet.legend([patches[name] for name in names], names)
 
@@ -98,19 +96,14 @@ def bars_of_bytes(summary: Summary) -> Draw | None:
 
     def draw(sheet: Sheet) -> None:
         (ax,) = sheet.rows([0.5 + 0.24 * len(rows)])
-        ax.barh(
-            range(len(rows)),
-            [n for *_, n in rows],
-            color=[KINDS.get(kind, STAGES["other"]) for _, kind, _ in rows],
-            height=0.7,
-        )
+        colours = [KINDS.get(kind, STAGES["other"]) for _, kind, _ in rows]
+        ax.barh(range(len(rows)), [n for *_, n in rows], color=colours, height=0.7)
         ax.set_yticks(range(len(rows)), [f"{channel}: {kind}" for channel, kind, _ in rows])
         ax.invert_yaxis()
         most = max(n for *_, n in rows)
         for row, (*_, n) in enumerate(rows):
             ax.text(n + most / 100, row, amount(n), va="center")
-        ax.set_xlim(0, most * (1.45 if sheet.narrow else 1.15))
-        ax.set_xticks([])
+        ax.set(xlim=(0, most * (1.45 if sheet.narrow else 1.15)), xticks=[])
         ax.spines["bottom"].set_visible(False)
 
     return draw
@@ -127,37 +120,16 @@ def pairs(summary: Summary) -> Draw | None:
         height = min(4.2, 1.0 + 0.42 * size)
         for ax, (channel, table) in zip(sheet.grid(len(tables), height, 2), tables.items()):
             most = table.max()
-            for r in range(size):
-                for s in range(size):
-                    ax.barh(
-                        r,
-                        1,
-                        left=s - 0.5,
-                        height=1,
-                        color=LINES[0],
-                        alpha=0.05 + 0.5 * float(table[r, s] / most),
-                        linewidth=0,
-                    )
-                    if size <= WRITTEN_OUT:
-                        ax.text(
-                            s,
-                            r,
-                            amount(table[r, s]) if r != s else "",
-                            ha="center",
-                            va="center",
-                            fontsize=9 if size < 7 else 6,
-                        )
-            ax.set_xlim(-0.5, size - 0.5)
-            ax.set_ylim(size - 0.5, -0.5)
+            for r, s in np.ndindex(size, size):
+                shade = {"color": LINES[0], "alpha": 0.05 + 0.5 * float(table[r, s] / most), "linewidth": 0}
+                ax.barh(r, 1, left=s - 0.5, height=1, **shade)
+                if size <= WRITTEN_OUT and r != s:
+                    ax.text(s, r, amount(table[r, s]), ha="center", va="center", fontsize=9 if size < 7 else 6)
             every = range(0, size, max(1, size // WRITTEN_OUT))
-            ax.set_xticks(every, every)
-            ax.set_yticks(every, every)
-            ax.set_xlabel("to rank")
-            ax.set_ylabel("from rank")
-            ax.set_title(
-                f"{channel}: {amount(table.sum())}"
-                + ("" if size <= WRITTEN_OUT else f", at most {amount(most)} a pair")
-            )
+            ax.set(xlim=(-0.5, size - 0.5), ylim=(size - 0.5, -0.5), xlabel="to rank", ylabel="from rank")
+            ax.set(xticks=every, yticks=every)
+            largest = "" if size <= WRITTEN_OUT else f", at most {amount(most)} a pair"
+            ax.set_title(f"{channel}: {amount(table.sum())}{largest}")
 
     return draw
 
@@ -174,33 +146,22 @@ def memory(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None:
         patches: dict[str, Any] = {}
         peaks = {rank: max(logs[rank].beats["rss_bytes"]) for rank in ranks}
         top = max(peaks.values()) / 2**20
-        for ax, rank in zip(
-            sheet.grid(
-                len(ranks), 1.9 if len(ranks) < 5 else 1.5, 2 if len(ranks) < 5 else 4, sharex=True, sharey=True
-            ),
-            ranks,
-        ):
+        height, columns = (1.9, 2) if len(ranks) < 5 else (1.5, 4)
+        for ax, rank in zip(sheet.grid(len(ranks), height, columns, sharex=True, sharey=True), ranks):
             base = 0.0
             for name, size in held[rank].items() if rank < len(held) else ():
-                patches[name] = ax.axhspan(
-                    base, base + size / 2**20, color=KINDS.get(name, STAGES["other"]), linewidth=0
-                )
-                base += size / 2**20
-            points = _over_time(line, logs[rank])
+                top_of, colour = base + size / 2**20, KINDS.get(name, STAGES["other"])
+                patches[name] = ax.axhspan(base, top_of, color=colour, linewidth=0)
+                base = top_of
+            beats = logs[rank].beats
+            points = thinned(np.stack([line.positions(beats["time"]), beats["rss_bytes"]], axis=1))
             patches["resident"] = ax.plot(points[:, 0], points[:, 1] / 2**20, color=INK, linewidth=1.4)[0]
-            ax.set_title(f"rank {rank}: at most {amount(peaks[rank])}")
-            ax.set_xlim(0, line.length)
-            ax.set_ylim(0, top * 1.08)
-            ax.set_xlabel("seconds")
-            ax.set_ylabel("MiB")
+            ax.set(title=f"rank {rank}: at most {amount(peaks[rank])}", xlabel="seconds", ylabel="MiB")
+            ax.set(xlim=(0, line.length), ylim=(0, top * 1.08))
             ax.label_outer()
         sheet.legend(list(patches.values()), list(patches))
 
     return draw
-
-
-def _over_time(line: Timeline, log: RankLog) -> np.ndarray[Any, Any]:
-    return thinned(np.stack([line.positions(log.beats["time"]), log.beats["rss_bytes"]], axis=1))
 
 
 def queue_level(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None:
@@ -225,9 +186,7 @@ def queue_level(run: RunRecord, line: Timeline, summary: Summary) -> Draw | None
         if axes[1].get_ylim()[1] > bound / 2**20 / 4:
             axes[1].axhline(bound / 2**20, color=INK, linestyle=":")
         for ax in axes:
-            ax.set_ylim(bottom=0)
-            ax.set_xlim(0, line.length)
-            ax.set_xlabel("seconds")
+            ax.set(ylim=(0, None), xlim=(0, line.length), xlabel="seconds")
             ax.grid(True)
         if len(levels) > 1:
             sheet.legend(*axes[0].get_legend_handles_labels())
@@ -245,18 +204,15 @@ def parts(run: RunRecord) -> Draw | None:
         count = len(quality.parts)
         rows = range(count)
         axes = sheet.grid(2, 0.7 + 0.22 * min(count, 24), 2)
-        for ax, title, whole, of, more in (
-            (axes[0], "nodes", "nodes", "owned", "halo"),
-            (axes[1], "in-edges", "edges", "from the same part", "cut"),
+        nodes = np.array([(p.nodes, p.halo) for p in quality.parts])
+        edges = np.array([(p.edges - p.cut_edges, p.cut_edges) for p in quality.parts])
+        for ax, title, (inner, outer), of, more in (
+            (axes[0], "nodes", nodes.T, "owned", "halo"),
+            (axes[1], "in-edges", edges.T, "from the same part", "cut"),
         ):
-            values = np.array([(getattr(p, whole), p.halo if more == "halo" else p.cut_edges) for p in quality.parts])
-            inner = values[:, 0] if more == "halo" else values[:, 0] - values[:, 1]
             ax.barh(rows, inner, color=KINDS["step"], label=of, height=0.75)
-            ax.barh(rows, values[:, 1], left=inner, color=KINDS["features"], label=more, height=0.75)
-            ax.set_title(title)
-            ax.set_ylim(count - 0.5, -0.5)
-            ax.set_yticks(range(0, count, -(-count // 24)))
-            ax.set_ylabel("part")
+            ax.barh(rows, outer, left=inner, color=KINDS["features"], label=more, height=0.75)
+            ax.set(title=title, ylabel="part", ylim=(count - 0.5, -0.5), yticks=range(0, count, -(-count // 24)))
             ax.legend(frameon=False, loc="upper left", bbox_to_anchor=(0.25, 1.16), ncols=2, borderaxespad=0)
             ax.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
             ax.locator_params(axis="x", nbins=4)
@@ -267,7 +223,7 @@ def parts(run: RunRecord) -> Draw | None:
 def pictures_of(run: RunRecord, line: Timeline | None, summary: Summary) -> dict[str, tuple[str, Draw]]:
     """Caption and drawing function of each picture, by name, leaving out pictures without data."""
     found: dict[str, tuple[str, Draw | None]] = {}
-    if line is not None and line.ranks:
+    if line and line.ranks:
         first = first_step(run, line)
         first = first if SLOW_START * line.length < first < line.length else 0.0
         caption = f"Time of each rank by stage, as stacked shares of each short stretch of time. {OTHER}"
@@ -276,8 +232,8 @@ def pictures_of(run: RunRecord, line: Timeline | None, summary: Summary) -> dict
     found["curves"] = f"Loss and {run.log.metric} by epoch.", curves(run.log, run.result or {})
     found["bytes"] = "Payload by channel and kind, over all ranks.", bars_of_bytes(summary)
     found["pairs"] = "Bytes of messages from rank to rank.", pairs(summary)
-    if line is not None and line.ranks:
+    if line and line.ranks:
         found["memory"] = "Resident memory of each rank, and the known part of it.", memory(run, line, summary)
         found["queue"] = "Bulks and bytes that wait in the queue.", queue_level(run, line, summary)
     found["parts"] = "Nodes and in-edges of each part, and how many come from other parts.", parts(run)
-    return {name: (caption, draw) for name, (caption, draw) in found.items() if draw is not None}
+    return {name: (caption, draw) for name, (caption, draw) in found.items() if draw}

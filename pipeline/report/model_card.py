@@ -45,25 +45,19 @@ def model_card(
     if (learned := job["learned"])["width"]:
         place = "beside the features" if learned["beside"] else "in place of features"
         rows["learnt features"] = f"{learned['width']} of each node, {place}, in `learned.npy`"
-    if result["best_epoch"] >= 0:
-        number = result["best_epoch"]
-        rows["training"] += f", of which epoch {number + 1} was the best in validation (best_epoch {number}, from 0)"
+    if (best := result["best_epoch"]) >= 0:
+        rows["training"] += f", of which epoch {best + 1} was the best in validation (best_epoch {best}, from 0)"
     if "optimizer" in code:
         rows.pop("optimiser")
     if code:
         rows["own code"] = ", ".join(f"{kind}: {name}" for kind, name in code.items())
     found = {"validation accuracy": result["val_accuracy"], "test accuracy": result["test_accuracy"]}
-    for split in ("val", "test"):
-        found |= {f"{split} {name}": value for name, value in result[f"{split}_metrics"].items()}
+    found |= {f"{split} {name}": n for split in ("val", "test") for name, n in result[f"{split}_metrics"].items()}
     rows |= {name: f"{value:.4f}" for name, value in found.items() if value is not None}
     rows["versions"] = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    lines = [
-        f"# {in_table(result['model'])} on {in_table(result['dataset'])}",
-        "",
-        "`mr.load(FOLDER)` opens the model.",
-        "",
-    ]
-    lines += ["| | |", "|---|---|", *(f"| {name} | {_cell(text)} |" for name, text in rows.items()), ""]
+    title = f"# {in_table(result['model'])} on {in_table(result['dataset'])}"
+    lines = [title, "", "`mr.load(FOLDER)` opens the model.", "", "| | |", "|---|---|"]
+    lines += [*(f"| {name} | {_cell(text)} |" for name, text in rows.items()), ""]
     if result["per_class"] is not None and result["num_classes"] <= SHOWN_CLASSES:
         lines += _classes(result["per_class"], result["class_names"], "edges" if of_edges else "nodes")
     return "\n".join(lines)
@@ -81,10 +75,9 @@ def data_section(card: Mapping[str, Any] | None, notes: Sequence[str]) -> str:
     """Markdown on the data: how they were read, mended and split, and what columns hold; empty without a card."""
     if card is None:
         return ""
-    rows = "\n".join(f"| {in_table(name)} | {in_table(text)} |" for name, text in described(card, SHOWN_COLUMNS))
-    return "\n".join(
-        ["", "## Data", "", "| | |", "|---|---|", rows, "", *(f"* {in_table(note)}" for note in notes), ""]
-    )
+    rows = [f"| {in_table(name)} | {in_table(text)} |" for name, text in described(card, SHOWN_COLUMNS)]
+    listed = (f"* {in_table(note)}" for note in notes)
+    return "\n".join(["", "## Data", "", "| | |", "|---|---|", "\n".join(rows), "", *listed, ""])
 
 
 def _options(record: Mapping[str, Any]) -> str:

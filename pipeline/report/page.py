@@ -1,10 +1,10 @@
 """The report's page: the values that its templates need."""
 
+import time
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from ...storage.plural import counted
 from ...storage.stored.data_card import described
 from ..config.systems import SYSTEMS
 from ..setup.result import read_card, versions
@@ -15,8 +15,8 @@ from ..telemetry.templates import rendered
 from . import comparison
 from .canvas import Picture
 from .reading import RunRecord
-from .stores import StoreRecord, records_behind, sections
-from .summary import Summary, last_event_clause
+from .stores import StoreRecord, records_behind
+from .summary import Summary
 from .timeline import ROWS, Timeline
 
 COLOURS = {**VARIABLES, INK: "--ink", FAINT: "--faint"}
@@ -51,7 +51,7 @@ def render(runs: list[comparison.Run], pictures: list[dict[str, Picture]], compa
 def render_stores(records: Sequence[StoreRecord]) -> str:
     """The page on commands that made stores, as HTML; everything from their records is escaped."""
     title = f"Report: {', '.join(record.path.name for record in records)}"
-    return rendered("stores.html", title=title, records=sections(records), **_written())
+    return rendered("stores.html", title=title, records=records, **_written())
 
 
 def _written() -> dict[str, str]:
@@ -63,47 +63,38 @@ def _written() -> dict[str, str]:
 
 def section(run: RunRecord, line: Timeline | None, summary: Summary, pictures: dict[str, Picture]) -> dict[str, Any]:
     """Template values of one run's section."""
-    result = run.result or {}
+    result, entry = run.result or {}, SYSTEMS.available().get(str(run.config.get("system")))
+    val, test = (result.get(key) or {} for key in ("val_metrics", "test_metrics"))
     return {
-        "name": run.name,
         "folder": str(run.folder),
-        "status": run.status,
-        "heard_of": last_event_clause(run) if run.running else "",
+        "silent_s": None if not run.running or run.log.last is None else max(0.0, time.time() - run.log.last),
         "summary": summary,
         "metric": main_metric_of(result, "val")[0] if result else run.log.metric,
         "facts": _facts(run, summary),
-        "made": sections(records_behind(str(run.config.get("dataset")))),
+        "made": records_behind(str(run.config.get("dataset"))),
         "pictures": pictures,
         "seconds": _seconds(result, line, summary),
         "waits": summary.waits if len(summary.waits) <= MATRIX_RANKS else [],
         "ranks": list(line.ranks) if line else [],
-        "bytes": _bytes(summary),
+        "kinds": list(dict.fromkeys(k for found in summary.bytes.values() for k, count in found.items() if count)),
         "memory": list(zip(result.get("memory_bytes") or [], result.get("peak_rss_bytes") or [])),
         **_by_class(result),
         **_by_relation(result),
-        "metrics": _metrics(result),
-        "hot_rows": result.get("hot_rows") or [],
-        "phases": result.get("phases") or [],
-        "clients": result.get("clients") or {},
-        "lost": result.get("lost") or [],
-        "quality": run.quality,
-        "partitioner": run.partitioner,
+        "metrics": [(name, val.get(name), test.get(name)) for name in {**val, **test}],
+        **{key: result.get(key) or [] for key in ("hot_rows", "phases", "lost")},
+        **{key: result.get(key) or {} for key in ("clients", "versions")},
+        **{key: getattr(run, key) for key in ("name", "status", "quality", "partitioner", "config")},
         "data": described(read_card(run.folder), MOST_NOTES),
-        "notes": _notes(run, line),
+        "notes": [(float(line.positions(at)) if line else 0.0, text) for at, text in list(run.log.notes)[:MOST_NOTES]],
         "more_notes": max(0, len(run.log.notes) - MOST_NOTES),
-        "config": run.config,
         "changed": sorted(run.changed),
-        "versions": result.get("versions") or {},
-        "missing": _missing(run, line),
-        "cuts": [(at, length) for at, length in line.cuts] if line else [],
+        "unfinished": run.result is None,
+        "has_events": line is not None,
+        "has_pulses": not line or bool(line.ranks),
+        "unreadable": run.log.unreadable,
+        "lacks_parts": run.quality is None and bool(entry and entry.needs_parts),
+        "cuts": line.cuts if line else [],
     }
-
-
-def _metrics(result: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """Name, validation and test of each further metric."""
-    val, test = (result.get(key) or {} for key in ("val_metrics", "test_metrics"))
-
-    return [(name, _figure(val.get(name)), _figure(test.get(name))) for name in {**val, **test}]
 
 
 def _by_class(result: dict[str, Any]) -> dict[str, Any]:
@@ -134,14 +125,10 @@ def _by_relation(result: dict[str, Any]) -> dict[str, Any]:
     found = sorted((result.get("per_relation") or {}).items(), key=lambda item: -(item[1].get("pairs") or 0))
     names = list(dict.fromkeys(name for _, values in found for name in values if name != "pairs"))
     rows = [
-        (relation, int(values.get("pairs") or 0), [_figure(values.get(name)) for name in names])
+        (relation, int(values.get("pairs") or 0), [values.get(name) for name in names])
         for relation, values in found[:MOST_CLASSES]
     ]
     return {"relations": rows, "relation_metrics": names, "more_relations": max(0, len(found) - MOST_CLASSES)}
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
 
 
 def _taken_for(c: int, row: list[int], names: list[str]) -> str:
@@ -152,70 +139,25 @@ def _taken_for(c: int, row: list[int], names: list[str]) -> str:
 
 
 def _facts(run: RunRecord, summary: Summary) -> list[tuple[str, str]]:
-    result = run.result or {}
+    result, epoch = run.result or {}, comparison.epoch_seconds(run)
+    best, moved = result.get("best_epoch", -1), sum(summary.bytes.get("network", {}).values())
     found = [(word, main_metric_of(result, split)) for word, split in (("test", "test"), ("validation", "val"))]
     numbers = [*((f"{word} {name}", value) for word, (name, value) in found), ("train loss", result.get("train_loss"))]
-    facts: list[tuple[str, str | None]] = [
-        (label, None if value is None else f"{value:.4f}") for label, value in numbers
-    ]
-    epoch = comparison.epoch_seconds(run)
-    moved = sum(summary.bytes.get("network", {}).values())
+    facts = [(label, "" if value is None else f"{value:.4f}") for label, value in numbers]
     facts += [
-        (
-            "epochs",
-            f"{summary.epochs}" + (f" (best: {result['best_epoch'] + 1})" if result.get("best_epoch", -1) >= 0 else ""),
-        ),
-        ("an epoch (median)", None if epoch is None else duration(epoch)),
+        ("epochs", f"{summary.epochs}" + (f" (best: {best + 1})" if best >= 0 else "")),
+        ("an epoch (median)", "" if epoch is None else duration(epoch)),
         ("in all", duration(summary.total_s)),
-        ("peak memory of a rank", amount(max(summary.peak_rss_bytes)) if summary.peak_rss_bytes else None),
-        ("sent in training", amount(moved) if moved else None),
-        ("sampled edges", f"{result['sampled_edges']:,}" if result.get("sampled_edges") else None),
+        ("peak memory of a rank", amount(max(summary.peak_rss_bytes)) if summary.peak_rss_bytes else ""),
+        ("sent in training", amount(moved) if moved else ""),
+        ("sampled edges", f"{result['sampled_edges']:,}" if result.get("sampled_edges") else ""),
     ]
-    return [(label, value) for label, value in facts if value is not None]
+    return [(label, value) for label, value in facts if value]
 
 
 def _seconds(result: dict[str, Any], line: Timeline | None, summary: Summary) -> list[tuple[str, dict[str, float]]]:
     """Rows of the table of seconds."""
-    rows = [
-        (f"rank {rank}", {**spent, "total": sum(spent.values())})
-        for rank, spent in zip(line.ranks if line else (), summary.seconds)
-    ]
-    if "seconds" in result:
-        rows.append(("result.json", {name: s for name, s in result["seconds"].items() if name != "per_epoch"}))
-    return rows
-
-
-def _bytes(summary: Summary) -> list[tuple[str, list[int]]]:
-    """Bytes by kind, over the channels of `summary.bytes`, without kinds that are zero."""
-    kinds = dict.fromkeys(kind for found in summary.bytes.values() for kind in found)
-    rows = [(kind, [found.get(kind, 0) for found in summary.bytes.values()]) for kind in kinds]
-    return [(kind, values) for kind, values in rows if any(values)]
-
-
-def _notes(run: RunRecord, line: Timeline | None) -> list[tuple[float, str]]:
-    return [(float(line.positions(at)) if line else 0.0, text) for at, text in list(run.log.notes)[:MOST_NOTES]]
-
-
-def _missing(run: RunRecord, line: Timeline | None) -> list[str]:
-    """Sentences on the missing parts of the page, with the reason."""
-    missing = []
-    if run.result is None:
-        missing.append(
-            "There is no result.json: the run has not finished. Numbers are those of its events so far, and nothing "
-            "was tested."
-        )
-    if line is None:
-        missing.append("There is no metrics.jsonl: curves, times and memory over time are not known.")
-    elif not line.ranks:
-        missing.append(
-            "metrics.jsonl has no pulses of ranks (an earlier version wrote it, or the run ended at once): the "
-            "activity of each rank, its memory over time, and the messages between ranks are not known."
-        )
-    if run.log.unreadable:
-        missing.append(f"{counted(run.log.unreadable, 'line')} of metrics.jsonl could not be read and left out.")
-    entry = SYSTEMS.available().get(str(run.config.get("system")))
-    if run.quality is None and entry is not None and entry.needs_parts:
-        missing.append(
-            "There are no parts in the folder (one rank, or they were removed): partition quality is not known."
-        )
-    return missing
+    ranks = zip(line.ranks if line else (), summary.seconds)
+    rows = [(f"rank {rank}", {**spent, "total": sum(spent.values())}) for rank, spent in ranks]
+    whole = {name: s for name, s in result.get("seconds", {}).items() if name != "per_epoch"}
+    return [*rows, ("result.json", whole)] if "seconds" in result else rows

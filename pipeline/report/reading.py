@@ -38,13 +38,8 @@ class RunRecord:
     @property
     def status(self) -> str:
         """``done``, ``running`` or ``not finished``."""
-        return (
-            "running"
-            if self.running
-            else "not finished"
-            if self.result is None
-            else str(self.result.get("status", "done"))
-        )
+        ended = "not finished" if self.result is None else str(self.result.get("status", "done"))
+        return "running" if self.running else ended
 
 
 def read_run(folder: Path, name: str) -> RunRecord:
@@ -55,19 +50,8 @@ def read_run(folder: Path, name: str) -> RunRecord:
         StoreError: the result is damaged.
     """
     check_holds_run(folder)
-    config, changed = _config(folder / JOB)
-    quality, partitioner = _quality(folder / PARTS)
-    return RunRecord(
-        folder,
-        name,
-        config,
-        changed,
-        read_result(folder),
-        is_locked(folder),
-        log=read_events(folder / METRICS),
-        quality=quality,
-        partitioner=partitioner,
-    )
+    read = read_result(folder), is_locked(folder), read_events(folder / METRICS)
+    return RunRecord(folder, name, *_config(folder / JOB), *read, *_quality(folder / PARTS))
 
 
 def names(folders: list[Path]) -> list[str]:

@@ -1,16 +1,15 @@
 """Reading of the record that a command leaves beside the store that it makes, and the report on it."""
 
-import json
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..dashboard.command import record_of
-from ..telemetry.plain import integer, number, table
+from ..telemetry.plain import integer
 from ..telemetry.quantities import amount, duration
+from ..telemetry.run_log import RunLog, StageSpan, take_each
 
-MOST_ROWS = 200
 OF_ALL = ("convert", "relabel")
 """Stages that are the command itself."""
 
@@ -71,14 +70,8 @@ class StoreRecord:
     def as_record(self) -> dict[str, Any]:
         """Plain values."""
         plain = {k: v for k, v in vars(self).items() if k not in ("path", "stages", "notes")}
-        stages = [vars(stage) for stage in self.stages]
-        return {
-            "store": str(self.path),
-            "headline": self.headline,
-            "findings": self.findings,
-            **plain,
-            "stages": stages,
-        }
+        said = {"headline": self.headline, "findings": self.findings}
+        return {"store": str(self.path), **said, **plain, "stages": [vars(stage) for stage in self.stages]}
 
 
 def is_recorded(store: Path) -> bool:
@@ -94,12 +87,7 @@ def read_record(store: Path) -> StoreRecord:
     """
     reader = _Reader(StoreRecord(store))
     with record_of(store).open("rb") as f:
-        for line in f:
-            try:
-                event = table(json.loads(line))
-                reader.take(str(event["event"]), number(event["time"]), event)
-            except (ValueError, KeyError, TypeError, RecursionError):
-                reader.record.unreadable += 1
+        reader.record.unreadable = take_each(f, reader.take)
     reader.close()
     return reader.record
 
@@ -115,89 +103,53 @@ def records_behind(dataset: str, most: int = 8) -> list[StoreRecord]:
 
 
 class _Reader:
+    """Reads each start of the command as a `RunLog`, whose spans add up to the rows of the record."""
+
     def __init__(self, record: StoreRecord) -> None:
-        self.record = record
-        self._open: dict[str, StageRow] = {}
-        self._began = self._last = 0.0
-        self._offset = 0.0
-        """Seconds of earlier starts."""
+        self.record, self._log, self._rows = record, RunLog(), dict[str, StageRow]()
+        self._began = self._last = self._offset = 0.0
+        """Times of the start's first and last event, and seconds of earlier starts."""
         self._moved = (0, 0)
         """Bytes read and written at the last usage."""
 
     def take(self, kind: str, at: float, event: dict[str, Any]) -> None:
         """Take an event. Raises KeyError, TypeError or ValueError for anything else."""
+        record = self.record
         if kind == "Command":
             self.close()
-            self._offset, self._began, self._last, self._moved = self.record.seconds, at, at, (0, 0)
-            self.record.command, self.record.dataset = str(event["command"]), str(event["dataset"])
-            self.record.starts += 1
-            self.record.status = "not finished"
+            self._log, self._offset, self._began, self._last, self._moved = RunLog(), record.seconds, at, at, (0, 0)
+            record.command, record.dataset = str(event["command"]), str(event["dataset"])
+            record.starts, record.status = record.starts + 1, "not finished"
             return
-        before, self._last = self._last, max(self._last, at)
-        self.record.seconds = self._offset + self._last - self._began
+        self._last = max(self._last, at)
+        record.seconds = self._position(self._last)
+        under_way = {span.stage: span for span in self._log.spans if span.end == math.inf}
         if kind == "Usage":
-            self._use(integer(event["memory"]), integer(event["read"]), integer(event["written"]))
-        elif kind == "StageStarted":
-            stage = str(event["stage"])
-            self._end(stage)
-            self._open[stage] = self._row(stage, str(event["text"]), at)
-        elif kind == "StageAdvanced":
-            row = self._open.get(str(event["stage"])) or self._row(str(event["stage"]), "", before)
-            self._open[row.stage] = row
-            row.tasks = integer(event["done"])
-        elif kind == "StageEnded":
-            stage = str(event["stage"])
-            if stage not in self._open and stage in OF_ALL:
-                return
-            row = self._open.get(stage) or self._row(stage, str(event["text"]), at - number(event["seconds"]))
-            self._open[stage] = row
-            self._end(stage)
-            row.ended = True
+            moved = integer(event["read"]), integer(event["written"])
+            read, written = (max(0, now - before) for now, before in zip(moved, self._moved))
+            self._moved = moved
+            for row in (record, *map(self._row, under_way.values())):
+                row.peak = max(row.peak, integer(event["memory"]))
+                row.read, row.written = row.read + read, row.written + written
         elif kind == "Note":
-            self.record.notes.append((self._position(at), str(event["text"])))
+            record.notes.append((self._position(at), str(event["text"])))
         elif kind == "Ended":
-            self.record.status = str(event["how"])
+            record.status = str(event["how"])
+        elif kind != "StageEnded" or event["stage"] in under_way or event["stage"] not in OF_ALL:
+            self._log.take(kind, at, event)
 
     def close(self) -> None:
-        """End the stages that are open."""
-        for stage in list(self._open):
-            self._end(stage)
+        """Add the stages of this start to their rows."""
+        for span in self._log.spans:
+            row = self._row(span)
+            row.seconds += min(span.end, self._last) - span.begin
+            row.tasks, row.ended = span.done or row.tasks, row.ended or span.end < math.inf
 
     def _position(self, at: float) -> float:
         return self._offset + at - self._began
 
-    def _row(self, stage: str, text: str, at: float) -> StageRow:
-        """The row of a stage, which begins anew; it counts from here."""
-        row = next((r for r in self.record.stages if r.stage == stage), None)
-        if row is None:
-            row = StageRow(stage, text or stage, self._position(at))
-            self.record.stages.append(row)
-        row.seconds -= self._position(at)
-        return row
-
-    def _end(self, stage: str) -> None:
-        if (row := self._open.pop(stage, None)) is not None:
-            row.seconds += self._position(self._last)
-
-    def _use(self, memory: int, read: int, written: int) -> None:
-        gone = max(0, read - self._moved[0]), max(0, written - self._moved[1])
-        self._moved = read, written
-        for row in (self.record, *self._open.values()):
-            row.peak = max(row.peak, memory)
-            row.read, row.written = row.read + gone[0], row.written + gone[1]
-
-
-def sections(records: Sequence[StoreRecord]) -> list[dict[str, Any]]:
-    """Template values of records."""
-    return [
-        {
-            "name": record.path.name,
-            "headline": record.headline,
-            "findings": record.findings,
-            "whole": record,
-            "stages": sorted(record.stages, key=lambda s: s.begin)[:MOST_ROWS],
-            "length": max(record.seconds, 1e-9),
-            "notes": record.notes[:MOST_ROWS],
-        }
-        for record in records
-    ]
+    def _row(self, span: StageSpan) -> StageRow:
+        if span.stage not in self._rows:
+            self._rows[span.stage] = StageRow(span.stage, span.text, self._position(span.begin))
+            self.record.stages.append(self._rows[span.stage])
+        return self._rows[span.stage]

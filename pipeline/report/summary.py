@@ -1,17 +1,15 @@
 """Summary of a run: a headline, findings, and a few numbers."""
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ...storage.plural import counted
 from ..setup.result import STOPPED
 from ..telemetry.main_metric import main_metric_of
-from ..telemetry.quantities import duration
+from ..telemetry.templates import rendered
 from .reading import RunRecord
 from .timeline import ROWS, WAITING, Timeline
 
@@ -52,18 +50,13 @@ class Summary:
         return {
             "run": str(run.folder),
             "status": run.status,
-            "headline": self.headline,
-            "findings": self.findings,
+            **{key: getattr(self, key) for key in ("headline", "findings")},
             **{key: result.get(key, run.config.get(key)) for key in ("system", "dataset", "ranks")},
             **{key: result.get(key) for key in ("val_accuracy", "test_accuracy", "train_loss", "best_epoch")},
             **{key: result.get(key) or {} for key in ("val_metrics", "test_metrics")},
             "epochs": self.epochs,
             "seconds": {"total": self.total_s, "per_rank": self.seconds},
-            "shares": self.shares,
-            "waits": self.waits,
-            "bytes": self.bytes,
-            "sent": self.sent,
-            "peak_rss_bytes": self.peak_rss_bytes,
+            **{key: getattr(self, key) for key in ("shares", "waits", "bytes", "sent", "peak_rss_bytes")},
         }
 
 
@@ -76,30 +69,20 @@ def summarise(run: RunRecord, line: Timeline | None) -> Summary:
     result, logs = run.result or {}, [log for _, log in sorted(run.log.ranks.items())]
     peaks = [int(max(log.beats["rss_bytes"])) for log in logs]
     total_s = result.get("seconds", {}).get("total") or (line.length if line else 0.0)
-    counted = {k: v for k, v in result.get("bytes", {}).items() if k != "per_rank"} or _added(
-        [log.lives[-1]["bytes"] for log in logs]
-    )
+    counted = {k: v for k, v in result.get("bytes", {}).items() if k != "per_rank"}
+    counted = counted or _added([log.lives[-1]["bytes"] for log in logs])
     epochs = result.get("epochs", len(run.log.epochs))
-    return Summary(
-        headline=_headline(run, shares, total_s, epochs),
-        findings=_findings(run, line, waits),
-        seconds=seconds,
-        shares=shares,
-        waits=waits,
-        bytes=counted,
-        sent=_sent(run),
-        peak_rss_bytes=result.get("peak_rss_bytes") or peaks,
-        total_s=total_s,
-        epochs=epochs,
-    )
+    said = _headline(run, shares, total_s, epochs), _findings(run, line, waits)
+    spent = seconds, shares, waits
+    peaks = result.get("peak_rss_bytes") or peaks
+    return Summary(*said, *spent, counted, sent=_sent(run), peak_rss_bytes=peaks, total_s=total_s, epochs=epochs)
 
 
 def _added(records: Sequence[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
     added: dict[str, dict[str, int]] = {}
-    for record in records:
-        for channel, kinds in record.items():
-            for kind, num_bytes in kinds.items():
-                added.setdefault(channel, {})[kind] = added.get(channel, {}).get(kind, 0) + num_bytes
+    for channel, kinds in (item for record in records for item in record.items()):
+        for kind, num_bytes in kinds.items():
+            added.setdefault(channel, {})[kind] = added.get(channel, {}).get(kind, 0) + num_bytes
     return added
 
 
@@ -109,7 +92,8 @@ def _sent(run: RunRecord) -> dict[str, list[list[int]]]:
         (r, channel, to)
         for r, log in run.log.ranks.items()
         for life in log.lives
-        for channel, to in _messages(life["sent_to"])
+        for channel, kinds in life["sent_to"].items()
+        for to in kinds.values()
     ]
     size = max([len(to) for *_, to in found] + [r + 1 for r, *_ in found], default=0)
     tables: dict[str, np.ndarray[Any, Any]] = {}
@@ -118,84 +102,44 @@ def _sent(run: RunRecord) -> dict[str, list[list[int]]]:
     return {channel: table.tolist() for channel, table in tables.items()}
 
 
-def _messages(sent_to: dict[str, dict[str, list[int]]]) -> list[tuple[str, list[int]]]:
-    return [(channel, to) for channel, kinds in sent_to.items() for to in kinds.values()]
-
-
 def _headline(run: RunRecord, shares: dict[str, float], total_s: float, epochs: int) -> str:
-    result, config = run.result, run.config
-    model = (result or {}).get("model") or config.get("model.name", "a model")
-    size = (
-        f" ({result['num_nodes']:,} nodes, {result['num_edges']:,} edges)"
-        if result and {"num_nodes", "num_edges"} <= result.keys()
-        else ""
-    )
-    ranks = counted(int((result or config).get("ranks") or 1), "rank")
-    # A dataset of a script is stored in the run's folder; its result has the name.
-    data = (result or {}).get("dataset") or config.get("dataset")
-    said = f"{model} was trained with {config.get('system')} on {data}{size} by {ranks}: {counted(epochs, 'epoch')} in "
-    said += duration(total_s)
-    if result is None:
-        asked = config.get("epochs")
-        ended = (
-            "it is running"
-            if run.running
-            else f"it has not finished (resume with: millrace run --resume --out {run.folder})"
-        )
-        said += f" of {asked} asked for so far; {ended}"
-    elif result.get("status") == STOPPED:
-        said += (
-            f" of {config.get('epochs')} asked for; it was stopped (resume with: millrace run --resume --out "
-            f"{run.folder})"
-        )
-    elif (tested := main_metric_of(result, "test"))[1] is not None:
-        said += f", test {tested[0]} {tested[1]:.4f}"
-    if shares:
-        largest = sorted(((share, name) for name, share in shares.items() if share >= WORTH_SAYING), reverse=True)[:3]
-        whose = "the rank's" if ranks == "1 rank" else "the ranks'"
-        largest = [
-            (share, name if name != "other" else "other (starting, checkpoints, and time outside all stages)")
-            for share, name in largest
-        ]
-        (share, name), *rest = largest
-        said += (
-            f". Of {whose} time "
-            f"{_listed([f'{share:.0%} went to {name}', *(f'{share:.0%} to {name}' for share, name in rest)])}"
-        )
-    return said + "."
-
-
-def _listed(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    largest = sorted(((share, name) for name, share in shares.items() if share >= WORTH_SAYING), reverse=True)[:3]
+    result = run.result or {}
+    return rendered(
+        "headline.txt",
+        # A dataset of a script is stored in the run's folder; its result has the name.
+        **{name: getattr(run, name) for name in ("result", "config", "folder", "running")},
+        ranks=int((run.result or run.config).get("ranks") or 1),
+        epochs=epochs,
+        total_s=total_s,
+        stopped=result.get("status") == STOPPED,
+        tested=main_metric_of(result, "test"),
+        largest=largest,
+    ).strip()
 
 
 def _findings(run: RunRecord, line: Timeline | None, waits: list[list[float]]) -> list[str]:
-    found = []
-    if line and line.ranks:
-        found += _began_late(run, line)
-        found += _held_up(run, line)
-        found += _waited_for(line, np.array(waits))
-    for lost in (run.result or {}).get("lost", []):
-        found.append(
-            f"Rank {lost['rank']} was lost; the others went on without its {counted(lost['seeds'], 'seed')} in "
-            f"{counted(lost['epochs'], 'epoch')}."
-        )
-    if run.result and run.result.get("train_loss") is None:
-        found.append("The training loss is not finite: the run has diverged.")
-    return found + _single_steps(run)
+    known, size = line if line and line.ranks else None, run.config.get("train.batch_size")
+    return rendered(
+        "findings.txt",
+        result=run.result or {},
+        length=known.length if known else 0.0,
+        began=known and _began_late(run, known),
+        held=_held_up(run, known) if known else [],
+        stored=not run.log.levels and not any(any(log.beats["sample"]) for log in run.log.ranks.values()),
+        slow=known and _waited_for(known, np.array(waits)),
+        waiting=WAITING,
+        size=size,
+        smaller=_smaller_batch(run.result or {}, size),
+    ).splitlines()
 
 
-def _single_steps(run: RunRecord) -> list[str]:
-    """A sentence if each epoch of minibatches was one step of the optimiser."""
-    result, size = run.result or {}, run.config.get("train.batch_size")
+def _smaller_batch(result: dict[str, Any], size: int | None) -> int:
+    """Seeds of a minibatch to advise if each epoch of minibatches was one step of the optimiser; else 0."""
     epochs, minibatches = result.get("epochs", 0), result.get("minibatches", 0)
     if not size or not epochs or not 0 < minibatches <= epochs * result.get("minibatches_per_step", 0):
-        return []
-    smaller = 1 << max(0, (size // FEWER_SEEDS).bit_length() - 1)
-    return [
-        f"Each epoch was one step of the optimiser, {counted(epochs, 'step')} in all: minibatches of {size:,} seeds "
-        f"hold all that are trained on. Smaller ones take more steps, e.g. --batch-size {smaller}."
-    ]
+        return 0
+    return 1 << max(0, (size // FEWER_SEEDS).bit_length() - 1)
 
 
 def first_step(run: RunRecord, line: Timeline) -> float:
@@ -204,78 +148,33 @@ def first_step(run: RunRecord, line: Timeline) -> float:
     return line.length if first is None else float(line.positions(first))
 
 
-def _began_late(run: RunRecord, line: Timeline) -> list[str]:
-    """A sentence on the time before the first step, if it was long."""
+def _began_late(run: RunRecord, line: Timeline) -> tuple[float, str] | None:
+    """The time before the first step, if it was long, and the stage with most of it."""
     first = first_step(run, line)
     if not SLOW_START * line.length < first < line.length:
-        return []
+        return None
     before = line.over_ranks(last=first)
-    name = max(before, key=lambda stage: before[stage])
-    return [
-        f"The first step was done after {duration(first)} of {duration(line.length)} (mostly {name}): data is opened, "
-        "processes start, and kernels are compiled; later runs on this machine reuse compiled kernels."
-    ]
+    return first, max(before, key=lambda stage: before[stage])
 
 
-def _held_up(run: RunRecord, line: Timeline) -> list[str]:
-    """Sentences on bottlenecks after the first epoch, when all kernels are compiled."""
+def _held_up(run: RunRecord, line: Timeline) -> list[tuple[str, float]]:
+    """Bottlenecks after the first epoch, when all kernels are compiled, and their shares of the time."""
     times = [e["time"] for _, e in sorted(run.log.epochs.items())]
-    if len(times) < 2:
-        return []
-    seconds = line.over_ranks(*line.positions([times[0], times[-1]]).tolist())
+    seconds = line.over_ranks(*line.positions([times[0], times[-1]]).tolist()) if len(times) > 1 else {}
     whole = sum(seconds.values())
-    if not whole:
-        return []
-    stored = not run.log.levels and not any(any(log.beats["sample"]) for log in run.log.ranks.values())
-    advice = {
-        "queue_wait": (
-            "Reading stored samples is a bottleneck: {share} of the time after the first epoch went to waiting for "
-            "minibatches. Put the store on a faster disk, or use larger minibatches."
-            if stored
-            else "Sampling is a bottleneck: {share} of the time after the first epoch went to waiting for minibatches. "
-            "Sample once with `millrace sample`, or give sampling more threads or cluster.producers."
-        ),
-        "fetch": (
-            "Fetching is a bottleneck: {share} of the time after the first epoch went to gathering rows, or to "
-            "waiting for them."
-        ),
-        "exchange": (
-            "Exchanges are a bottleneck: {share} of the time after the first epoch went to waiting for rows of other "
-            "ranks."
-        ),
-        "evaluate": (
-            "{share} of the time after the first epoch went to validation; a larger train.evaluate_every makes it "
-            "rarer."
-        ),
-    }
-    return [
-        text.format(share=f"{seconds[name] / whole:.0%}")
-        for name, text in advice.items()
-        if seconds[name] > BOTTLENECK * whole
-    ]
+    stages = ("queue_wait", "fetch", "exchange", "evaluate") if whole else ()
+    return [(name, seconds[name] / whole) for name in stages if seconds[name] > BOTTLENECK * whole]
 
 
-def _waited_for(line: Timeline, waits: "np.ndarray[Any, Any]") -> list[str]:
+def _waited_for(line: Timeline, waits: "np.ndarray[Any, Any]") -> dict[str, float] | None:
+    """The rank that the others waited for, if they did for long."""
     if waits.size < 4:
-        return []
+        return None
     numbers, caused = list(line.ranks), waits.sum(axis=0)
-    slow = int(caused.argmax())
-    others = (len(numbers) - 1) * line.length
+    slow, others = int(caused.argmax()), (len(numbers) - 1) * line.length
     if caused[slow] < WORTH_SAYING * others or math.isclose(caused[slow], 0):
-        return []
-    computed = {rank: line.seconds(rank)["forward_backward"] for rank in numbers}
-    theirs = sum(s for rank, s in computed.items() if rank != numbers[slow]) / (len(numbers) - 1)
-    return [
-        f"The others waited for rank {numbers[slow]}: {duration(caused[slow])} in all, {caused[slow] / others:.0%} of "
-        f"their time, in {' and '.join(WAITING)}. It computed for {duration(computed[numbers[slow]])} "
-        f"(forward_backward), they for {duration(theirs)} on average."
-    ]
-
-
-def last_event_clause(run: RunRecord) -> str:
-    """A clause on the time since the last event of a running run."""
-    return (
-        ""
-        if run.log.last is None
-        else f"last heard from {duration(max(0.0, time.time() - run.log.last))} before this report was written"
-    )
+        return None
+    computed = [line.seconds(rank)["forward_backward"] for rank in numbers]
+    theirs = (sum(computed) - computed[slow]) / (len(numbers) - 1)
+    lost = {"caused": caused[slow], "share": caused[slow] / others}
+    return {"rank": numbers[slow], **lost, "computed": computed[slow], "theirs": theirs}

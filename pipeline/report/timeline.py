@@ -142,15 +142,16 @@ class Timeline:
         where the rank did not run.
         """
         edges = np.linspace(first, self.length, bins + 1)
+        return edges, self._spent(rank, edges) / max((self.length - first) / bins, 1e-9)
+
+    def _spent(self, rank: int, edges: Sequence[float] | Floats) -> Floats:
+        """[len(edges) - 1, len(ROWS)] seconds of a rank between places on the timeline."""
         moments = self.moments(edges)
-        spent = sum((s.spent(moments) for s in self.ranks[rank]), np.zeros((bins, len(ROWS))))
-        return edges, spent / max((self.length - first) / bins, 1e-9)
+        return sum((s.spent(moments) for s in self.ranks[rank]), np.zeros((len(edges) - 1, len(ROWS))))
 
     def seconds(self, rank: int, first: float = 0.0, last: float | None = None) -> dict[str, float]:
         """Seconds of a rank by stage, according to its pulses, from second `first` to second `last` or the end."""
-        moments = self.moments([first, self.length if last is None else last])
-        spent = sum((s.spent(moments)[0] for s in self.ranks[rank]), np.zeros(len(ROWS)))
-        return dict(zip(ROWS, spent.tolist()))
+        return dict(zip(ROWS, self._spent(rank, [first, self.length if last is None else last])[0].tolist()))
 
     def over_ranks(self, first: float = 0.0, last: float | None = None) -> dict[str, float]:
         """Seconds of all ranks together: see `seconds`."""
@@ -183,7 +184,7 @@ def timeline(run: RunRecord) -> Timeline | None:
     if log.first is None or log.last is None:
         return None
     entry = SYSTEMS.available().get(str(run.config.get("system")))
-    exchange = BACKGROUND if entry is None else entry.exchanges
+    exchange = entry.exchanges if entry else BACKGROUND
     resumed_at = next((at for at, text in log.notes if text.startswith("resumed at ")), None)
     ranks = {rank: stretches(log, exchange, resumed_at) for rank, log in sorted(log.ranks.items())}
     ranks = {rank: found for rank, found in ranks.items() if found}

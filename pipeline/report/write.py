@@ -37,9 +37,8 @@ def _folder_of(run: Any) -> Path:
     """The folder of a run that is given by it, by its result, or as `load` opens it."""
     folder = getattr(run, "out", getattr(run, "folder", run))
     if not isinstance(folder, str | Path):
-        raise InputError(
-            f"runs is of type {type(run).__name__}; expected the folder of a run, its result, or a list of them"
-        )
+        given = type(run).__name__
+        raise InputError(f"runs is of type {given}; expected the folder of a run, its result, or a list of them")
     return Path(folder)
 
 
@@ -57,37 +56,26 @@ def report(runs: Any, out: str | Path | None = None) -> Report:
         InputError: a folder holds no run, `out` cannot be written, or matplotlib is not installed.
         StoreError: a run's result is damaged.
     """
-    given = [
-        _folder_of(run) for run in ([runs] if isinstance(runs, str | Path) or not isinstance(runs, Iterable) else runs)
-    ]
-    folders = [f if f.name not in ("", "..") else f.resolve() for f in given]
+    each = [runs] if isinstance(runs, str | Path) or not isinstance(runs, Iterable) else runs
+    folders = [f if f.name not in ("", "..") else f.resolve() for f in map(_folder_of, each)]
     if not folders:
         raise InputError("no run is given; expected the folder of at least one")
     stores = [folder for folder in folders if is_recorded(folder) and not (folder / JOB).is_file()]
     if len(stores) == len(folders):
-        return _on_stores(stores, out)
+        made = [read_record(store) for store in stores]
+        usual = stores[0].with_name(f"{stores[0].name}.{FOLDER}")
+        return _written(render_stores(made), usual, out, {}, [record.as_record() for record in made])
     if stores:
         raise InputError(f"{stores[0]} is no run but a store; expected runs, or stores and nothing else")
     records = [read_run(folder, name) for folder, name in zip(folders, names(folders))]
-    lines = [timeline(record) for record in records]
-    read: list[comparison.Run] = [(record, line, summarise(record, line)) for record, line in zip(records, lines)]
-    drawn = [
-        _drawn(figures.pictures_of(*run), f"{number}-" if len(read) > 1 else "") for number, run in enumerate(read)
-    ]
-    compared = _drawn(comparison.pictures_of(read), "compared-") if len(read) > 1 else {}
-    named = {
-        **compared,
-        **{f"{r.name}/{n}" if len(read) > 1 else n: p for r, found in zip(records, drawn) for n, p in found.items()},
-    }
+    several = len(records) > 1
+    read: list[comparison.Run] = [(r, line, summarise(r, line)) for r, line in zip(records, map(timeline, records))]
+    drawn = [_drawn(figures.pictures_of(*run), f"{number}-" * several) for number, run in enumerate(read)]
+    compared = _drawn(comparison.pictures_of(read), "compared-") if several else {}
+    named = {f"{r.name}/{n}" if several else n: p for r, found in zip(records, drawn) for n, p in found.items()}
+    named = {**compared, **named}
     numbers = [summary.as_record(record) for record, _, summary in read]
     return _written(render(read, drawn, compared), folders[0] / FOLDER, out, named, numbers)
-
-
-def _on_stores(stores: list[Path], out: str | Path | None) -> Report:
-    """The report of the commands that made stores."""
-    records = [read_record(store) for store in stores]
-    usual = stores[0].with_name(f"{stores[0].name}.{FOLDER}")
-    return _written(render_stores(records), usual, out, {}, [record.as_record() for record in records])
 
 
 def _written(
@@ -99,7 +87,10 @@ def _written(
         refuse_links(folder)
         (folder if out is not None else own_folder(folder)).mkdir(parents=True, exist_ok=True)
         write_atomically(folder / PAGE, page)
-        files = _write_pictures(folder, pictures)
+        files = {name: folder / f"{_plain(name)}.png" for name in pictures}
+        for name, path in files.items():
+            with whole_file(path) as aside:
+                aside.write_bytes(pictures[name].png)
     except OSError as e:
         raise InputError(f"cannot write the report into {folder}: {e.strerror}; choose another --out") from None
     return Report(folder / PAGE, files, numbers)
@@ -108,14 +99,6 @@ def _written(
 def _drawn(pictures: dict[str, tuple[str, figures.Draw]], prefix: str) -> dict[str, Picture]:
     """Draw pictures; `prefix` keeps the ids of several runs in one page apart."""
     return {name: draw(f"{prefix}{name}", caption, on, COLOURS) for name, (caption, on) in pictures.items()}
-
-
-def _write_pictures(folder: Path, pictures: dict[str, Picture]) -> dict[str, Path]:
-    files = {name: folder / f"{_plain(name)}.png" for name in pictures}
-    for name, path in files.items():
-        with whole_file(path) as aside:
-            aside.write_bytes(pictures[name].png)
-    return files
 
 
 def _plain(name: str) -> str:

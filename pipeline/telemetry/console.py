@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import (
@@ -49,28 +48,20 @@ class Terminal:
 
     def __enter__(self) -> "Terminal":
         if self._live:
+            said = SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
             self._bar = Progress(
-                SpinnerColumn(),
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                console=self.console,
-                transient=True,
+                *said, TimeElapsedColumn(), TimeRemainingColumn(), console=self.console, transient=True
             )
             self._bar.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._settle()
-        if self._bar is not None:
+        if self._bar:
             self._bar.stop()
 
     def _settle(self) -> None:
-        if self._late is not None:
+        if self._late:
             self._late.cancel()
             self._late = None
 
@@ -83,7 +74,7 @@ class Terminal:
             case Note(text):
                 self._print(f"note: {text}")
             case StageStarted(stage, text, total):
-                if self._bar is not None:
+                if self._bar:
                     if self._task is not None:
                         self._bar.remove_task(self._task)
                     self._task = self._bar.add_task(printable(text), total=total)
@@ -112,7 +103,7 @@ class Terminal:
                     self._print(text)
 
     def _advance(self, line: str, done: float, total: float | None, *, last: bool = False) -> None:
-        if self._bar is not None and self._task is not None:
+        if self._bar and self._task is not None:
             self._bar.update(
                 self._task, completed=int(done), description=printable(line), total=total or self._bar.tasks[-1].total
             )
@@ -126,7 +117,7 @@ def console_events(emit: Emit | None, verbose: bool) -> Iterator[Emit]:
 
     A notebook gets plain lines on standard output, since it shows standard error like an error message.
     """
-    if emit is not None or not verbose:
+    if emit or not verbose:
         yield emit or silent
         return
     in_notebook = type(sys.stdout).__module__.startswith("ipykernel")

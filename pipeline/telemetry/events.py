@@ -1,10 +1,12 @@
 """Events that the core emits while it runs. It prints nothing: listeners do (progress, metrics file, dashboard)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+from ...storage.errors import Interrupted
 
 
 @dataclass(frozen=True)
@@ -159,3 +161,16 @@ def both(*listeners: Emit) -> Emit:
             listener(event)
 
     return emit
+
+
+@contextmanager
+def ending(say: Callable[[str], None]) -> Iterator[None]:
+    """Say how the block ended: ``done``, ``interrupted``, or ``failed`` with the error."""
+    ended = "done"
+    try:
+        yield
+    except BaseException as e:
+        ended = "interrupted" if isinstance(e, Interrupted | KeyboardInterrupt) else f"failed: {e}"
+        raise
+    finally:
+        say(ended)

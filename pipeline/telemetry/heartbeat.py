@@ -4,7 +4,6 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 import psutil
 
@@ -63,9 +62,7 @@ class Heartbeat:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
         self._beat(self._emit)
@@ -73,7 +70,7 @@ class Heartbeat:
     def _run(self) -> None:
         due = time.monotonic() + self._interval_s
         while not self._over.wait(max(0.0, min(due - time.monotonic(), SHOWN_S if self._show else math.inf))):
-            if self._show is not None and time.monotonic() < due:
+            if self._show and time.monotonic() < due:
                 self._beat(self._show)
                 continue
             self._beat(self._emit)

@@ -27,3 +27,8 @@ def thousands(value: float) -> str:
             return f"{value:.3g}{prefix}"
         value /= 1000
     return f"{value:.3g} G"
+
+
+def percent(share: float | None) -> str:
+    """A share of one in percent."""
+    return "–" if share is None else f"{100 * share:.0f} %"

@@ -5,7 +5,7 @@ import json
 import math
 from array import array
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,12 @@ def _level(event: Mapping[str, Any]) -> dict[str, int]:
     return {name: integer(event[name]) for name in ("bulks", "bytes", "bound")}
 
 
+def _by_kind(channels: Any, read: Callable[[Any], Any]) -> dict[str, dict[str, Any]]:
+    """Values by channel and kind, each read by a check."""
+    tables = {str(channel): table(kinds) for channel, kinds in table(channels).items()}
+    return {channel: {str(kind): read(v) for kind, v in kinds.items()} for channel, kinds in tables.items()}
+
+
 class RankLog:
     """One rank's pulses, in the order in which they came."""
 
@@ -94,14 +100,8 @@ class RankLog:
         loss = pulse.get("loss")
         last: dict[str, Any] = {
             "stage": str(pulse["stage"]),
-            "bytes": {
-                str(k): {str(n): integer(b) for n, b in table(kinds).items()}
-                for k, kinds in table(pulse["bytes"]).items()
-            },
-            "sent_to": {
-                str(k): {str(n): [integer(b) for b in ranks(to)] for n, to in table(kinds).items()}
-                for k, kinds in table(pulse["sent_to"]).items()
-            },
+            "bytes": _by_kind(pulse["bytes"], integer),
+            "sent_to": _by_kind(pulse["sent_to"], lambda to: [integer(b) for b in ranks(to)]),
             "seconds": seconds,
             "hot": {str(name): integer(n) for name, n in table(pulse["hot"]).items()},
             **{name: integer(pulse[name], -1) for name in ("epoch", "step")},
@@ -233,17 +233,11 @@ class RunLog:
         )
         metrics = {"val_accuracy": accuracy, "metrics": table(event.get("metrics") or {})}
         self.metric, value = main_metric_of_epoch(metrics) or (self.metric, None)
-        done = {
-            "epoch": integer(event["epoch"]),
-            "epochs": event.get("epochs"),
-            "train_loss": loss,
-            "validation": None if value is None else number(value, negative=True),
-            "metrics": {**({} if accuracy is None else {"accuracy": accuracy}), **metrics["metrics"]},
-            "seconds": number(event["seconds"]),
-            "lr": lr,
-            "best": bool(event["best"]),
-            "time": at,
-        }
+        validation = None if value is None else number(value, negative=True)
+        found = {**({} if accuracy is None else {"accuracy": accuracy}), **metrics["metrics"]}
+        done: dict[str, Any] = {"epoch": integer(event["epoch"]), "epochs": event.get("epochs")}
+        done |= {"train_loss": loss, "lr": lr, "validation": validation, "metrics": found, "time": at}
+        done |= {"best": bool(event["best"]), "seconds": number(event["seconds"])}
         self.latest, self.best = done, done if done["best"] else self.best
         if done["epoch"] % self._every == 0:
             self.epochs[done["epoch"]] = done
@@ -304,13 +298,20 @@ def read_events(path: Path) -> RunLog:
     except FileNotFoundError:
         return log
     with f:
-        for line in f:
-            try:
-                event = table(json.loads(line))
-                log.take(str(event["event"]), number(event["time"]), event)
-            except (ValueError, KeyError, TypeError, RecursionError):
-                log.unreadable += 1
+        log.unreadable = take_each(f, log.take)
     log.spans = sorted((span for span in log.spans if span.has_begin), key=lambda s: s.begin)
     for span in log.spans:
         span.end = min(span.end, log.last or span.begin)
     return log
+
+
+def take_each(lines: Iterable[str | bytes], take: Callable[[str, float, dict[str, Any]], None]) -> int:
+    """Give the events in lines of JSON to a function like `RunLog.take`. Returns how many lines are none."""
+    unreadable = 0
+    for line in lines:
+        try:
+            event = table(json.loads(line))
+            take(str(event["event"]), number(event["time"]), event)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            unreadable += 1
+    return unreadable

@@ -4,26 +4,24 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template, select_autoescape
 from markupsafe import Markup
 
+from ...storage.plural import counted
 from .palette import VARIABLES
-from .quantities import amount, duration, thousands
+from .quantities import amount, duration, percent, thousands
 
-FOLDERS = [Path(__file__).parents[1] / name for name in ("report", "dashboard")]
+FOLDERS = [Path(__file__).parents[1] / name for name in ("report", "dashboard", "planning")]
 
 
 @functools.cache
 def _template(name: str) -> Template:
     """A template; to parse it takes as long as several pages."""
+    loader, trims = FileSystemLoader(FOLDERS), {"trim_blocks": True, "lstrip_blocks": True}
     environment = Environment(
-        loader=FileSystemLoader(FOLDERS),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=select_autoescape(("html",)), undefined=StrictUndefined, **trims
     )
-    environment.filters |= {"amount": amount, "duration": duration, "thousands": thousands, "svg": Markup}
+    environment.filters |= {f.__name__: f for f in (amount, counted, duration, percent, thousands)} | {"svg": Markup}
     return environment.get_template(name)
 
 
@@ -33,6 +31,6 @@ def _style() -> Markup:
 
 
 def rendered(template: str, **values: Any) -> str:
-    """A page or a part of one, as HTML; values are escaped."""
+    """A page or a part of one, as HTML, whose values are escaped; or text, by a template that is no HTML."""
     colours = {variable: colour for colour, variable in VARIABLES.items()}
     return _template(template).render(values, style=_style(), colours=colours)

@@ -20,13 +20,16 @@ class Clock:
     def snapshot(self) -> dict[str, float]:
         """Seconds so far; ``total`` includes the clocks that this one continues."""
         with self._lock:
-            return {**self.seconds, "total": self.seconds.get("total", 0.0) + time.perf_counter() - self._start}
+            return self._so_far(time.perf_counter())
+
+    def _so_far(self, now: float) -> dict[str, float]:
+        return {**self.seconds, "total": self.seconds.get("total", 0.0) + now - self._start}
 
     def running_snapshot(self) -> tuple[dict[str, float], str]:
         """`snapshot` including blocks in progress, and the name of the innermost one."""
         with self._lock:
             now = time.perf_counter()
-            seconds = {**self.seconds, "total": self.seconds.get("total", 0.0) + now - self._start}
+            seconds = self._so_far(now)
             under_way = [(name, now - start) for name, start in self._running.items()]
             for name, more in (*under_way, *((name, count()) for name, count in self._followed.items())):
                 seconds[name] = seconds.get(name, 0.0) + more

@@ -71,7 +71,7 @@ def runs(board):
 
 
 def token_of(board):
-    return board.client.run_on_scheduler(plugin.token)
+    return board.client.run_on_scheduler(plugin.opened, [])[1]
 
 
 class PlacedData:
@@ -412,7 +412,7 @@ def test_a_run_that_fails_or_loses_its_driver_says_so(small, tmp_path):
         port = cluster.scheduler.http_server.port
 
         def state():
-            token = plugin.token(cluster.scheduler)
+            _, token = plugin.opened([], cluster.scheduler)
             return json.loads(get(f"http://127.0.0.1:{port}", "millrace.json", token)[1])["runs"][0]["state"]
 
         with Client(cluster) as client:

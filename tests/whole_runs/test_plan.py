@@ -230,6 +230,14 @@ def test_a_plan_is_told_and_recorded(played: Played) -> None:
     text, record = as_text(played.plan), json.loads(json.dumps(played.plan.to_record(), allow_nan=False))
     assert all(f.label in text for f in played.plan.systems)
     assert f"Choose {played.plan.recommended}: " in text
+    head, errors = text.splitlines()[3:5]
+    # Below its head each forecast has the range by which such forecasts were off.
+    assert [errors[i:].split()[0] for i in (head.index("memory") - 3, head.index("epoch") - 4)] == [
+        "-25..+15%",
+        "-68..+82%",
+    ]
+    stand_in = as_text(replace(played.plan, stands_in=True)).splitlines()[4]
+    assert "-82..157%" in stand_in and "-72..+1%" in stand_in
     assert played.plan.recommended not in (None, "grappa", "retexo"), "on one machine"
     assert (
         "Other goals:\n  shortest pass over all labels: " in text and "\n  fewest bytes between ranks: retexo, " in text

@@ -15,6 +15,7 @@ from ..cleaning.options import FREE
 from ..cleaning.raw import Raw
 from ..generated.digits import read_digits
 from ..generated.hsbm import generate_hsbm
+from ..generated.karate import read_karate
 from ..generated.kg import generate_kg
 from ..generated.payments import generate_payments
 from ..generated.ratings import generate_ratings
@@ -238,17 +239,20 @@ def _generated(name: str, generate: Callable[[str, str | None], Dataset], first:
     )
 
 
+def _shipped(name: str, read: Callable[[str | None], Raw]) -> Reader:
+    """Reader of a graph that an installed package ships."""
+
+    def is_it(source: Any) -> bool:
+        return isinstance(source, str | Path) and str(source) == name
+
+    return Reader(name, is_it, lambda source, request: read(request.name), name, is_clean=False, is_name=True)
+
+
 READERS: Registry[Reader] = Registry(
     "reader",
     (
-        Reader(
-            "digits",
-            lambda source: isinstance(source, str | Path) and str(source) == "digits",
-            lambda source, request: read_digits(request.name),
-            "digits",
-            is_clean=False,
-            is_name=True,
-        ),
+        _shipped("digits", read_digits),
+        _shipped("karate", read_karate),
         _generated("sbm", generate_sbm, "nodes"),
         _generated("rmat", generate_rmat, "scale"),
         _generated("hsbm", generate_hsbm, "nodes"),

@@ -22,8 +22,9 @@ def board():
         Client(cluster) as client,
     ):
         client.register_plugin(plugin.MillracePage())
-        assert client.run_on_scheduler(plugin.trouble) == ""
-        yield SimpleNamespace(port=cluster.scheduler.http_server.port, token=client.run_on_scheduler(plugin.token))
+        why, token = client.run_on_scheduler(plugin.opened, [])
+        assert why == ""
+        yield SimpleNamespace(port=cluster.scheduler.http_server.port, token=token)
 
 
 def ask(board, path, host="127.0.0.1"):
@@ -55,7 +56,7 @@ def test_a_proxys_name_is_allowed_by_a_run(monkeypatch):
         Client(cluster) as client,
     ):
         assert publisher._register(client)[0] == ""
-        token = client.run_on_scheduler(plugin.token)
+        _, token = client.run_on_scheduler(plugin.opened, [])
         there = SimpleNamespace(port=cluster.scheduler.http_server.port, token=token)
         path = f"millrace?token={token}"
         status, said = ask(there, path, "hub.example.org")

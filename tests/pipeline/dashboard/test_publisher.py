@@ -30,7 +30,7 @@ def test_closing_waits_for_the_last_messages_but_not_for_a_frozen_scheduler(monk
     monkeypatch.setattr(publisher, "END_S", 0.01)
     time.sleep(0.02)
     monkeypatch.setattr(page._thread, "join", None)  # a wait would raise
-    page.close()
+    page.end("done")
     assert not client.sent
 
     monkeypatch.undo()
@@ -39,5 +39,5 @@ def test_closing_waits_for_the_last_messages_but_not_for_a_frozen_scheduler(monk
     page._thread.join(60)
     page = publisher._Publisher(client, "topic", "run", lambda event: None)
     page(Note("two"))
-    page.close()
-    assert client.sent[-1]["said"]["text"] == "two"
+    page.end("done")
+    assert client.sent[-2]["said"]["text"] == "two" and client.sent[-1]["ended"] == "done"

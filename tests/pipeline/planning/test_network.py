@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.pipeline.planning.network import LINKS, Link, network_seconds
+from millrace.benchmarks.retexo_links import network_seconds
+from millrace.pipeline.planning.network import LINKS, Link
 from millrace.storage.ledger import KINDS, Ledger
 from millrace.tests.contracts.fresh_python import FreshPython
 

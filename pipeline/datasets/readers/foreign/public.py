@@ -27,7 +27,6 @@ SHORT = {
     "computers": "amazon-computers",
     "photo": "amazon-photo",
     "physics": "coauthor-physics",
-    "karate": "karateclub",
 }
 SHORT |= {name.removeprefix("ogbn-").lower(): name for name in OGB}
 
