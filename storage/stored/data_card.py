@@ -63,7 +63,8 @@ def described(card: Mapping[str, Any] | None, most: int) -> list[tuple[str, str]
             *(["constant"] if column["constant"] else []),
             *([lost] if lost else []),
         ]
-        lines.append((f"column {column['name']} of {column['of']}", ", ".join(found)))
+        named = str(column["name"]).removeprefix("column ")
+        lines.append((f"column {named} of {column['of']}", ", ".join(found)))
     if (more := len(columns) - most + card.get("more_columns", 0)) > 0 and len(columns) > most:
         lines.append(("more columns", f"{more:,}, in {CARD}.json or the manifest"))
     return lines
