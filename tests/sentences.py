@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-END = re.compile(r"(?<=[.!?])(?:\*\*)?\s+(?=[A-Z`*{\[(])")
+END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?]\*\*))\s+(?=[A-Z`*{\[(])")
 
 
 def sentences_of(text: str) -> list[str]:
