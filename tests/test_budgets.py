@@ -23,9 +23,9 @@ BUDGETS: dict[str, float] = {
     # Full batches of isolated ranks (grappa.full_batch): 95. Hops' lists of mapped graphs,
     # announced ahead, and lines of a plan that are wrapped: 22. Training from packed samples alone, packing by tasks
     # and owned rows that stay on disk: 320, of which one Fetch in the place of twelve classes paid 135.
-    "lines_code": 67_419,
+    "lines_code": 67_050,
     # Goal: 35. A ratio: code that goes raises it.
-    "none_checks_per_kloc": 39.9,
+    "none_checks_per_kloc": 39.7,
     "none_checks_of_types": 14,
     # Several of these rose with the same features, by functions that were not looked at one by one; they fall next.
     "functions_over_6_params": 89,  # goal: 90
