@@ -7,6 +7,7 @@ fetches the rows of the next minibatches, unit by unit (`units`), while the last
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -67,9 +68,7 @@ class OwnedFeatures:
             return InPlace(self.prefetch_bytes).open(placement, job, None)
         if memory is not None:
             # Needs Triton.
-            from .exchange_cuda import opened
-
-            return opened(self, placement, job, memory)
+            return import_module(".exchange_cuda", __package__).opened(self, placement, job, memory)
         return ExchangedRows(self, placement, job, *self.owned(placement, job))
 
     def owned(self, placement: Placement, job: RankJob) -> tuple[OwnedRows, OwnedRows | None]:

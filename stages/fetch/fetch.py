@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -189,9 +190,8 @@ class MinibatchFetcher:
         if not (self.rows.has_frames and isinstance(self.targets, Labels) and self.degrees.is_whole):
             return None
         # Needs Triton.
-        from .cuda_graph import StepGraph, can_record
-
-        return StepGraph(module, self, reduce, rules, parameters, alone) if can_record(module) else None
+        graphs = import_module(".cuda_graph", __package__)
+        return graphs.StepGraph(module, self, reduce, rules, parameters, alone) if graphs.can_record(module) else None
 
     def idle(self) -> None:
         self.rows.idle()

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from ..sample.resident import ResidentMiniBatch
 
 if TYPE_CHECKING:
     from ..kernels.minibatch_cuda.frames import Frame
-    from .gather_cuda import DeviceMemory
 
 
 class Taken(NamedTuple):
@@ -81,7 +80,7 @@ class RowsPolicy(Protocol):
         """True if rows were read when they were placed, by a rank that also draws by itself."""
         ...
 
-    def open(self, placement: Placement, job: RankJob, memory: "DeviceMemory | None") -> Rows:
+    def open(self, placement: Placement, job: RankJob, memory: Any) -> Rows:
         """Open the rows. All ranks call this at the same time.
 
         Args:

@@ -124,7 +124,7 @@ class BlockRows(Placement):
             return None
         return EdgeTypes(types, lambda: positions % types.num_relations)
 
-    def with_own_weights(self, links: Any) -> Any:
+    def with_own_weights(self, links: Any) -> object:
         own = links.own_weights(self.first)
         assert self.column is not None
         # Each entry comes from the owner of the edge's destination: nothing is rounded.
