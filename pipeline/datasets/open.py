@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import FeaturesAccess, GraphAccess
@@ -20,9 +21,8 @@ from .links import link_dataset, links_of_sets
 from .pair_relation import with_pair_relation
 from .readers.foreign.public import how_to_get
 from .readers.foreign.refused import check_read, looks_like_npz
-from .readers.npz import read_npz
 from .readers.reader import Request, path_of
-from .readers.registry import READERS, check_no_table_options, forms, reader_of
+from .readers.registry import READERS, forms, read_npz_file, reader_of
 from .readers.triples import Triples
 from .schema.source import GraphTables
 
@@ -89,14 +89,8 @@ def open_dataset(
         plain = _opened(
             spec, Request(name, plain, None, seed, features, graph, pairs=options.pairs, is_divided=divided)
         )
-        found = link_dataset(
-            plain,
-            pairs=options.pairs,
-            split=split,
-            seed=seed,
-            relation=options.relation,
-            overlapping_splits=options.overlapping_splits,
-        )
+        chosen: Any = {key: getattr(options, key) for key in ("pairs", "relation", "overlapping_splits")}
+        found = link_dataset(plain, split=split, seed=seed, **chosen)
         return replace(found, read_as={**plain.read_as, **options.given})
     for key in ("pairs", "relation"):
         if (given := getattr(options, key)) is not None:
@@ -185,8 +179,7 @@ def _read_unrecognised(spec: str | Path | object, request: Request) -> Raw:
                 f"the suffix of {path} names no kind of file that is read: call a list of edges .txt, tables .csv or "
                 f".parquet; expected {forms()}"
             )
-        check_no_table_options(path, request, ("split",))
-        return read_npz(path, request.name, labelled=request.options.task != "link", split=request.options.split)
+        return read_npz_file(path, request)
     if path is not None:
         check_read(path)
         raise InputError(
@@ -234,17 +227,8 @@ def _finished(dataset: Dataset, request: Request) -> Dataset:
         )
     labels, number = as_task(dataset, task)
     times, unit = (dataset.graph.node_time, "node") if dataset.pairs is None else (dataset.pair_time, "edge")
-    parts = make_split(
-        labels,
-        dataset.split,
-        request.split,
-        request.seed,
-        request.options,
-        notes,
-        times=times,
-        unit=unit,
-        time_unit=dataset.graph.time_unit,
-    )
+    more: Any = {"times": times, "unit": unit, "time_unit": dataset.graph.time_unit}
+    parts = make_split(labels, dataset.split, request.split, request.seed, request.options, notes, **more)
     name = request.name or dataset.name
     return replace(dataset, name=name, labels=labels, num_classes=number, task=task, split=parts, notes=tuple(notes))
 

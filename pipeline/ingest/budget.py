@@ -10,7 +10,8 @@ from ...storage.errors import InputError
 DRIVER_BYTES, WORKER_BYTES, LEAST_BYTES = 288 << 20, 144 << 20, 48 << 20
 """Memory of the driver's process and of a worker's before they hold any data, and the least for a task's data."""
 EDGE_BATCH_BYTES, EDGE_SORT_BYTES = 160, 64
-"""Bytes that cleaning takes for each edge of a batch, and sorting for each edge of a range; twice that with weights."""
+"""Bytes that cleaning takes for each edge of a batch, and sorting for each edge of a range; as much again for weights,
+and for times."""
 LEAST_EDGES = 1 << 12
 """Fewest edges of a batch or a range."""
 EDGE_ROW_COPIES = 6
@@ -28,14 +29,14 @@ class Budget:
     task_bytes: int
     slots: int = 1
 
-    def edge_batch(self, weighted: bool, row_bytes: int = 0) -> int:
-        """Edges that are cleaned at a time, with so many bytes of features each."""
-        edge = EDGE_BATCH_BYTES * (1 + weighted) + EDGE_ROW_COPIES * row_bytes
+    def edge_batch(self, values: int, row_bytes: int = 0) -> int:
+        """Edges that are cleaned at a time, with so many `values`, weights and times, and bytes of features each."""
+        edge = EDGE_BATCH_BYTES * (1 + values) + EDGE_ROW_COPIES * row_bytes
         return min(max(self.task_bytes // edge, LEAST_EDGES), 1 << 22)
 
-    def edge_group(self, weighted: bool, row_bytes: int = 0) -> int:
-        """Edges that are sorted at a time, with so many bytes of features each."""
-        edge = EDGE_SORT_BYTES * (1 + weighted) + EDGE_ROW_COPIES * row_bytes
+    def edge_group(self, values: int, row_bytes: int = 0) -> int:
+        """Edges that are sorted at a time: see `edge_batch`."""
+        edge = EDGE_SORT_BYTES * (1 + values) + EDGE_ROW_COPIES * row_bytes
         return max(self.task_bytes // edge, LEAST_EDGES)
 
     def span(self, batch: int, rows: int) -> int:

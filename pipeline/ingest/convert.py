@@ -36,12 +36,11 @@ from .source import Formats, Settings, find_source, stamp_of
 from .tasks import Execute, Stages, inline, parse_memory
 from .url_files import fetched_store, holds_store, uploaded
 
-LAYOUT = 7
+LAYOUT = 8
 """Changes with the files of an ingest under way: one of another version is not gone on with."""
 DEFAULT_MEMORY = "2GiB"
 IN_PIECES = (
     Cannot("components=largest", Need.COMPONENT, "needs the whole graph"),
-    Cannot("times", Need.TIMES, "are read with the whole graph"),
     Cannot("links", Need.LINKS, "are taken out of the whole graph"),
     Cannot("labels of edges", Need.EDGE_LABELS, "are read beside the whole graph"),
 )
@@ -126,7 +125,6 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
         return "files other than Parquet and CSV are read as a whole"
     asked = {
         Need.COMPONENT: options.components == "largest",
-        Need.TIMES: options.edge_time is not None or options.node_time is not None,
         Need.LINKS: options.task == "link",
         Need.EDGE_LABELS: options.labels_of == "edges",
     }
@@ -247,7 +245,7 @@ def convert(
 
     Files of edges and nodes, Parquet or CSV, of one type or several, are read in pieces and sorted on disk: memory
     grows with neither edges nor features. Everything else is opened by `open_dataset` first, and so are tables with
-    times, ``task=link``, ``components=largest`` or ``edges_on=gpu``. The store is the same, to the bit.
+    ``task=link``, ``components=largest`` or ``edges_on=gpu``. The store is the same, to the bit.
 
     A call that was killed leaves ``.ingest-NAME`` beside `out`; the same call goes on from there.
 

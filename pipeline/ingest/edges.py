@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from ...storage.graph import index_dtype
 from ...storage.stored.edge_features import OF_EDGES
+from ...storage.times.moments import unknown_times
 from ...storage.typed.graph_types import edge_dtype
 from ..datasets.cleaning.edges import (
     OfEdges,
@@ -27,13 +28,14 @@ from ..datasets.cleaning.edges import (
 from ..datasets.cleaning.filling import AS_IT_IS, Seen, Treatment, taken_out
 from ..datasets.cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..datasets.cleaning.raw import AnyArray, about
-from ..datasets.readers.parquet import feature_rows, numbers_of
+from ..datasets.readers.parquet import feature_rows, numbers_of, times_of
 from ..datasets.schema.columns import Columns
 from .budget import Budget
 from .features import FeatureRows, Run, feature_width, treatment_of
 from .names import NodeMap
 from .source import Span, Table, batches, spans_of
 from .spill import Cells, Field, RunWriter, read_cells
+from .times import NO_TIMES, Times
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class EdgeWork:
     """D, columns of their features in the store; 0: none."""
     relations: int = 0
     """R, of a graph with types, whose edges are sorted by (destination, relation, source); else 0."""
+    times: Times = NO_TIMES
 
     @property
     def num_nodes(self) -> int:
@@ -67,10 +70,15 @@ class EdgeWork:
         return self.options.direction in (None, "undirected")
 
     @property
+    def values(self) -> dict[str, Field]:
+        """Arrays of an edge that are spilled after its key, as `OfEdges` has them."""
+        each = {"weight": Field("float32"), "rows": Field("float32", (self.width,)), "time": Field(self.times.of_edges)}
+        return {name: each[name] for name, has in zip(each, (self.weighted, self.width, self.times.of_edges)) if has}
+
+    @property
     def fields(self) -> tuple[Field, ...]:
-        """Arrays of an edge that are spilled: its key, its weight, and its features."""
-        weight = (Field("float32"),) if self.weighted else ()
-        return (Field("int64"), *weight, *((Field("float32", (self.width,)),) if self.width else ()))
+        """Arrays of an edge that are spilled."""
+        return (Field("int64"), *self.values.values())
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -116,7 +124,8 @@ class EdgeTable:
         """The table with its rows in pieces, where the features of a row take `row_bytes` or more."""
         features = self.columns.features
         row = 4 * len(features) + 2 * self.table.row_bytes if features else 0
-        batch = budget.edge_batch(self.weighted, max(row, row_bytes))
+        values = self.weighted + bool(self.columns.time)
+        batch = budget.edge_batch(values, max(row, row_bytes))
         spans = spans_of(self.table, budget.span(batch, self.table.num_rows))
         return replace(self, batch_rows=batch, spans=tuple(spans))
 
@@ -125,10 +134,10 @@ def edge_table(table: Table, columns: Columns, options: ReadOptions, budget: Bud
     """The rows of a table of edges in pieces, and the width and treatment of their features, whose stages `run`
     runs. Raises InputError: a column holds no numbers."""
     with about(table.source.of_type):
-        if columns.weight is not None:
+        if columns.weight:
             numbers_of(table.empty[columns.weight], f"{table.called}.{columns.weight}")
         rows = feature_rows(table.empty, columns.features, table.called)
-        weighted = columns.weight is not None and options.edge_weights == "use"
+        weighted = bool(columns.weight) and options.edge_weights == "use"
         own = EdgeTable(table, (), 0, columns, weighted, options=options).in_pieces(budget)
         if not columns.features or not table.num_rows:
             return own if rows is None else replace(own, read_width=rows.shape[1], width=rows.shape[1])
@@ -144,8 +153,8 @@ def _run_of(run: Run, table: str, stage: str, *more: Any) -> list[dict[str, Any]
 
 def spill_edges(work: EdgeWork, own: EdgeTable, number: int, span: Span) -> dict[str, Any]:
     """Clean the edges of a span, and spill them by ranges of destinations. Returns the defects that were seen."""
-    weight = (own.columns.weight,) if own.weighted and own.columns.weight is not None else ()
-    columns, cells = (*own.columns.ends, *weight, *own.columns.features), work.cells
+    more = (own.columns.weight if own.weighted else None, own.columns.time)
+    columns, cells = (*own.columns.ends, *filter(None, more), *own.columns.features), work.cells
     seen, first = [nothing_seen(own)], span.first
     with ExitStack() as stack:
         writers = [stack.enter_context(RunWriter(work.folder / w, number, work.fields, len(cells))) for w in work.ways]
@@ -156,10 +165,10 @@ def spill_edges(work: EdgeWork, own: EdgeTable, number: int, span: Span) -> dict
             if edges is None:
                 continue
             src, dst, w = edges
-            more = [x for x in (w.weight, w.rows) if x is not None]
+            values = [getattr(w, name) for name in work.values]
             for at, a, b, kind, relation in _ways(work, own, src, dst):
                 rows = b.astype(np.int64) * work.relations + relation if work.relations else b
-                writers[at].add(cells.numbered(b, kind), edge_keys(a, rows, work.num_nodes), *more)
+                writers[at].add(cells.numbered(b, kind), edge_keys(a, rows, work.num_nodes), *values)
             seen = [total_of(seen)]
     return total_of(seen)
 
@@ -186,6 +195,8 @@ _TOTALS: dict[str, tuple[Any, Callable[[Sequence[Any]], Any]]] = {
     "edges": (0, sum), "nulls": ((0, 0), sum), "unknown": ((0, 0), sum), "first_unknown": ((None, None), _first),
     "least": ((LARGEST, LARGEST), min), "largest": ((-1, -1), max), "infinite": (0, sum), "negative": (0, sum),
     "least_weight": (0.0, min), "loops": (0, sum), "first_loop": (None, _first), "dropped": (0, sum),
+    "missing_times": (0, sum), "first_missing_time": (None, _first), "infinite_times": (0, sum),
+    "first_infinite_time": (None, _first),
 }  # fmt: skip
 """Counts over edges, of both ends where there are two values: for no edges, and how those of two records add up."""
 
@@ -230,7 +241,7 @@ def _cleaned(
         seen["first_unknown"] = tuple(None if v is None else f"{q}{v}{q}" for v, q in zip(firsts, quotes))
         return None
     ends = [n.astype(np.int64) + work.offsets[kind] if kind else n for n, kind in zip(found, own.kinds)]
-    w, rows = None, None
+    w, rows, time = None, None, None
     if own.width:
         rows, given = own.feature_rows.of_batch(batch)
         bad = taken_out(rows)
@@ -243,7 +254,16 @@ def _cleaned(
         seen["infinite"], seen["negative"], seen["least_weight"] = faults.infinite, faults.negative, faults.least
     elif work.weighted:
         w = np.ones(batch.num_rows, np.float32)
-    src, dst, w, (loops, first_loop) = without_loops(ends[0], ends[1], OfEdges(w, rows), work.options)
+    if own.columns.time:
+        given = np.asarray(work.times.converted(times_of(batch, own.columns.time, own.columns.table)))
+        for what, (count, at) in zip(("missing_time", "infinite_time"), unknown_times(given)):
+            seen |= {f"{what}s": count, f"first_{what}": first + at if count else None}
+        if seen["missing_times"] or seen["infinite_times"]:
+            return None
+        time = given.astype(work.times.of_edges)
+    elif work.times.of_edges:
+        time = np.zeros(batch.num_rows, work.times.of_edges)
+    src, dst, w, (loops, first_loop) = without_loops(ends[0], ends[1], OfEdges(w, rows, time), work.options)
     seen["loops"], seen["first_loop"] = loops, first_loop if loops else None
     return (dst, src, w) if work.options.direction == "reverse" else (src, dst, w)
 
@@ -289,6 +309,7 @@ def sort_edges(work: EdgeWork, tasks: int, number: int, first: int, stop: int) -
         del back, back_w
     begin, end = cells.begin(first), cells.begin(stop)
     keys -= begin * num_nodes * max(1, work.relations)
+    kinds: AnyArray = np.broadcast_to(np.int64(0), len(keys))
     if work.relations:
         dst = keys // num_nodes
         kinds = (dst % work.relations).astype(edge_dtype(work.relations))
@@ -296,7 +317,7 @@ def sort_edges(work: EdgeWork, tasks: int, number: int, first: int, stop: int) -
         record["of_relations"] = np.bincount(kinds, minlength=work.relations).tolist()
         # Without the relation they are keys of (destination, source), which need not ascend here.
         keys -= (dst - dst // work.relations) * num_nodes
-        del dst, kinds
+        del dst
     indptr, indices = rows_of_keys(keys, num_nodes, end - begin)
     indptr[1:].tofile(sorted_file(work.folder, "indptr", number))
     indices.tofile(sorted_file(work.folder, "indices", number))
@@ -304,14 +325,15 @@ def sort_edges(work: EdgeWork, tasks: int, number: int, first: int, stop: int) -
         w.weight.tofile(sorted_file(work.folder, "edge_weight", number))
     if w.rows is not None:
         w.rows.tofile(sorted_file(work.folder, OF_EDGES, number))
+    if w.time is not None:
+        work.times.on_edges(w.time, indices, kinds).tofile(sorted_file(work.folder, "edge_time", number))
     degrees, counts = np.unique(np.diff(indptr), return_counts=True)
     return record | {"rows": end - begin, "edges": len(indices), "degrees": degrees.tolist(), "counts": counts.tolist()}
 
 
 def _sorted_way(work: EdgeWork, way: str, tasks: int, first: int, stop: int) -> tuple[AnyArray, OfEdges]:
     keys, *others = read_cells(work.folder / way, tasks, work.fields, first, stop)
-    rows = others.pop() if work.width else None
-    return sort_keys(keys, OfEdges(others[0] if others else None, rows))
+    return sort_keys(keys, OfEdges(**dict(zip(work.values, others))), by_time=not work.relations)
 
 
 def edge_bytes(work: EdgeWork, turned: bool) -> tuple[int, int]:
@@ -319,5 +341,6 @@ def edge_bytes(work: EdgeWork, turned: bool) -> tuple[int, int]:
     record = sum(field.nbytes for field in work.fields)
     widest = 2 if work.options.direction == "undirected" else 1
     placed = index_dtype(work.num_nodes).itemsize + 4 * work.weighted + 4 * work.width
+    placed += 8 * bool(work.times.of_edges)
     placed += edge_dtype(work.relations).itemsize if work.relations else 0
     return (1 + turned) * len(work.ways) * record, (1 + turned) * widest * placed

@@ -14,9 +14,12 @@ from ...storage.node_names import NodeNames
 from ...storage.store.full_disk import new_npy
 from ..datasets.cleaning.node_ids import repeated
 from ..datasets.cleaning.raw import AnyArray
-from .scan import file_of, integers
+from ..datasets.readers.parquet import UnequalListsError
+from .scan import DIFFER, file_of, integers
 
 Kind = Literal["rows", "dense", "gaps", "text"]
+Ranges = Sequence[tuple[int, int]]
+"""First row and number of rows of each span."""
 PIECE = 1 << 20
 """Entries handled at a time."""
 
@@ -50,6 +53,22 @@ class NodeMap:
             return slice(first, first + rows)
         ids = np.load(path)
         return ids.astype(np.int64) if self.kind == "dense" else np.searchsorted(_mapped(self.folder / "ids.npy"), ids)
+
+    def gathered(self, what: str, spans: Ranges, tables: Sequence[AnyArray] = ()) -> AnyArray:
+        """An array of the nodes that were scanned, in the order of their numbers; where there are `tables`, one of each
+        span, what these have at its values.
+
+        Raises:
+            UnequalListsError: spans have rows of several widths.
+        """
+        pieces = [np.load(file_of(self.folder, what, k)) for k in range(len(spans))]
+        pieces = [table[piece] for table, piece in zip(tables, pieces)] if tables else pieces
+        if len({piece.shape[1:] for piece in pieces}) > 1:
+            raise UnequalListsError(DIFFER)
+        out = np.empty((self.num_nodes, *pieces[0].shape[1:]), np.result_type(*pieces))
+        for k, (piece, span) in enumerate(zip(pieces, spans)):
+            out[self.positions(k, *span)] = piece
+        return out
 
     def _of_text(self, column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
         from ...stages.kernels.names.text import find_texts

@@ -28,10 +28,11 @@ from .budget import Budget
 from .edges import groups_of
 from .features import FeatureRows, feature_width, treatment_of
 from .names import NodeMap, index_names, name_ids, sort_ids
-from .scan import ascend, gathered_labels, gathered_split, scan_nodes
+from .scan import ascend, class_codes, file_of, scan_nodes
 from .source import Table, spans_of
 from .spill import cells_of, shift_of
 from .tasks import Stages
+from .times import Times
 
 SCAN_BYTES = 48
 """Bytes of a node's id, label and split in memory, about."""
@@ -214,20 +215,22 @@ def settle_labels(
     split: str | None,
     seed: int,
     label_columns: tuple[str, ...],
+    times: Times,
 ) -> dict[str, Any]:
     """Clean the labels and make the split, as files; return what the manifest says of them."""
     folder: Path = nodes.folder
-    numbers = [nodes.positions(k, first, rows) for k, (first, rows) in enumerate(spans)]
-    labels, class_names = gathered_labels(folder, records, numbers, nodes.num_nodes)
+    class_names, codes = class_codes(records)
+    labels = nodes.gathered("label", spans, codes)
     notes: list[str] = []
     nulls, stripped = (sum(record[key] for record in records) for key in ("null_labels", "stripped"))
     label_names = label_columns if options.named_labels else None
     given = GivenLabels(labels, class_names, label_names, nulls, stripped)
     y, num_classes, task, class_names = settled_labels(given, options, notes)
     del labels, given
-    stored = sets_of(gathered_split(folder, len(spans), numbers, nodes.num_nodes))
+    stored = sets_of(nodes.gathered("split", spans) if file_of(folder, "split", 0).exists() else None)
     split_notes: list[str] = []
-    sets = make_split(y, stored, split, seed, options, split_notes)
+    known = np.fromfile(times.file, times.of_nodes, len(y)) if times.of_nodes else None
+    sets = make_split(y, stored, split, seed, options, split_notes, times=known, time_unit=times.unit)
     y.tofile(folder / "labels")
     parts = {name: getattr(sets, name) for name in SPLITS}
     for name, ids in parts.items():

@@ -29,6 +29,7 @@ from ...storage.store.manifest import write_manifest
 from ...storage.store.narrow_loss import NarrowLoss
 from ...storage.stored.data_card import CARD, data_card, names_in, titled
 from ...storage.stored.edge_features import OF_EDGES
+from ...storage.times.moments import check_known
 from ...storage.typed.graph_types import SINGLE, GraphTypes, edge_dtype
 from ..datasets.cleaning import columns as columns_of
 from ..datasets.cleaning.clean import card_facts
@@ -38,6 +39,8 @@ from ..datasets.cleaning.edges import (
     WeightFaults,
     check_range,
     check_weights,
+    keeping,
+    note_borrowed,
     note_loops,
     note_repeats,
     note_reverses,
@@ -63,6 +66,7 @@ from .scratch import STORE
 from .source import Settings, Table, describe, import_csv
 from .spill import cell_sizes
 from .tasks import Stages
+from .times import NO_TIMES, gather_times, settled_times
 
 KEYS = 1 << 63
 """Numbers of (destination, relation, source) that a key can tell apart."""
@@ -106,6 +110,7 @@ class Ingest:
                 self.of_types[t.type].number(self.ids_are_text[t.type], self.settings.options, notes)
             self.notes += noted(t.type, notes)
         self._put_names(list(self.of_types.values()))
+        self._put_times()
         with about(self.source.name):
             self._settle_labels()
         self._spill_edges()
@@ -164,6 +169,7 @@ class Ingest:
                 common = self.stages, self.budget, own
                 self.of_types[t] = NodeTable(table, where, *common, labelled=labelled, number=number, node_type=str(t))
         self.tables = [edge_table(*own, options, self.budget, self.stages.run) for own in edges]
+        self.times = settled_times(target_first, edges, self.folder / "node_time")
         self._make_types()
         bare: list[Any] = [t.source.type for t, own in edges if own.weight is None]
         self.weight_notes = list[str]()
@@ -190,8 +196,15 @@ class Ingest:
                     "below 2**63, and nodes times nodes times relations are more: leave some out"
                 )
             options = replace(AS_THEY_ARE, dangling_edges=options.dangling_edges)
+            turned = [r + len(relations) for r in self.times.borrowed if self.turned]
+            self.times = replace(self.times, borrowed=(*self.times.borrowed, *turned))
         weighted, relations = any(own.weighted for own in self.tables), len(self.types.relations) if self.typed else 0
-        self.work = edge_tasks.EdgeWork(self.folder, options, self.offsets, weighted, widest, relations)
+        self.kept = list[str]()
+        if self.tables[0].columns.time and not self.typed:
+            options = keeping(options, self.kept)
+        self.work = edge_tasks.EdgeWork(
+            self.folder, options, self.offsets, weighted, widest, relations, times=self.times
+        )
         spilled, placed = edge_tasks.edge_bytes(self.work, self.turned)
         # Features made of degrees have two columns.
         values = sum(own.feature_values for own in nodes) or (0 if self.typed else 2 * self.offsets[-1])
@@ -221,11 +234,28 @@ class Ingest:
         self.outputs.append(Output("node_name_starts", "int64", tuple(starts)))
         self.integer_names = noted_kind(own.map.kind != "text" for own in tables)
 
+    def _put_times(self) -> None:
+        """The times of nodes, which are an output if those of the target type have some."""
+        if not self.times.of_nodes:
+            return
+        name = "node_time of '{}'" if self.typed else "node_time"
+        has_times = {t: bool(own.columns.time) for t, own in self.of_types.items()}
+        types = [
+            (own.map, first, own.ranges, name.format(t) if has_times[t] else "")
+            for (t, own), first in zip(self.of_types.items(), self.offsets)
+        ]
+        with about(self.source.name):
+            self.stages.run("times", "times of nodes", gather_times, [(self.times, types)])
+        if has_times[self.target]:
+            kind = self.times.of_nodes
+            self.outputs.append(Output("node_time", kind, (Piece(self.times.file, self.offsets[-1]),), kind))
+
     def _settle_labels(self) -> None:
         """Labels and split of the nodes that are predicted; those of other types have none."""
         nodes, others = self.of_types[self.target], sum(np.diff(self.offsets)[1:].tolist())
         chosen = self.settings.options, self.settings.split, self.settings.seed
-        item = (nodes.map, nodes.ranges, nodes.scanned, *chosen, nodes.columns.labels)
+        times = self.times if nodes.columns.time else NO_TIMES
+        item = (nodes.map, nodes.ranges, nodes.scanned, *chosen, nodes.columns.labels, times)
         (self.labels,) = self.stages.run("labels", "labels and split", settle_labels, [item])
         (count, *entry), dtype, folder = self.labels["shape"], self.labels["dtype"], nodes.folder
         pieces = [Piece(folder / "labels", count)]
@@ -285,9 +315,17 @@ class Ingest:
                 check_weights(WeightFaults(seen["infinite"], seen["negative"], seen["least_weight"]))
                 held = Seen.of_record(seen["features"])
                 held.check(options, notes, columns, "edge")
-            self.card += own.treatment.columns_of(held, columns, ",".join(kind) if kind else "edges") if columns else []
+            name = ",".join(kind) if kind else "edges"
+            self.card += own.treatment.columns_of(held, columns, name) if columns else []
             self.notes += noted(kind, notes)
-        if not self.typed:
+            unknown = [(seen[f"{what}_times"], seen[f"first_{what}_time"]) for what in ("missing", "infinite")]
+            check_known(f"edge_time of {name}" if kind else "edge_time", *unknown)
+        self.notes += self.kept
+        if self.typed:
+            timed = {t for t, own in self.of_types.items() if own.columns.time}
+            bare = [r for k, r in enumerate(self.types.relations) if k in self.times.borrowed]
+            note_borrowed([",".join(r) for r in bare if r[0] in timed], self.notes)
+        else:
             note_loops(self.seen[0]["loops"], self.seen[0]["first_loop"], options, self.notes)
             self.notes += [REVERSED] if options.direction == "reverse" else []
 
@@ -301,6 +339,7 @@ class Ingest:
         before, after = sum(r["before"] for r in found), sum(r["edges"] for r in found)
         settled_direction(all(r["symmetric"] for r in found), before, work.options, None, notes)
         note_reverses(before, after, notes)
+        note_borrowed(self.times.borrowed, notes)
 
     def _sorted(self, work: edge_tasks.EdgeWork) -> list[dict[str, Any]]:
         """Sort the spilled edges, by ranges of destinations, into outputs."""
@@ -326,6 +365,8 @@ class Ingest:
             Output(name, dtype, tuple(parts), GRAPH_DIGESTS[name], npy=self.settings.graph == "npy")
             for name, (dtype, parts) in outputs.items()
         ]
+        if kind := work.times.of_edges:
+            self.outputs.append(Output("edge_time", kind, tuple(pieces("edge_time")), kind))
         if work.relations:
             kind = str(edge_dtype(work.relations))
             self.outputs.append(Output("edge_type", kind, tuple(pieces("edge_type")), kind))
@@ -339,7 +380,7 @@ class Ingest:
 
         def measure() -> dict[str, Any]:
             sizes = sum(cell_sizes(self.folder / way, tasks, len(work.cells)) for way in work.ways)
-            most = self.budget.edge_group(work.weighted, 4 * work.width)
+            most = self.budget.edge_group(work.weighted + bool(work.times.of_edges), 4 * work.width)
             return {"groups": edge_tasks.groups_of(np.asarray(sizes), most)}
 
         found = self.stages.run_here("groups", measure)
@@ -388,6 +429,7 @@ class Ingest:
             o.name: digest_of_leaves(o.digest_dtype, o.shape, leaves[o.name]) for o in self.outputs if o.digest_dtype
         }
         graph = {name: digest_of.get(name) for name in GRAPH_DIGESTS}
+        graph |= {name: digest_of[name] for name in ("edge_time", "node_time") if name in digest_of}
         if not types.is_single:
             graph |= {"types": types.record(), "edge_type": digest_of["edge_type"]}
         digests = {**self.labels["digests"], "labels": digest_of["labels"]}
@@ -424,6 +466,7 @@ class Ingest:
             "digests": {**digests, "feature_sample": feature_sample_digest(total, sample_of(features))},
             **({} if names is None else {"class_names": list(names)}),
             **({} if self.integer_names is None else {INTEGER_NAMES: self.integer_names}),
+            **({"time_unit": unit} if (unit := self.times.unit) else {}),
             **({"read_as": given} if (given := self.settings.options.given) else {}),
         }
         if self.labels["task"] == "multilabel":

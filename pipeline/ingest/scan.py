@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ...storage.node_names import NodeNames
 from ..datasets.cleaning.class_names import by_value
 from ..datasets.cleaning.node_ids import as_numbers, is_text, signed
 from ..datasets.cleaning.raw import AnyArray
-from ..datasets.readers.parquet import UnequalListsError, labels_of, split_bits
+from ..datasets.readers.parquet import UnequalListsError, labels_of, split_bits, times_of
 from ..datasets.schema.columns import Columns
 from .source import Span, Table, batches
 
@@ -28,13 +27,14 @@ def file_of(folder: Path, what: str, number: int) -> Path:
 def scan_nodes(
     folder: Path, table: Table, number: int, span: Span, rows: int, ids_are_text: bool, columns: Columns, labelled: bool
 ) -> dict[str, Any]:
-    """Write ids (unless they are the rows' numbers), and if they are `labelled` labels and split of a span; return what
-    else is to know."""
+    """Write ids (unless they are the rows' numbers) and times of a span, and if they are `labelled` labels and split;
+    return what else is to know."""
     (folder / "nodes").mkdir(exist_ok=True)
-    found: dict[str, list[AnyArray]] = {"label": [], "split": [], "id": []}
+    found: dict[str, list[AnyArray]] = {"label": [], "split": [], "id": [], "time": []}
     classes: list[tuple[str, ...]] = []
     nulls, null_labels, stripped, names = 0, 0, 0, []
-    wanted = [*(() if columns.id is None else (columns.id,)), *(columns.labels + columns.of_split if labelled else ())]
+    wanted = [*filter(None, (columns.id, columns.time))]
+    wanted += columns.labels + columns.of_split if labelled else ()
     for batch in batches(table, span, wanted, rows):
         if columns.id is not None:
             column = batch[columns.id]
@@ -45,6 +45,8 @@ def scan_nodes(
                 names.append(NodeNames.of_arrow(column))
             else:
                 found["id"].append(integers(column))
+        if columns.time:
+            found["time"].append(np.asarray(times_of(batch, columns.time, columns.table)))
         if not labelled:
             continue
         labels = labels_of(batch, columns.labels)
@@ -113,34 +115,10 @@ def _save_names(folder: Path, number: int, names: Sequence[NodeNames]) -> None:
     np.save(file_of(folder, "length", number), np.concatenate([np.diff(n.starts) for n in names]))
 
 
-def gathered_labels(
-    folder: Path, records: Sequence[dict[str, Any]], numbers: Sequence[npt.NDArray[np.int64] | slice], total: int
-) -> tuple[AnyArray, tuple[str, ...] | None]:
-    """Labels of all nodes in the order of their numbers, and the names of classes if the labels are text."""
-    paths = [file_of(folder, "label", k) for k in range(len(records))]
-    if "classes" in records[0]:
-        names = {name for record in records for name in record["classes"]}
-        ordered = tuple(sorted(names, key=by_value))
-        code_of = {name: code for code, name in enumerate(ordered)}
-        tables = [np.array([*(code_of[name] for name in record["classes"]), -1], np.int64) for record in records]
-        pieces = [table[np.load(path)] for table, path in zip(tables, paths)]
-    else:
-        pieces, ordered = [np.load(path) for path in paths], None
-    if len({piece.shape[1:] for piece in pieces}) > 1:
-        raise UnequalListsError(DIFFER)
-    out = np.empty((total, *pieces[0].shape[1:]), np.result_type(*pieces))
-    for piece, at in zip(pieces, numbers):
-        out[at] = piece
-    return out, ordered
-
-
-def gathered_split(
-    folder: Path, spans: int, numbers: Sequence[npt.NDArray[np.int64] | slice], total: int
-) -> npt.NDArray[np.uint8] | None:
-    """Bits of the sets of all nodes, see `split_bits`; None if the nodes have no split."""
-    if not file_of(folder, "split", 0).exists():
-        return None
-    out = np.empty(total, np.uint8)
-    for k, at in zip(range(spans), numbers):
-        out[at] = np.load(file_of(folder, "split", k))
-    return out
+def class_codes(records: Sequence[dict[str, Any]]) -> tuple[tuple[str, ...] | None, list[AnyArray]]:
+    """Names of classes of all spans, if labels are text, and their numbers by those within each span, -1 behind."""
+    if "classes" not in records[0]:
+        return None, []
+    ordered = tuple(sorted({name for record in records for name in record["classes"]}, key=by_value))
+    code_of = {name: code for code, name in enumerate(ordered)}
+    return ordered, [np.array([*(code_of[n] for n in record["classes"]), -1], np.int64) for record in records]

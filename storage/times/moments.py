@@ -163,19 +163,32 @@ def as_times(values: npt.ArrayLike, what: str, count: int, unit: str | None = No
     given = given[:, 0] if given.ndim == 2 and given.shape[1] == 1 else given
     if given.dtype.kind not in "iufM" or given.shape != (count,):
         raise InputError(f"{what} is {given.dtype}{list(given.shape)}; expected numbers or dates [{count}]")
-    if len(bad := np.flatnonzero(np.isnat(given) if given.dtype.kind == "M" else np.isnan(given))):
-        raise InputError(
-            f"{what} holds {counted(len(bad), 'time')} that {are(len(bad))} NaN (first: position {bad[0]}); expected a "
-            "time for each"
-        )
-    if given.dtype.kind == "f" and len(bad := np.flatnonzero(np.isinf(given))):
-        raise InputError(
-            f"{what} holds {counted(len(bad), 'infinite time')} (first: position {bad[0]}); expected a finite time for "
-            "each"
-        )
+    check_known(what, *unknown_times(given))
     if given.dtype.kind == "M" and unit is not None:
         given = given.astype(f"datetime64[{unit}]")
     return given.astype(np.float64 if given.dtype.kind == "f" else np.int64)
+
+
+def unknown_times(given: npt.NDArray[Any]) -> tuple[tuple[int, int], tuple[int, int]]:
+    """How many times are NaN, and how many infinite, each with the first one's position."""
+    bad = np.isnat(given) if given.dtype.kind == "M" else np.isnan(given)
+    infinite = np.isinf(given) if given.dtype.kind == "f" else np.zeros(len(given), bool)
+    nan, inf = ((int(b.sum()), int(np.argmax(b)) if len(b) else 0) for b in (bad, infinite))
+    return nan, inf
+
+
+def check_known(what: str, nan: tuple[int, int], infinite: tuple[int, int]) -> None:
+    """Raise InputError for times of which `unknown_times` counts some."""
+    if count := nan[0]:
+        raise InputError(
+            f"{what} holds {counted(count, 'time')} that {are(count)} NaN (first: position {nan[1]}); expected a "
+            "time for each"
+        )
+    if count := infinite[0]:
+        raise InputError(
+            f"{what} holds {counted(count, 'infinite time')} (first: position {infinite[1]}); expected a finite time "
+            "for each"
+        )
 
 
 def as_moments(values: Any, what: str, count: int, unit: str | None) -> npt.NDArray[Any]:

@@ -16,7 +16,7 @@ from ....storage.times.moments import as_times, in_one_unit
 from ....storage.typed.features import TypedFeatures
 from .columns import Card, clean_features
 from .components import in_largest_component, restricted, restricted_split
-from .edges import clean_edges, clean_ordered
+from .edges import clean_edges, clean_ordered, note_borrowed
 from .labels import CleanLabels, settled_labels
 from .options import ReadOptions
 from .raw import AnyArray, Counts, GivenLabels, Raw, RawNodes, about
@@ -84,19 +84,9 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
         full = np.full((graph.num_nodes, *y.shape[1:]), np.nan if task in MATRIX_TASKS else -1, y.dtype)
         full[: len(y)] = y
         y, notes = full, notes if given is None else [*notes, note_of_types(graph.types)]
-    return Dataset(
-        raw.name,
-        graph,
-        features,
-        y,
-        parts,
-        num_classes,
-        task=task,
-        notes=tuple(notes),
-        node_names=names,
-        class_names=class_names,
-        card=data_card(card, **card_facts(split, seed, bool(raw.split)), read=dict(raw.read)),
-    ).check()
+    found = data_card(card, **card_facts(split, seed, bool(raw.split)), read=dict(raw.read))
+    more: Any = {"notes": tuple(notes), "node_names": names, "class_names": class_names, "card": found}
+    return Dataset(raw.name, graph, features, y, parts, num_classes, task=task, **more).check()
 
 
 def _graph(raw: Raw, counts: Counts, options: ReadOptions, notes: list[str], card: Card) -> Graph:
@@ -112,7 +102,7 @@ def _graph(raw: Raw, counts: Counts, options: ReadOptions, notes: list[str], car
     if node_time is not None:
         node_time = as_times(node_time, "node_time", num_nodes)
         if graph.edge_time is None:
-            notes.append("Edges have no times of their own, and have those of their sources.")
+            note_borrowed([0], notes)
             graph = replace(graph, edge_time=node_time[graph.indices])
     return replace(graph, node_time=node_time, time_unit=unit)
 

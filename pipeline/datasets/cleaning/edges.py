@@ -91,10 +91,7 @@ def clean_edges(
         None if time is None else as_times(time, "edge_time", len(src)),
     )
     if w.time is not None:
-        options = _keeping(options, notes)
-        # Copies of an edge are then in the order of time, in either direction.
-        order = np.argsort(w.time, kind="stable")
-        src, dst, w = src[order], dst[order], w[order]
+        options = keeping(options, notes)
     src, dst, w, loops = without_loops(src, dst, w, options)
     note_loops(*loops, options, notes)
     if options.direction == "reverse":
@@ -108,7 +105,7 @@ def clean_edges(
     return replace(graph, edge_features=ArrayFeatures(rows[w.rows]))
 
 
-def _keeping(options: ReadOptions, notes: list[str]) -> ReadOptions:
+def keeping(options: ReadOptions, notes: list[str]) -> ReadOptions:
     """The options for edges with times, which are not merged."""
     if options.duplicates == "merge":
         notes.append("Edges have times, so repeated ones were kept.")
@@ -178,12 +175,12 @@ def _back(keys: Keys, w: OfEdges, num_nodes: int) -> tuple[Keys, OfEdges]:
     return sort_keys(edge_keys(dst, src, num_nodes), w)
 
 
-def sort_keys(keys: Keys, w: OfEdges) -> tuple[Keys, OfEdges]:
-    """Ascending keys and their values, equal keys in their order; without values in place."""
+def sort_keys(keys: Keys, w: OfEdges, by_time: bool = True) -> tuple[Keys, OfEdges]:
+    """Ascending keys and their values, equal keys by time and then in their order; without values in place."""
     if w.is_empty:
         keys.sort()
         return keys, w
-    order = np.argsort(keys, kind="stable")
+    order = np.argsort(keys, kind="stable") if w.time is None or not by_time else np.lexsort((w.time, keys))
     return keys[order], w[order]
 
 
@@ -367,6 +364,13 @@ def settled_direction(
         f"The edges were read with direction={hint.direction} because {hint.reason} (set direction to change that)."
     )
     return hint.direction
+
+
+def note_borrowed(relations: Sequence[object], notes: list[str]) -> None:
+    """Note `relations` whose edges have the times of their sources; of a graph with one relation any number for it."""
+    if relations:
+        of = f" of {', '.join(map(str, relations))}" if isinstance(relations[0], str) else ""
+        notes.append(f"Edges{of} have no times of their own, and have those of their sources.")
 
 
 def note_reverses(before: int, after: int, notes: list[str]) -> None:

@@ -14,7 +14,7 @@ from ....storage.plural import counted
 from ....storage.times.moments import as_times, in_one_unit
 from ....storage.typed.graph_types import GraphTypes, RelationType
 from .columns import Card, clean_edge_features, clean_features
-from .edges import IGNORED, as_weights, check_weights
+from .edges import IGNORED, as_weights, check_weights, note_borrowed
 from .options import ReadOptions
 from .raw import Counts, Raw, RawNodes, about, noted, type_text
 from .relations import REVERSE, graph_of_relations
@@ -117,8 +117,7 @@ def _with_times(
         if t in of_nodes:
             node_time[start : start + counts[t]] = of_nodes[t]
     lists = [node_time[src] if r not in of_edges else of_edges[r].astype(dtype) for r, (src, _) in found.items()]
-    if of_nodes and (bare := [",".join(r) for r in found if r not in of_edges and r[0] in of_nodes]):
-        notes.append(f"Edges of {', '.join(bare)} have no times of their own, and have those of their sources.")
+    note_borrowed([",".join(r) for r in found if r not in of_edges and r[0] in of_nodes], notes)
     assert graph.edge_type is not None
     # Within a relation edges are sorted as in the graph: by destination, then source.
     edge_time = np.empty(graph.num_edges, dtype)

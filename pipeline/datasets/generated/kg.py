@@ -94,12 +94,5 @@ def generate_kg(text: str, name: str | None) -> Dataset:
         f"Generated: no model is more accurate than {1 - p.noise:g} on average, or as links of lives_in has an MRR "
         f"above {p.best_mrr:.3f}."
     ]
-    return Dataset(
-        name=name or text,
-        graph=graph,
-        features=TypedFeatures(tuple(map(ArrayFeatures, parts)), offsets),
-        labels=labels,
-        split=split_of(p, labels[: p.people]),
-        num_classes=p.countries,
-        notes=tuple(notes),
-    ).check()
+    features, split = TypedFeatures(tuple(map(ArrayFeatures, parts)), offsets), split_of(p, labels[: p.people])
+    return Dataset(name or text, graph, features, labels, split, p.countries, notes=tuple(notes)).check()

@@ -1,6 +1,6 @@
 """``payments:...``: accounts that pay each other, and which payments are frauds: a graph whose edges are labelled."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -59,15 +59,6 @@ def generate_payments(text: str, name: str | None) -> Dataset:
     x += means[is_mule.astype(np.int64)]
     notes = [f"Generated: no model is more accurate than {1 - p.flips:.3f} on average."]
     parts = split_of(p, labels, unit="edge")
-    return Dataset(
-        name or text,
-        graph,
-        ArrayFeatures(x),
-        labels,
-        parts,
-        2,
-        notes=tuple(notes),
-        pair_time=time,
-        pairs=np.stack([payer, payee], axis=1),
-        pair_features=amount[:, None],
-    ).check()
+    found = Dataset(name or text, graph, ArrayFeatures(x), labels, parts, 2, notes=tuple(notes))
+    of_pairs = {"pairs": np.stack([payer, payee], axis=1), "pair_features": amount[:, None], "pair_time": time}
+    return replace(found, **of_pairs).check()

@@ -22,17 +22,9 @@ BLOCK_BYTES = 1 << 20
 Begin = Callable[[pa.Schema], Callable[[pa.Table], None]]
 AsText = Callable[[str], bool]
 _KINDS = (
-    pa.null(),
-    pa.int64(),
-    pa.bool_(),
-    pa.date32(),
-    pa.time32("s"),
-    pa.timestamp("s"),
-    pa.timestamp("ns"),
-    pa.float64(),
-    pa.string(),
-    pa.binary(),
-)
+    pa.null(), pa.int64(), pa.bool_(), pa.date32(), pa.time32("s"), pa.timestamp("s"), pa.timestamp("ns"), pa.float64(),
+    pa.string(), pa.binary(),
+)  # fmt: skip
 LOOSER = dict(zip(_KINDS, _KINDS[1:]))
 """The type that pyarrow tries next for a column whose values are not all of a type."""
 LABEL_KINDS = {"int64": pa.int64(), "bool": pa.bool_(), "double": pa.float64()}

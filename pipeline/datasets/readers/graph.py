@@ -106,11 +106,11 @@ class _Reading:
 
     def raw(self) -> Raw:
         """The graph."""
-        edges, given = {}, {}
+        edges, given = dict[Any, RawEdges](), dict[str, Any]()
         own, (read, columns) = next(iter(self.nodes.values())), self.edges[0]
         if self.on_gpu and (found := self._ordered(own, read)) is not None:
             none = np.empty(0, np.int64)
-            edges, given = {None: RawEdges((none, none), columns=columns.features)}, {"ordered": found}
+            edges, given["ordered"] = {None: RawEdges((none, none), columns=columns.features)}, found
         else:
             if self.on_gpu:  # the CPU reads names, and reports defects
                 self.on_gpu, read = False, read_rows(read.source, self.options)
@@ -130,19 +130,9 @@ class _Reading:
                 x, time = feature_rows(rows, columns.features), times_of(rows, columns.time, columns.table)
                 x, time = own.ordered(x), own.ordered(time)
                 nodes[kind] = RawNodes(x, columns.features, time, own.names, count=rows.num_rows)
-        return Raw(
-            self.source.name,
-            edges,
-            labels,
-            nodes,
-            target,
-            split=sets_of(bits),
-            hint=self.source.hint,
-            notes=tuple(self.notes),
-            add_reverse=self.schema.source.is_typed and self.options.direction == "undirected",
-            read=self.schema.record(),
-            **given,
-        )
+        given |= {"hint": self.source.hint, "notes": tuple(self.notes), "read": self.schema.record()}
+        given["add_reverse"] = self.schema.source.is_typed and self.options.direction == "undirected"
+        return Raw(self.source.name, edges, labels, nodes, target, split=sets_of(bits), **given)
 
     def _check_gpu(self) -> None:
         for _, columns in self.edges:

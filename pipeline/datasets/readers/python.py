@@ -139,7 +139,7 @@ def from_networkx(
     edges = list(graph.edges(data=weight))
     src = np.array([number[u] for u, _, _ in edges], np.int64)
     dst = np.array([number[v] for _, v, _ in edges], np.int64)
-    weights = _edge_weights([w for _, _, w in edges], weight)
+    weights = _on_all([w for _, _, w in edges], "edge", weight)
     if not graph.is_directed():
         back = src != dst
         src, dst = np.concatenate([src, dst[back]]), np.concatenate([dst, src[back]])
@@ -158,21 +158,12 @@ def from_networkx(
         _check_no_layout([graph.nodes[n] for n in nodes])
     unlabelled = GivenLabels(np.zeros(len(nodes), np.int64))
     given = unlabelled if options.task == "link" else _node_labels(graph, nodes, label)
-    ends, rows = {None: RawEdges((src, dst), weights)}, RawNodes(_node_features(graph, nodes, features), names=names)
+    x = _on_all([graph.nodes[n].get(features) for n in nodes], "node", features)
+    x = x[:, None] if x is not None and x.ndim == 1 else x
+    ends, rows = {None: RawEdges((src, dst), weights)}, RawNodes(x, names=names)
     hint = Hint("directed", "the NetworkX graph is directed") if graph.is_directed() else None
     raw = Raw(name, ends, given, {None: rows}, split=stored, hint=hint, notes=notes)
     return clean(raw, options, split, seed)
-
-
-def _edge_weights(values: list[Any], attribute: str) -> AnyArray | None:
-    absent = sum(v is None for v in values)
-    if absent == len(values):
-        return None
-    if absent:
-        raise InputError(
-            f"{absent} of {len(values)} edges have no attribute '{attribute}'; give it to every edge or to none"
-        )
-    return _rectangular(values, f"edge attribute '{attribute}'")
 
 
 def _numbers_of(part: str, nodes: Iterable[Any], number: dict[Any, int]) -> AnyArray:
@@ -220,17 +211,16 @@ def _node_labels(graph: Any, nodes: list[Any], attribute: str) -> GivenLabels:
     return GivenLabels(_rectangular(filled, f"node attribute '{attribute}'"), nulls=len(values) - len(given))
 
 
-def _node_features(graph: Any, nodes: list[Any], attribute: str) -> AnyArray | None:
-    values = [graph.nodes[n].get(attribute) for n in nodes]
+def _on_all(values: list[Any], of: str, attribute: str) -> AnyArray | None:
+    """An attribute of all nodes or edges; None if none has it."""
     absent = sum(v is None for v in values)
     if absent == len(values):
         return None
     if absent:
         raise InputError(
-            f"{absent} of {len(values)} nodes have no attribute '{attribute}'; give features to every node or to none"
+            f"{absent} of {len(values)} {of}s have no attribute '{attribute}'; give it to every {of} or to none"
         )
-    x = _rectangular(values, f"node attribute '{attribute}'")
-    return x[:, None] if x.ndim == 1 else x
+    return _rectangular(values, f"{of} attribute '{attribute}'")
 
 
 def _rectangular(values: list[Any], what: str) -> AnyArray:

@@ -30,6 +30,9 @@ class Request:
     """Links are divided by a file of pairs or a split that is named, so by no column of the edges."""
 
 
+Read = Callable[[Any, Request], Any]
+
+
 @dataclass(frozen=True)
 class Reader:
     """Opens one kind of input. Other packages add theirs as entry points ``millrace.readers``."""
@@ -38,7 +41,7 @@ class Reader:
     recognises: Callable[[Any], bool]
     """True if a source, a string, a path or an object, is of this kind. It reads no contents and imports nothing heavy;
     at most one reader recognises a source."""
-    read: Callable[[Any, Request], Any]
+    read: Read
     """Reads a source: `GraphTables`, whose columns get roles by their names and the options; a `Raw`, which is then
     checked, cleaned and split according to the request; `Triples`, whose sets become links; or a `Dataset`."""
     form: str = ""
@@ -52,7 +55,7 @@ class Reader:
     """True if a source is a name, which means the same from any folder, and not a path."""
 
 
-def path_of(source: Any) -> Path | None:
+def path_of(source: object) -> Path | None:
     """The path that a source names; None if nothing is there, or the source is an object."""
     if not isinstance(source, str | Path):
         return None

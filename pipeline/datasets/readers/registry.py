@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from .foreign.pickled import read_planetoid, read_torch, torch_file
 from .npz import raw_of, read_arrays, read_npz
 from .pyg import from_pyg
 from .python import from_networkx
-from .reader import Reader, Request, path_of
+from .reader import Read, Reader, Request, path_of
 from .triples import Triples, as_triples, files_of, read_triples
 
 JSON = (".json", ".json.gz")
@@ -44,46 +45,50 @@ def is_table(path: Path) -> bool:
     return path.name.lower().endswith(TABLES)
 
 
-def _is_spec(source: Any, kind: str) -> bool:
+def _is_spec(source: object, kind: str) -> bool:
     return isinstance(source, str | Path) and str(source).partition(":")[0] == kind
 
 
-def _is_ogb_name(source: Any) -> bool:
+def _is_ogb_name(source: object) -> bool:
     return isinstance(source, str | Path) and str(source).startswith("ogbn-") and path_of(source) is None
 
 
-def _is_file(source: Any, *ends: str) -> bool:
+def _is_file(source: object, *ends: str) -> bool:
     path = path_of(source)
-    return path is not None and path.is_file() and path.name.lower().endswith(ends)
+    return bool(path and path.is_file() and path.name.lower().endswith(ends))
 
 
-def _is_edge_list(source: Any) -> bool:
+def _is_edge_list(source: object) -> bool:
     path = path_of(source)
-    return path is not None and path.is_file() and is_edge_list(path)
+    return bool(path and path.is_file() and is_edge_list(path))
+
+
+def _is_planetoid(source: object) -> bool:
+    return _folder(source) == "planetoid" or (_is_file(source, ".graph") and is_planetoid(expanded(str(source))))
 
 
 def _is_torch(source: object) -> bool:
     path = path_of(source)
-    return path is not None and _folder(path) is None and torch_file(path) is not None
+    return bool(path and not _folder(path) and torch_file(path))
 
 
-def _folder(source: Any) -> str | None:
+def _folder(source: object) -> str | None:
     """Contents of a folder: a store, an OGB folder, tables, or tables of several types; None for anything else."""
     path = path_of(source)
-    if path is None or not path.is_dir():
+    if not path or not path.is_dir():
         return None
     if (path / MANIFEST).exists():
         return "store"
     if (path / "raw").is_dir() and not (path / "processed").is_dir():
-        return "ogb"
+        return "ogb-folder"
     if files_of(path):
         return "triples"
-    if (other := kind_of_folder(path, [f.name for f in path.iterdir()])) is not None:
+    if other := kind_of_folder(path, [f.name for f in path.iterdir()]):
         return other
     return "tables" if any(name.lower().endswith(TABLES) for name in entries_in(path)) else None
 
 
-def _is_object_of(source: Any, package: str) -> bool:
+def _is_object_of(source: object, package: str) -> bool:
     # Compares the names of the class's modules: importing the package would make it required.
     return not isinstance(source, str | Path) and package in {
         c.__module__.partition(".")[0] for c in type(source).__mro__
@@ -104,7 +109,7 @@ def check_no_table_options(path: Path, request: Request, taken: tuple[str, ...] 
 
 
 # pyarrow is imported inside functions: otherwise every rank and command would wait for it.
-def _read_tables(source: Any, request: Request) -> GraphTables:
+def _read_tables(source: str | Path, request: Request) -> GraphTables:
     from .tables import tables_of_edge_file, tables_of_folder
 
     path = expanded(source)
@@ -113,13 +118,13 @@ def _read_tables(source: Any, request: Request) -> GraphTables:
     return tables_of_edge_file(path, request.options, request.name)
 
 
-def _read_ogb_name(source: Any, request: Request) -> Raw:
+def _read_ogb_name(source: object, request: Request) -> Raw:
     from .foreign.ogb import find_ogb, read_ogb_folder
 
     return read_ogb_folder(find_ogb(str(source)), request.name or str(source))
 
 
-def _read_ogb_folder(source: Any, request: Request) -> Raw:
+def _read_ogb_folder(source: str | Path, request: Request) -> Raw:
     from .foreign.ogb import read_ogb_folder
 
     path = expanded(source)
@@ -127,13 +132,14 @@ def _read_ogb_folder(source: Any, request: Request) -> Raw:
     return read_ogb_folder(path, request.name)
 
 
-def _read_npz(source: Any, request: Request) -> Raw:
+def read_npz_file(source: str | Path, request: Request) -> Raw:
+    """The graph of an ``.npz`` file, whatever its suffix."""
     path = expanded(source)
     check_no_table_options(path, request, ("split",))
     return read_npz(path, request.name, labelled=request.options.task != "link", split=request.options.split)
 
 
-def _read_edge_list(source: Any, request: Request) -> GraphTables:
+def _read_edge_list(source: str | Path, request: Request) -> GraphTables:
     from .foreign.edge_lists import edge_list
     from .tables import nodes_beside
 
@@ -144,32 +150,28 @@ def _read_edge_list(source: Any, request: Request) -> GraphTables:
     return replace(found, tables=(SourceTable("nodes", (nodes,)), *found.edges), notes=(note, *found.notes))
 
 
-def _read_network(source: Any, request: Request) -> GraphTables:
-    from .foreign.networks import read_json, read_network
-
-    path = expanded(source)
-    return (read_json if _is_file(source, *JSON) else read_network)(path, request.name or path.name.partition(".")[0])
+def _read_network(source: str | Path, request: Request) -> GraphTables:
+    return _foreign("networks.read_json" if _is_file(source, *JSON) else "networks.read_network")(source, request)
 
 
-def _read_property_graph(source: Any, request: Request) -> GraphTables:
+def _foreign(function: str) -> Read:
+    """Reader by ``module.function`` of `foreign`, which is imported when it is used and takes a path and a name."""
+
+    def read(source: str | Path, request: Request) -> Any:
+        (module, _, name), path = function.partition("."), expanded(source)
+        called = request.name or (path.resolve().name if path.is_dir() else path.name.partition(".")[0])
+        return getattr(import_module(f".foreign.{module}", __package__), name)(path, called)
+
+    return read
+
+
+def _read_property_graph(source: str | Path, request: Request) -> GraphTables:
     from .foreign.property_graph import read_property_graph
 
     return read_property_graph(expanded(source), request.name or expanded(source).resolve().name, request.options)
 
 
-def _read_dgl(source: Any, request: Request) -> GraphTables:
-    from .foreign.declared import read_dgl
-
-    return read_dgl(expanded(source), request.name or expanded(source).resolve().name)
-
-
-def _read_citations(source: Any, request: Request) -> GraphTables:
-    from .foreign.published import read_citations
-
-    return read_citations(expanded(source), request.name or expanded(source).resolve().name)
-
-
-def _read_openke(source: Any, request: Request) -> Triples:
+def _read_openke(source: str | Path, request: Request) -> Triples:
     from .foreign.published import openke_triples
 
     path = expanded(source)
@@ -183,10 +185,10 @@ def _saint(folder: Path) -> OwnArrays:
     return with_roles(folder, read_arrays(folder / SAINT)[0])
 
 
-def _of_arrays(read: Callable[[Path], OwnArrays]) -> Callable[[Any, Request], Raw]:
+def _of_arrays(read: Callable[[Path], OwnArrays]) -> Read:
     """Reader of a file or folder whose arrays are called as those of an ``.npz`` file."""
 
-    def read_raw(source: Any, request: Request) -> Raw:
+    def read_raw(source: str | Path, request: Request) -> Raw:
         path = expanded(source)
         check_no_table_options(path, request, ("split",))
         labelled, split = request.options.task != "link", request.options.split
@@ -212,7 +214,7 @@ def _read_torch(source: str | Path, request: Request) -> Dataset:
     return replace(found, notes=(*notes, *found.notes), read_as=request.options.given)
 
 
-def _read_store(source: Any, request: Request) -> Dataset:
+def _read_store(source: str | Path, request: Request) -> Dataset:
     path = expanded(source)
     check_no_table_options(path, request)
     return open_dataset_store(path, request.features, graph=request.graph)
@@ -230,12 +232,17 @@ def _read_pyg(source: Any, request: Request) -> Dataset:
 
 def _generated(name: str, generate: Callable[[str, str | None], Dataset], first: str) -> Reader:
     """Reader of a graph that is generated from a spec whose first option is `first`."""
+
+    def read(source: object, request: Request) -> Dataset:
+        return generate(str(source), request.name)
+
+    return Reader(name, lambda source: _is_spec(source, name), read, f"{name}:{first}=...", is_name=True)
+
+
+def _of_path(name: str, read: Read, form: str = "", *ends: str) -> Reader:
+    """Reader of the folders that `_folder` calls by its name, and of files whose names have these `ends`."""
     return Reader(
-        name,
-        lambda source: _is_spec(source, name),
-        lambda source, request: generate(str(source), request.name),
-        f"{name}:{first}=...",
-        is_name=True,
+        name, lambda source: _folder(source) == name or bool(ends and _is_file(source, *ends)), read, form, False
     )
 
 
@@ -261,54 +268,35 @@ READERS: Registry[Reader] = Registry(
         _generated("ratings", generate_ratings, "users"),
         _generated("payments", generate_payments, "accounts"),
         Reader("edge-list", _is_edge_list, _read_edge_list, "a .txt or .edges list of edges", is_clean=False),
-        Reader(
+        _of_path(
             "network",
-            lambda source: _is_file(source, *JSON) or _is_file(source, *NETWORKX, *(f"{s}.gz" for s in NETWORKX)),
             _read_network,
             "a .graphml, .gml, .gexf, .net or .json file",
-            is_clean=False,
+            *(*JSON, *NETWORKX, *(f"{s}.gz" for s in NETWORKX)),
         ),
-        Reader(
-            "property-graph",
-            lambda source: _folder(source) == "property-graph",
-            _read_property_graph,
-            "a folder of Neo4j's or Neptune's CSV",
-            is_clean=False,
-        ),
-        Reader("dgl", lambda source: _folder(source) == "dgl", _read_dgl, is_clean=False),
-        Reader("citations", lambda source: _folder(source) == "citations", _read_citations, is_clean=False),
-        Reader("openke", lambda source: _folder(source) == "openke", _read_openke, is_clean=True),
-        Reader("mtx", lambda source: _is_file(source, ".mtx", ".mtx.gz"), _of_arrays(read_mtx), is_clean=False),
-        Reader(
-            "mat", lambda source: _is_file(source, ".mat"), _of_arrays(read_mat), "a .mtx or .mat file", is_clean=False
-        ),
-        Reader(
-            "planetoid",
-            lambda source: (
-                _folder(source) == "planetoid" or (_is_file(source, ".graph") and is_planetoid(expanded(source)))
-            ),
-            _of_arrays(read_planetoid),
-            is_clean=False,
-        ),
+        _of_path("property-graph", _read_property_graph, "a folder of Neo4j's or Neptune's CSV"),
+        _of_path("dgl", _foreign("declared.read_dgl")),
+        _of_path("citations", _foreign("published.read_citations")),
+        replace(_of_path("openke", _read_openke), is_clean=True),
+        _of_path("mtx", _of_arrays(read_mtx), "", ".mtx", ".mtx.gz"),
+        _of_path("mat", _of_arrays(read_mat), "a .mtx or .mat file", ".mat"),
+        Reader("planetoid", _is_planetoid, _of_arrays(read_planetoid), is_clean=False),
         Reader("torch", _is_torch, _read_torch, "a .pt file of PyG", is_clean=False),
-        Reader("graphsaint", lambda source: _folder(source) == "graphsaint", _of_arrays(_saint), is_clean=False),
-        Reader("npz", lambda source: _is_file(source, ".npz"), _read_npz, "an .npz file", is_clean=False),
-        Reader(
+        _of_path("graphsaint", _of_arrays(_saint)),
+        _of_path("npz", read_npz_file, "an .npz file", ".npz"),
+        _of_path(
             "tables",
-            lambda source: _folder(source) == "tables" or _is_file(source, *TABLES, ".npy"),
             _read_tables,
             "a folder of Parquet or CSV, a .csv, .parquet or .npy file of edges",
-            is_clean=False,
+            *(*TABLES, ".npy"),
         ),
-        Reader(
-            "triples",
-            lambda source: _folder(source) == "triples",
-            read_triples,
-            "a folder of triples: train.txt, valid.txt, test.txt",
+        replace(
+            _of_path("triples", read_triples, "a folder of triples: train.txt, valid.txt, test.txt"),
+            is_clean=True,
             takes=("triples", "overlapping_splits"),
         ),
-        Reader("store", lambda source: _folder(source) == "store", _read_store, "a Millrace dataset store"),
-        Reader("ogb-folder", lambda source: _folder(source) == "ogb", _read_ogb_folder, is_clean=False),
+        replace(_of_path("store", _read_store, "a Millrace dataset store"), is_clean=True),
+        _of_path("ogb-folder", _read_ogb_folder),
         Reader("ogb", _is_ogb_name, _read_ogb_name, "an OGB name such as ogbn-arxiv", is_clean=False),
         Reader("networkx", lambda source: _is_object_of(source, "networkx"), _read_networkx, is_clean=False),
         Reader("pyg", lambda source: _is_object_of(source, "torch_geometric"), _read_pyg, is_clean=False),
@@ -317,7 +305,7 @@ READERS: Registry[Reader] = Registry(
 """All readers; at most one of them recognises a source."""
 
 
-def reader_of(source: Any) -> Reader | None:
+def reader_of(source: object) -> Reader | None:
     """The reader that recognises a source; None if none does.
 
     Raises:

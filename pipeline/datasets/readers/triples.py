@@ -171,34 +171,24 @@ def as_triples(train: Any, val: Any, test: Any, add_reverse: bool, name: str, no
         raise InputError(f"{name} has a relation and another called {REVERSE} and its name; set add_reverse=False")
     graph = graph_of_relations(edges, GraphTypes((ENTITY,), (0, count), tuple(edges), pair_relations=tuple(groups)))
     none = np.empty(0, np.int64)
-    plain = Dataset(
-        name=name,
-        graph=graph,
-        features=TypedFeatures((ArrayFeatures(np.zeros((count, 0), np.float32)),), (0, count)),
-        labels=np.zeros(count, np.int64),
-        split=Split(none, none, none),
-        num_classes=1,
-        node_names=entities,
-        notes=(
-            f"Triples: {counted(count, 'entity', 'entities')} and {counted(len(relations), 'relation')}. Entities have "
-            "no features; with learned=64 each learns a row of its own.",
-            *notes,
-            *_unlearnt(first, len(relations), relations, count, entities),
-        ),
+    what = (
+        f"Triples: {counted(count, 'entity', 'entities')} and {counted(len(relations), 'relation')}. Entities have "
+        "no features; with learned=64 each learns a row of its own."
     )
+    more: Any = {"notes": (what, *notes, *_unlearnt(first, relations, count, entities)), "node_names": entities}
+    features = TypedFeatures((ArrayFeatures(np.zeros((count, 0), np.float32)),), (0, count))
+    plain = Dataset(name, graph, features, np.zeros(count, np.int64), Split(none, none, none), num_classes=1, **more)
     if len(relations) == 1:
         sets = {key: pairs[:, :2] for key, pairs in sets.items()}
     return Triples(plain, {key: pairs for key, pairs in sets.items() if len(pairs)})
 
 
-def _unlearnt(
-    train: npt.NDArray[np.int64], num_relations: int, relations: Sequence[str], count: int, entities: Any
-) -> list[str]:
+def _unlearnt(train: npt.NDArray[np.int64], relations: Sequence[str], count: int, entities: Any) -> list[str]:
     """Notes on entities and relations that no train triple has."""
     notes = []
     for what, several, every, there, names in (
         ("entity", "entities", count, train[:, :2], entities),
-        ("relation", "relations", num_relations, train[:, 2], relations),
+        ("relation", "relations", len(relations), train[:, 2], relations),
     ):
         absent = np.setdiff1d(np.arange(every), there)
         if len(absent):

@@ -190,14 +190,8 @@ def edge_list(path: Path, name: str | None = None) -> GraphTables:
         why = "as KONECT writes them" if layout.konect else "by their values"
         notes.append(f"Columns of {path.name} have no names: {', '.join(names)} ({why}).")
     if not layout.is_bipartite:
-        return GraphTables(
-            name or _name_of(path),
-            path,
-            (SourceTable("edges", (path,), None, rows, roles),),
-            (),
-            layout.hint,
-            tuple(notes),
-        )
+        edges = SourceTable("edges", (path,), None, rows, roles)
+        return GraphTables(name or _name_of(path), path, (edges,), hint=layout.hint, notes=tuple(notes))
     ends = [
         SourceTable("nodes", (path,), t, pa.table({"id": rows[c].unique()}), {"id": "id"})
         for t, c in zip(("left", "right"), names)

@@ -12,21 +12,9 @@ from pathlib import Path
 from ...schema.files import COMPRESSED, CSV
 
 EDGE_LISTS = (".txt", ".edges", ".edgelist", ".edge", ".el", ".wel", ".ncol")
-NETWORKX = {
-    ".gml": "read_gml",
-    ".graphml": "read_graphml",
-    ".xml": "read_graphml",
-    ".gexf": "read_gexf",
-    ".net": "read_pajek",
-    ".paj": "read_pajek",
-    ".pajek": "read_pajek",
-    ".adjlist": "read_adjlist",
-    ".multiline_adjlist": "read_multiline_adjlist",
-    ".g6": "read_graph6",
-    ".graph6": "read_graph6",
-    ".s6": "read_sparse6",
-    ".sparse6": "read_sparse6",
-}
+_OTHER_NAMES = {".xml": "graphml", ".net": "pajek", ".paj": "pajek", ".g6": "graph6", ".s6": "sparse6"}
+_OWN_NAMES = ("gml", "graphml", "gexf", "pajek", "adjlist", "multiline_adjlist", "graph6", "sparse6")
+NETWORKX = {end: f"read_{kind}" for end, kind in ({f".{kind}": kind for kind in _OWN_NAMES} | _OTHER_NAMES).items()}
 """Functions of NetworkX by the suffix of a file, which may be compressed by gzip or bzip2."""
 MOST_HEADERS = 64
 """Most files of a folder whose headers are looked at."""

@@ -149,15 +149,8 @@ def read_torch(path: Path, split: Which) -> tuple[object, tuple[str, ...]]:
         from torch_geometric.data.storage import EdgeStorage, GlobalStorage, NodeStorage
     except ImportError:
         raise MissingExtraError(f"{path} is read by PyG, which is not installed: {install('pyg')}") from None
-    kinds: list[Callable[..., object] | tuple[Callable[..., object], str]] = [
-        Data,
-        HeteroData,
-        DataEdgeAttr,
-        DataTensorAttr,
-        EdgeStorage,
-        GlobalStorage,
-        NodeStorage,
-    ]
+    kinds: list[Callable[..., object] | tuple[Callable[..., object], str]] = [Data, HeteroData, DataEdgeAttr]
+    kinds += [DataTensorAttr, EdgeStorage, GlobalStorage, NodeStorage]
     try:
         with torch.serialization.safe_globals(kinds):
             held = torch.load(path, map_location="cpu", weights_only=True)

@@ -8,20 +8,14 @@ _PICKLE = "is a pickle, which may run code when it is loaded, and is not opened 
 _TABLES = "read it with pandas and write edges.parquet and nodes.parquet"
 KINDS = {
     (".pkl", ".pickle", ".gpickle", ".p"): f"{_PICKLE} and give the graph to mr.from_networkx, from_pyg or from_scipy",
-    (
-        ".bin",
-        ".dgl",
-    ): "is a file of dgl.save_graphs: load it with dgl, and give mr.from_relations the edges of each type",
+    (".bin", ".dgl"): "is a file of dgl.save_graphs: load it, and give mr.from_relations the edges of each type",
     (".h5", ".hdf5", ".h5ad"): f"is HDF5, which is not read: {_TABLES}, or save the arrays with np.savez",
     (".xlsx", ".xls", ".ods"): f"is a spreadsheet: save its sheets as edges.csv and nodes.csv, or {_TABLES}",
     (".db", ".sqlite", ".sqlite3"): f"is a database: {_TABLES}",
     (".zip", ".tar", ".tar.gz", ".tgz", ".7z", ".rar"): "is an archive: unpack it, and give the file or folder in it",
     (".rdf", ".ttl", ".nt", ".nq", ".owl"): "is RDF: write its triples of resources as train.txt, head, relation and "
     "tail between tabs",
-    (
-        ".dot",
-        ".gv",
-    ): "is a Graphviz file: read it with networkx.nx_pydot.read_dot and give the graph to mr.from_networkx",
+    (".dot", ".gv"): "is a Graphviz file: give what networkx.nx_pydot.read_dot reads to mr.from_networkx",
     (".kryo",): "is a binary file of TinkerPop: export GraphML from it",
     (".avro",): f"is Avro: {_TABLES}",
 }
