@@ -33,7 +33,7 @@ def scan_nodes(
     found: dict[str, list[AnyArray]] = {"label": [], "split": [], "id": [], "time": []}
     classes: list[tuple[str, ...]] = []
     nulls, null_labels, stripped, names = 0, 0, 0, []
-    wanted = [*filter(None, (columns.id, columns.time))]
+    wanted = [c for c in (columns.id, columns.time) if c is not None]
     wanted += columns.labels + columns.of_split if labelled else ()
     for batch in batches(table, span, wanted, rows):
         if columns.id is not None:
