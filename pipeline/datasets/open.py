@@ -86,9 +86,8 @@ def open_dataset(
         if options.pairs is not None:  # the sets are those of the pairs
             plain = replace(plain, overlapping_splits="error")
         divided = options.pairs is not None or split is not None
-        plain = _opened(
-            spec, Request(name, plain, None, seed, features, graph, pairs=options.pairs, is_divided=divided)
-        )
+        request = Request(name, plain, None, seed, features, graph, pairs=options.pairs, is_divided=divided)
+        plain = _opened(spec, request)
         chosen: Any = {key: getattr(options, key) for key in ("pairs", "relation", "overlapping_splits")}
         found = link_dataset(plain, split=split, seed=seed, **chosen)
         return replace(found, read_as={**plain.read_as, **options.given})

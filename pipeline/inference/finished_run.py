@@ -25,13 +25,14 @@ from ..config.named_code import allowing
 from ..config.records import make_system, without_partitioner
 from ..custom.model_argument import as_record_or_module
 from ..datasets import ReadOptions
+from ..datasets.cleaning.filling import indicators_in
 from ..datasets.readers.registry import reader_of
 from ..machine.gpus import own_device
 from ..setup.fingerprint import changed_since
 from ..setup.model import Outline, model_of, types_of
 from ..setup.open_data import open_data
 from ..setup.python_inputs import check_module_importable, check_same_data, read_given, with_kept_dataset
-from ..setup.result import Result, read_result
+from ..setup.result import Result, read_card, read_result
 from ..setup.run_folder import JOB, LEARNED, MODEL, RESULT, check_holds_run, learned_rows
 from ..telemetry.events import Emit, Note, silent
 from ..telemetry.main_metric import main_metric_of
@@ -105,6 +106,8 @@ class TrainedRun:
             given = {**given, **reading_of(open_store(path, KIND))}
         with self._proving():
             own = read.over(given)
+            if own.nan_features == "indicator" and not own.indicators and (card := read_card(self.folder)):
+                own = replace(own, indicators=indicators_in(card))
         return own if options is None else options.over(own.given)
 
     @contextmanager

@@ -73,7 +73,9 @@ def treatment_of(rows: FeatureRows, spans: Sequence[Span], run: Run) -> Treatmen
     def counts(stage: str, bins: Bins) -> Sequence[Counts]:
         return run(stage, "medians of features", count_values, [(rows, bins, span) for span in spans])
 
-    return treatment_by(rows.options, moments, counts)
+    kind = rows.table.source.type or rows.table.source.kind
+    of = kind if isinstance(kind, str) else ",".join(kind)
+    return treatment_by(rows.options, moments, counts).chosen(rows.columns, rows.width, of)
 
 
 def measure(rows: FeatureRows, span: Span) -> dict[str, Any]:

@@ -236,18 +236,13 @@ class Ingest:
 
     def _put_times(self) -> None:
         """The times of nodes, which are an output if those of the target type have some."""
-        if not self.times.of_nodes:
+        if not (kind := self.times.of_nodes):
             return
-        name = "node_time of '{}'" if self.typed else "node_time"
-        has_times = {t: bool(own.columns.time) for t, own in self.of_types.items()}
-        types = [
-            (own.map, first, own.ranges, name.format(t) if has_times[t] else "")
-            for (t, own), first in zip(self.of_types.items(), self.offsets)
-        ]
+        name, every = "node_time of '{}'" if self.typed else "node_time", zip(self.of_types.items(), self.offsets)
+        types = [(n.map, first, n.ranges, name.format(t) if n.columns.time else "") for (t, n), first in every]
         with about(self.source.name):
             self.stages.run("times", "times of nodes", gather_times, [(self.times, types)])
-        if has_times[self.target]:
-            kind = self.times.of_nodes
+        if self.of_types[self.target].columns.time:
             self.outputs.append(Output("node_time", kind, (Piece(self.times.file, self.offsets[-1]),), kind))
 
     def _settle_labels(self) -> None:

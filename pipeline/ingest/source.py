@@ -27,7 +27,7 @@ from ..datasets.readers.tables import (
     tables_of_folder,
 )
 from ..datasets.schema.columns import is_list
-from ..datasets.schema.files import tables_of
+from ..datasets.schema.files import note_missing_parts, tables_of
 from ..datasets.schema.source import GraphTables, Kind, SourceTable
 from .url_files import UrlFile, names_at, opened
 
@@ -138,7 +138,7 @@ def find_source(path: Path | str, options: ReadOptions) -> GraphTables:
         raise InputError(f"nodes_file is given, but {path} is a URL, whose nodes* are read; leave it out")
     entries = {name: (UrlFile(path, name),) for name in names_at(path) if name.endswith(".parquet")}
     tables = tuple(tables_of(entries, path))
-    return GraphTables(PurePosixPath(path).name, path, tables)
+    return GraphTables(PurePosixPath(path).name, path, tables, notes=note_missing_parts(tables, path))
 
 
 def stamp_of(path: File) -> tuple[int, int]:

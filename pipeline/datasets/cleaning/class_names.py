@@ -86,9 +86,10 @@ def without_ignored(found: Numbered, ignored: tuple[str, ...], notes: list[str],
         )
     alike = defaultdict(list)
     for name in names:
-        alike[name.casefold()].append(f"'{name}'")
+        alike[str(int(name)) if name.isdecimal() else name.casefold()].append(f"'{name}'")
     if several := next((group for group in alike.values() if len(group) > 1), None):
-        notes.append(f"The classes {' and '.join(several)} differ in upper and lower case only.")
+        how = "zeros before the number" if several[0].strip("'").isdecimal() else "upper and lower case"
+        notes.append(f"The classes {' and '.join(several)} differ in {how} only.")
     return Numbered(y, names, stripped)
 
 

@@ -113,7 +113,7 @@ def filled(
     seen.check(options, notes, of.columns, of.unit)
     if of.unit == "node":
         note_normalized(seen.magnitude, options, notes)
-    treatment = treatment_of(x, bad, options)
+    treatment = treatment_of(x, bad, options).chosen(of.columns, x.shape[1], of.called)
     if card is not None:
         card += treatment.columns_of(seen, of.columns, of.called)
     return treatment.apply(x, bad)

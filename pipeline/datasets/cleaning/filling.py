@@ -1,7 +1,7 @@
 """Missing values of features: columns are scaled by the values that are known, and then filled."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ WAYS = {
     "median": "with the median of the known ones",
     "indicator": "with 0, and a column for each says where they were",
 }
+IS_MISSING = " is missing"
+"""Behind the name of a column, the name of the one that says where it misses values."""
 HALF = 16
 """Bits of a float32 that select a bin of values."""
 
@@ -237,6 +239,14 @@ class Treatment:
             fill = (medians if scaling is None else (medians - scaling.mean) / scaling.deviation).astype(np.float32)
         return cls(options, scaling, fill, tuple(gaps) if options.nan_features == "indicator" else ())
 
+    def chosen(self, columns: Sequence[str], width: int, of: str) -> "Treatment":
+        """The same, where `ReadOptions.indicators` names the columns that get another one."""
+        wanted = self.options.indicators if self.options.nan_features == "indicator" else None
+        if wanted is None:
+            return self
+        names = column_names(columns, width)
+        return replace(self, indicated=tuple(c for c, name in enumerate(names) if f"{of}.{name}" in wanted))
+
     def apply(self, x: Rows, bad: Mask) -> Rows:
         """float32 [n, F + indicated]; `x` has 0 for missing values."""
         rows = normalized_rows(x, self.options) if self.scaling is None else self.scaling.apply(x)
@@ -253,7 +263,13 @@ class Treatment:
         """A data card's records of all columns; see `Seen.columns`."""
         found = seen.columns(columns, of)
         flag = {"missing": 0, "least": 0.0, "largest": 1.0, "constant": False}
-        return found + [found[c] | flag | {"name": f"{found[c]['name']} is missing"} for c in self.indicated]
+        return found + [found[c] | flag | {"name": f"{found[c]['name']}{IS_MISSING}"} for c in self.indicated]
+
+
+def indicators_in(card: Mapping[str, Any]) -> tuple[str, ...]:
+    """`ReadOptions.indicators` by which other data get the columns of those that a data card is of."""
+    every = [f"{c['of']}.{c['name']}" for c in card["columns"]]
+    return tuple(name.removesuffix(IS_MISSING) for name in every if name.endswith(IS_MISSING))
 
 
 def treatment_by(

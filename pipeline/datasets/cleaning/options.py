@@ -94,6 +94,9 @@ class ReadOptions:
     """Missing features of nodes and edges: NaN, or infinite. Columns are scaled by known values, then filled: by 0
     (which is the mean under normalize_features=standard), or the mean or median of the known ones. indicator: by 0, and
     each column that misses some gets another one, behind all, of 1 where it does and 0 elsewhere."""
+    indicators: tuple[str, ...] | None = None
+    """Columns that get another one under nan_features=indicator, such as nodes.age, whether they miss values or not.
+    None: those that miss some; data that a run predicts for have those of its own."""
     normalize_features: Literal["none", "row", "standard", "binary"] = "none"
     """row: each row divided by the sum of its absolute values (zero rows stay zero); standard: each column less its
     mean, divided by its standard deviation; binary: 1 where not zero."""
@@ -167,7 +170,7 @@ class ReadOptions:
         return ReadOptions(**{**before, **self.given})
 
     def __post_init__(self) -> None:
-        for key in (*COLUMNS, "ignored_labels", "relation"):
+        for key in (*COLUMNS, "ignored_labels", "relation", "indicators"):
             if isinstance(given := getattr(self, key), list):
                 object.__setattr__(self, key, tuple(given))
         for key in COLUMNS:
@@ -192,7 +195,7 @@ class ReadOptions:
         ]:
             raise InputError(f"triples is {self.triples!r}; expected an order such as head,tail,relation")
         for f in fields(self):
-            if f.name in FREE:
+            if f.name in (*FREE, "indicators"):
                 continue
             value = getattr(self, f.name)
             allowed = {"direction": get_args(Direction), "task": TASKS}.get(f.name) or get_args(f.type)

@@ -20,8 +20,8 @@ from .raw import Counts, Raw, RawNodes, about, noted, type_text
 from .relations import REVERSE, graph_of_relations
 
 OF_NODES = (
-    "nan_features", "normalize_features", "task", "ignored_labels", "nan_labels", "label_gaps", "overlapping_splits",
-    "unlabelled_in_split", "edge_weights", "target", "labels_of", "labelled_edges",
+    "nan_features", "indicators", "normalize_features", "task", "ignored_labels", "nan_labels", "label_gaps",
+    "overlapping_splits", "unlabelled_in_split", "edge_weights", "target", "labels_of", "labelled_edges",
 )  # fmt: skip
 """Options that a typed graph follows; the others change edges, or choose columns of tables."""
 Ends = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]

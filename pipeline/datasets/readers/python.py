@@ -56,20 +56,16 @@ def from_scipy(
     if not sp.issparse(adjacency):
         raise InputError(f"adjacency is {type(adjacency).__name__}; expected a SciPy sparse matrix [V, V]")
     y = host(labels)
-    if (
-        len(adjacency.shape) != 2
-        or adjacency.shape[0] != adjacency.shape[1]
-        or adjacency.shape[0] != len(np.atleast_1d(y))
-    ):
+    count = len(np.atleast_1d(y))
+    if tuple(adjacency.shape) != (count, count):
         raise InputError(
-            f"adjacency has shape {list(adjacency.shape)} and there are {len(np.atleast_1d(y))} labels; expected [V, "
-            "V] and V"
+            f"adjacency has shape {list(adjacency.shape)} and there are {count} labels; expected [V, V] and V"
         )
     coo = adjacency.tocoo()
     present = coo.data != 0
     values = coo.data[present]
     edges = RawEdges((coo.row[present], coo.col[present]), None if (values == 1).all() else values)
-    names = None if node_names is None else distinct_names(node_names, len(np.atleast_1d(y)))
+    names = None if node_names is None else distinct_names(node_names, count)
     nodes = RawNodes(features if features is None or sp.issparse(features) else host(features), names=names)
     stored = {part: host(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None}
     return clean(Raw(name, {None: edges}, GivenLabels(y), {None: nodes}, split=stored), options, split, seed)

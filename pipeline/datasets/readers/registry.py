@@ -203,14 +203,8 @@ def _read_torch(source: str | Path, request: Request) -> Dataset:
     file = torch_file(path)
     assert file is not None, "the reader recognises no others"
     data, notes = read_torch(file, request.options.split)
-    found = _read_pyg(
-        data,
-        replace(
-            request,
-            name=request.name or path.resolve().name.partition(".")[0],
-            options=replace(request.options, split=None),
-        ),
-    )
+    name, options = request.name or path.resolve().name.partition(".")[0], replace(request.options, split=None)
+    found = _read_pyg(data, replace(request, name=name, options=options))
     return replace(found, notes=(*notes, *found.notes), read_as=request.options.given)
 
 

@@ -88,7 +88,8 @@ def tables_of_folder(
     tables = tuple(
         _with_folder_columns(table, folder) for table in of_folder.tables_of(entries, folder, needs_nodes(options))
     )
-    return GraphTables(name or folder.resolve().name, folder, tables, tuple(left), hint=_hint_of(tables))
+    notes = of_folder.note_missing_parts(tables, folder)
+    return GraphTables(name or folder.resolve().name, folder, tables, tuple(left), _hint_of(tables), notes)
 
 
 def _with_folder_columns(table: SourceTable, folder: Path) -> SourceTable:

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ....storage.errors import InputError, NoLabelsError
+from ....storage.plural import are
 from ....storage.typed.graph_types import RelationType
 from . import words
 from .columns import listed, quoted
 from .source import Kind, SourceTable
 
+MOST_MISSING = 4
+"""Most files that are missing among numbered ones, more than there are."""
 COMPRESSED = ("", ".gz", ".bz2", ".zst")
 """Suffixes of compressed text files."""
 CSV = tuple(kind + how for kind in (".csv", ".tsv") for how in COMPRESSED)
@@ -248,6 +251,30 @@ def tables_of(entries: Mapping[str, tuple[Any, ...]], folder: object, needs_node
         )
     nodes = [_table("nodes", t, names, entries) for t, names in found.nodes.items()]
     return [*nodes, *(_table("edges", t, names, entries) for t, names in found.edges.items())]
+
+
+def note_missing_parts(tables: Iterable[SourceTable], folder: object) -> tuple[str, ...]:
+    """Notes on parts that are missing among numbered files. Raises InputError where their names say how many there
+    are."""
+    notes = []
+    for table in tables:
+        cells = [re.split(r"(\d+)", file.name) for file in table.files]
+        at = [i for i, several in enumerate(zip(*cells)) if len(set(several)) > 1]
+        if len(at) != 1 or at[0] % 2 == 0 or len(set(map(len, cells))) > 1:
+            continue
+        (i,), first, numbers = at, cells[0], {int(own[at[0]]) for own in cells}
+        total = int(first[i + 2]) if first[i + 1].lower() == "-of-" else 0
+        begin = int(0 not in numbers and total in numbers) if total else min(numbers)
+        end = begin + total if total else max(numbers) + 1
+        missing = sorted({*range(begin, min(end, begin + 2 * len(cells) + MOST_MISSING))} - numbers)
+        if not missing or len(missing) >= len(cells) + MOST_MISSING:  # numbers of another kind
+            continue
+        names = ["".join((*first[:i], str(n).zfill(len(first[i])), *first[i + 1 :])) for n in missing]
+        gone = f"{listed(names)} {are(len(names))} missing"
+        if total:
+            raise InputError(f"{folder}: of the {total} parts of {table.title} {gone}; put the parts there")
+        notes.append(f"Files of {table.title} are numbered, and {gone}.")
+    return tuple(notes)
 
 
 def _table(kind: Kind, of: Any, names: Sequence[str], entries: Mapping[str, tuple[Any, ...]]) -> SourceTable:

@@ -424,3 +424,30 @@ def test_nodes_without_a_label_and_the_report_of_a_result(tmp_path):
     assert mr.report([mr.load(run)], tmp_path / "again").path.is_file()
     with pytest.raises(InputError, match="runs is of type int; expected the folder of a run, its result"):
         mr.report(3)
+
+
+def test_gaps_of_new_data_have_the_columns_of_the_runs_own(tmp_path):
+    """Under nan_features=indicator new data have as many columns, whichever of their values are missing."""
+    rng, ends = np.random.default_rng(0), {"src": range(40), "dst": [*range(1, 40), 0]}
+    rows = {"id": range(40), "a": rng.random(40), "b": rng.random(40), "label": rng.integers(0, 2, 40)}
+
+    def write(name, **missing):
+        (folder := tmp_path / name).mkdir()
+        own = {k: [None if i in missing.get(k, ()) else v for i, v in enumerate(of)] for k, of in rows.items()}
+        pq.write_table(pa.table(own), folder / "nodes.parquet")
+        pq.write_table(pa.table(ends), folder / "edges.parquet")
+        return str(folder)
+
+    read = {"direction": "directed", "feature_columns": "a,b", "nan_features": "indicator"}
+    given = {"config": {"read": read}, "split": "fraction:0.5,0.2", "epochs": 1, "hidden": 4, "verbose": False}
+    run = mr.run(write("own", a=(3,)), out=tmp_path / "run", **given)
+    assert run.num_features == 3
+    for name, missing in {"none": {}, "both": {"a": (1,), "b": (2, 5)}, "same": {"a": (3,)}}.items():
+        folder = write(name, **missing)
+        data = mr.load(run.folder).open_dataset(folder)
+        flags = data.features.gather(np.arange(40))[:, 2]
+        assert np.flatnonzero(flags).tolist() == list(missing.get("a", ()))
+        assert len(mr.predict(run, folder).logits) == 40
+        mr.convert(folder, tmp_path / f"{name}-store", options=mr.load(run.folder).reading(), verbose=False)
+        assert np.array_equal(mr.open_dataset(tmp_path / f"{name}-store").features.gather(np.arange(40))[:, 2], flags)
+    assert np.array_equal(mr.predict(run, str(tmp_path / "same")).logits, mr.predict(run).logits)

@@ -63,9 +63,8 @@ def read_dgl(folder: Path, name: str) -> GraphTables:
     for of in nodes:
         file = folder / _text(of, "file_name", str(path))
         roles: dict[str, Role] = {_text(of, "node_id_field", str(path), "node_id"): "id"}
-        tables.append(
-            SourceTable("nodes", (file,), of.get("ntype", "_V") if typed else None, _csv(file, separator), roles)
-        )
+        kind = of.get("ntype", "_V") if typed else None
+        tables.append(SourceTable("nodes", (file,), kind, _csv(file, separator), roles))
     for of in edges:
         file = folder / _text(of, "file_name", str(path))
         ends = (_text(of, f"{end}_id_field", str(path), f"{end}_id") for end in ("src", "dst"))

@@ -21,6 +21,8 @@ FEW_NODES, PER_EDGE = 10_000_000, 100
 """Nodes that any matrix may have, and more of them for each of its entries."""
 ARRAYS = {"x": ("attributes", "attrb", "features", "x"), "y": ("group", "label", "labels", "gnd", "y")}
 """Names in ``.mat`` files, in lower case, of features [V, F] and labels, [V], [V, 1] or [V, C] of 0 and 1."""
+NUMBERS = ("pattern", "integer", "real", "double")
+"""Kinds of entries that are read."""
 ROLE, CLASSES, FEATURES = "role.json", "class_map.json", "feats.npy"
 """Files of a folder of GraphSAINT beside its adjacency; the last may be missing."""
 ROLES = {"tr": "train_idx", "va": "val_idx", "te": "test_idx"}
@@ -62,12 +64,7 @@ def read_mtx(path: Path) -> OwnArrays:
     with _reading(path, "a Matrix Market file of coordinates"):
         head, size, entries = _entries(path)
         kind, symmetry = head[3:5]
-        if head[:3] != ["%%matrixmarket", "matrix", "coordinate"] or kind not in (
-            "pattern",
-            "integer",
-            "real",
-            "double",
-        ):
+        if head[:3] != ["%%matrixmarket", "matrix", "coordinate"] or kind not in NUMBERS:
             raise InputError(
                 f"{path} is '{' '.join(head)[:80]}'; expected a matrix of coordinates: a pattern, integers or reals"
             )

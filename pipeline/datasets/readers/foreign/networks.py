@@ -103,10 +103,8 @@ def graph_tables(
     of_nodes, of_edges = _with_numbers(of_nodes, (key,), of_edges, ENDS)
     drawn: dict[str, Role] = {c: "not read" for c in unread if c in taken}
     roles: dict[str, Role] = {ENDS[0]: "source", ENDS[1]: "target"}
-    tables = (
-        SourceTable("nodes", (path,), None, of_nodes, {key: "id", **drawn}),
-        SourceTable("edges", (path,), None, of_edges, roles),
-    )
+    rows = SourceTable("nodes", (path,), None, of_nodes, {key: "id", **drawn})
+    tables = (rows, SourceTable("edges", (path,), None, of_edges, roles))
     return GraphTables(name, path, tables if nodes else tables[1:], (), hint)
 
 

@@ -166,9 +166,7 @@ def read_torch(path: Path, split: Which) -> tuple[object, tuple[str, ...]]:
         held, slices = held[0], held[1] if len(held) > 1 else None
     if isinstance(held, list) and len(held) == 1:
         (held,) = held
-    several = (
-        max((len(v) - 1 for v in slices.values() if not isinstance(v, int | float | None)), default=1) if slices else 1
-    )
+    several = max((len(v) - 1 for v in (slices or {}).values() if not isinstance(v, int | float | None)), default=1)
     if several > 1:
         raise InputError(f"{path} holds {several} graphs; expected one: save that alone")
     if isinstance(held, dict):

@@ -12,7 +12,7 @@ from pyarrow import csv as arrow_csv
 
 from .....storage.errors import InputError
 from ...cleaning.arrow import reading
-from ...schema.source import GraphTables, SourceTable
+from ...schema.source import GraphTables, Role, SourceTable
 from .kinds import CITES, CONTENT, OPENKE
 
 SETS = {"train": OPENKE, "val": "valid2id.txt", "test": "test2id.txt"}
@@ -50,15 +50,11 @@ def read_citations(folder: Path, name: str) -> GraphTables:
             x = np.stack([nodes[i + 1].cast(pa.float32()).to_numpy() for i in range(width)], axis=1)
         columns["features"] = pa.FixedSizeListArray.from_arrays(pa.array(x.ravel()), width)
     edges = edges.rename_columns(["cited", "citing"])
-    tables = (
-        SourceTable(
-            "nodes", (content,), None, pa.table(columns), {"id": "id", "label": "label", "features": "feature"}
-        ),
-        SourceTable("edges", (cites,), None, edges, {"cited": "target", "citing": "source"}),
-    )
-    left = tuple(
-        (f.name, f"it is neither {CONTENT} nor {CITES}") for f in sorted(folder.iterdir()) if f not in (content, cites)
-    )
+    roles: dict[str, Role] = {"id": "id", "label": "label", "features": "feature"}
+    of_nodes = SourceTable("nodes", (content,), None, pa.table(columns), roles)
+    tables = (of_nodes, SourceTable("edges", (cites,), None, edges, {"cited": "target", "citing": "source"}))
+    others = sorted(set(folder.iterdir()) - {content, cites})
+    left = tuple((f.name, f"it is neither {CONTENT} nor {CITES}") for f in others)
     return GraphTables(name, folder, tables, left)
 
 

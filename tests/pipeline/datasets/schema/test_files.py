@@ -1,8 +1,11 @@
 """Which files of a folder form which table."""
 
+from pathlib import Path
+
 import pytest
 
-from millrace.pipeline.datasets.schema.files import entries_in, find, natural, tables_of
+from millrace.pipeline.datasets.schema.files import entries_in, find, natural, note_missing_parts, tables_of
+from millrace.pipeline.datasets.schema.source import SourceTable
 from millrace.storage.errors import InputError
 
 
@@ -12,6 +15,27 @@ def test_parts_are_in_the_order_of_their_numbers():
     assert found.nodes[None] == [f"nodes.part.{i}.parquet" for i in (1, 2, 10)]
     assert found.edges[None] == ["edges-00000-of-00003.csv", "edges-00002-of-00003.csv"]
     assert sorted(["p10", "p9", "p"], key=natural) == ["p", "p9", "p10"]
+
+
+def test_parts_that_are_missing_are_named():
+    def table(*names):
+        return SourceTable("nodes", tuple(map(Path, names)))
+
+    told = note_missing_parts([table("nodes.part.0.csv", "nodes.part.1.csv", "nodes.part.3.csv")], "g")
+    assert told == ("Files of nodes are numbered, and nodes.part.2.csv is missing.",)
+    spark = "part-{:05d}-4f2a0d1e-77aa-c000.snappy.parquet"
+    (told,) = note_missing_parts([table(*(spark.format(i) for i in (0, 1, 2, 5, 6)))], "g")
+    assert f"{spark.format(3)}, {spark.format(4)} are missing" in told
+    for names in (["a-1.csv"], ["nodes-1.csv", "nodes-2.csv"], ["nodes-0-of-2.csv", "nodes-1-of-2.csv"]):
+        assert note_missing_parts([table(*names)], "g") == ()
+    stamps = [f"nodes-{t}.csv" for t in (1700000000, 1700086400, 1700172800)]
+    assert note_missing_parts([table(*stamps), table("nodes-a-1.csv", "nodes-b-2.csv")], "g") == ()
+    with pytest.raises(
+        InputError, match=r"g: of the 4 parts of nodes nodes-3-of-4\.csv is missing; put the parts there"
+    ):
+        note_missing_parts([table(*(f"nodes-{n}-of-4.csv" for n in (1, 2, 4)))], "g")
+    with pytest.raises(InputError, match=r"of the 3 parts of nodes nodes-01-of-03\.csv is missing"):
+        note_missing_parts([table("nodes-00-of-03.csv", "nodes-02-of-03.csv")], "g")
 
 
 def test_types_by_dashes_and_by_underscores():
