@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from ...storage.graph import ALWAYS
 from ...storage.times.moments import as_times, in_one_unit
 from ..datasets.cleaning.node_ids import is_text
-from ..datasets.cleaning.raw import AnyArray
+from ..datasets.cleaning.raw import AnyArray, about
 from ..datasets.readers.parquet import times_of
 from ..datasets.schema.columns import Columns
 from .names import NodeMap, Ranges
@@ -56,7 +55,7 @@ NO_TIMES = Times()
 
 def settled_times(nodes: Opened, edges: Opened, file: Path) -> Times:
     """How the times of some tables are kept; those of nodes in `file`. Raises InputError: a column holds none."""
-    found, unit = in_one_unit(times_of(_sample(table, own), own.time, own.table) for table, own in (*nodes, *edges))
+    found, unit = in_one_unit(_sample(table, own) for table, own in (*nodes, *edges))
     kinds = ["" if a is None else str(as_times(a[:0], "", 0).dtype) for a in found]
     of_nodes, of_edges = ([*filter(None, some)] for some in (kinds[: len(nodes)], kinds[len(nodes) :]))
     if not (known := [*of_edges, *of_nodes]):
@@ -68,10 +67,12 @@ def settled_times(nodes: Opened, edges: Opened, file: Path) -> Times:
     return Times(known[0], next(iter(of_nodes), ""), dates, unit, file, borrowed)
 
 
-def _sample(table: Table, own: Columns) -> pa.Table:
-    """No rows of a table; the first ones, which an error shows, if the column is text."""
+def _sample(table: Table, own: Columns) -> Any:
+    """The times of no rows of a table; of the first ones, which an error shows, if the column is text."""
     is_shown = own.time and is_text(table.empty[own.time].type)
-    return next(table.pieces((own.time or "",)), table.empty) if is_shown else table.empty
+    rows = next(table.pieces((own.time or "",)), table.empty) if is_shown else table.empty
+    with about(table.source.of_type):
+        return times_of(rows, own.time, own.table)
 
 
 def gather_times(times: Times, types: Sequence[tuple[NodeMap, int, Ranges, str]]) -> dict[str, Any]:
