@@ -444,10 +444,10 @@ def test_gaps_of_new_data_have_the_columns_of_the_runs_own(tmp_path):
     assert run.num_features == 3
     for name, missing in {"none": {}, "both": {"a": (1,), "b": (2, 5)}, "same": {"a": (3,)}}.items():
         folder = write(name, **missing)
-        data = mr.load(run.folder).open_dataset(folder)
+        data = mr.load(tmp_path / "run").open_dataset(folder)
         flags = data.features.gather(np.arange(40))[:, 2]
         assert np.flatnonzero(flags).tolist() == list(missing.get("a", ()))
         assert len(mr.predict(run, folder).logits) == 40
-        mr.convert(folder, tmp_path / f"{name}-store", options=mr.load(run.folder).reading(), verbose=False)
+        mr.convert(folder, tmp_path / f"{name}-store", options=mr.load(tmp_path / "run").reading(), verbose=False)
         assert np.array_equal(mr.open_dataset(tmp_path / f"{name}-store").features.gather(np.arange(40))[:, 2], flags)
     assert np.array_equal(mr.predict(run, str(tmp_path / "same")).logits, mr.predict(run).logits)
