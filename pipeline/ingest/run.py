@@ -12,17 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ...storage import fingerprint as fingerprints
 from ...storage.dataset import SPLITS
 from ...storage.dataset_store import KIND, NARROW, features_file
 from ...storage.errors import InputError
-from ...storage.fingerprint import (
-    GRAPH_DIGESTS,
-    describe_features,
-    digest_of_leaves,
-    digest_record,
-    feature_sample_digest,
-    typed_fingerprint,
-)
 from ...storage.graph import degree_summary, index_dtype
 from ...storage.node_names import INTEGER_NAMES, noted_kind
 from ...storage.store.manifest import write_manifest
@@ -32,20 +25,8 @@ from ...storage.stored.edge_features import OF_EDGES
 from ...storage.times.moments import check_known
 from ...storage.typed.graph_types import SINGLE, GraphTypes, edge_dtype
 from ..datasets.cleaning import columns as columns_of
+from ..datasets.cleaning import edges as mended
 from ..datasets.cleaning.clean import card_facts
-from ..datasets.cleaning.edges import (
-    IGNORED,
-    REVERSED,
-    WeightFaults,
-    check_range,
-    check_weights,
-    keeping,
-    note_borrowed,
-    note_loops,
-    note_repeats,
-    note_reverses,
-    settled_direction,
-)
 from ..datasets.cleaning.filling import Seen, Treatment
 from ..datasets.cleaning.node_ids import check_id_column, unknown
 from ..datasets.cleaning.options import ReadOptions
@@ -128,8 +109,6 @@ class Ingest:
                 more["edges_of_types"] = np.sum([r["of_relations"] for r in groups], axis=0).tolist()
         self._write_manifest(features, **more)
 
-    # -- what is there
-
     def _table(self, table: SourceTable, stage: str) -> Table:
         """The columns of a table; CSV is imported first."""
         if not is_csv(table.files[0]):
@@ -175,7 +154,7 @@ class Ingest:
         self.weight_notes = list[str]()
         if len(bare) < len(edges):
             note_unweighted(bare, self.weight_notes)
-            self.weight_notes = [IGNORED] if options.edge_weights == "ignore" else self.weight_notes
+            self.weight_notes = [mended.IGNORED] if options.edge_weights == "ignore" else self.weight_notes
 
     def _make_types(self) -> None:
         """The types of the graph, and how the edges of its tables are spilled. Raises InputError: see `check_disk`."""
@@ -201,7 +180,7 @@ class Ingest:
         weighted, relations = any(own.weighted for own in self.tables), len(self.types.relations) if self.typed else 0
         self.kept = list[str]()
         if self.tables[0].columns.time and not self.typed:
-            options = keeping(options, self.kept)
+            options = mended.keeping(options, self.kept)
         self.work = edge_tasks.EdgeWork(
             self.folder, options, self.offsets, weighted, widest, relations, times=self.times
         )
@@ -217,8 +196,6 @@ class Ingest:
             with about(self.source.name if self.typed else ""), about(table.source.of_type):
                 rows = self.budget.rows(4 * len(own.features) + 2 * table.row_bytes)
                 check_table_lists(table, (*own.labels, *own.features), rows)
-
-    # -- nodes
 
     def _put_names(self, tables: Sequence[NodeTable]) -> None:
         """Outputs with the names of the nodes, if some have others than their numbers."""
@@ -302,12 +279,12 @@ class Ingest:
         options = replace(self.settings.options, normalize_features="none")
         if not self.typed and self.seen[0]["edges"]:
             for name, low, high in zip(("source", "destination"), self.seen[0]["least"], self.seen[0]["largest"]):
-                check_range(name, low, high, self.offsets[-1])
+                mended.check_range(name, low, high, self.offsets[-1])
         self.notes += self.weight_notes
         for own, seen in zip(self.tables, self.seen):
             kind, columns, notes = own.table.source.type, own.columns.features, list[str]()
             with about(own.table.source.of_type):
-                check_weights(WeightFaults(seen["infinite"], seen["negative"], seen["least_weight"]))
+                mended.check_weights(mended.WeightFaults(seen["infinite"], seen["negative"], seen["least_weight"]))
                 held = Seen.of_record(seen["features"])
                 held.check(options, notes, columns, "edge")
             name = ",".join(kind) if kind else "edges"
@@ -319,10 +296,10 @@ class Ingest:
         if self.typed:
             timed = {t for t, own in self.of_types.items() if own.columns.time}
             bare = [r for k, r in enumerate(self.types.relations) if k in self.times.borrowed]
-            note_borrowed([",".join(r) for r in bare if r[0] in timed], self.notes)
+            mended.note_borrowed([",".join(r) for r in bare if r[0] in timed], self.notes)
         else:
-            note_loops(self.seen[0]["loops"], self.seen[0]["first_loop"], options, self.notes)
-            self.notes += [REVERSED] if options.direction == "reverse" else []
+            mended.note_loops(self.seen[0]["loops"], self.seen[0]["first_loop"], options, self.notes)
+            self.notes += [mended.REVERSED] if options.direction == "reverse" else []
 
     def _note_sorted(self, found: Sequence[dict[str, Any]]) -> None:
         """Note repeated edges and the direction, of one type. Raises InputError if they are an error."""
@@ -330,11 +307,11 @@ class Ingest:
         repeats = [r["repeats"] for r in found]
         first = next((key for count, key in repeats if count), 0)
         total = sum(c for c, _ in repeats), first
-        note_repeats(total, work.num_nodes, work.weighted, work.width > 0, work.options, notes=notes)
+        mended.note_repeats(total, work.num_nodes, work.weighted, work.width > 0, work.options, notes=notes)
         before, after = sum(r["before"] for r in found), sum(r["edges"] for r in found)
-        settled_direction(all(r["symmetric"] for r in found), before, work.options, None, notes)
-        note_reverses(before, after, notes)
-        note_borrowed(self.times.borrowed, notes)
+        mended.settled_direction(all(r["symmetric"] for r in found), before, work.options, None, notes)
+        mended.note_reverses(before, after, notes)
+        mended.note_borrowed(self.times.borrowed, notes)
 
     def _sorted(self, work: edge_tasks.EdgeWork) -> list[dict[str, Any]]:
         """Sort the spilled edges, by ranges of destinations, into outputs."""
@@ -357,7 +334,7 @@ class Ingest:
         if work.weighted:
             outputs["edge_weight"] = ("float32", pieces("edge_weight"))
         self.outputs += [
-            Output(name, dtype, tuple(parts), GRAPH_DIGESTS[name], npy=self.settings.graph == "npy")
+            Output(name, dtype, tuple(parts), fingerprints.GRAPH_DIGESTS[name], npy=self.settings.graph == "npy")
             for name, (dtype, parts) in outputs.items()
         ]
         if kind := work.times.of_edges:
@@ -420,24 +397,23 @@ class Ingest:
         leaves: dict[str, list[bytes]] = {output.name: [] for output in self.outputs}
         for (_, output, *_), record in zip(items, written):
             leaves[output.name].append(bytes.fromhex(record["leaves"]))
-        digest_of = {
-            o.name: digest_of_leaves(o.digest_dtype, o.shape, leaves[o.name]) for o in self.outputs if o.digest_dtype
-        }
-        graph = {name: digest_of.get(name) for name in GRAPH_DIGESTS}
+        digested = [o for o in self.outputs if o.digest_dtype]
+        digest_of = {o.name: fingerprints.digest_of_leaves(o.digest_dtype, o.shape, leaves[o.name]) for o in digested}
+        graph = {name: digest_of.get(name) for name in fingerprints.GRAPH_DIGESTS}
         graph |= {name: digest_of[name] for name in ("edge_time", "node_time") if name in digest_of}
         if not types.is_single:
             graph |= {"types": types.record(), "edge_type": digest_of["edge_type"]}
         digests = {**self.labels["digests"], "labels": digest_of["labels"]}
         of_rows = [each.fingerprint() for each in features]
         fingerprint = {
-            "graph": digest_record(graph),
-            "features": of_rows[0] if types.is_single else typed_fingerprint(of_rows),
-            "labels": digest_record({"labels": digests["labels"]}),
-            "split": digest_record({name: digests[name] for name in SPLITS}),
+            "graph": fingerprints.digest_record(graph),
+            "features": of_rows[0] if types.is_single else fingerprints.typed_fingerprint(of_rows),
+            "labels": fingerprints.digest_record({"labels": digests["labels"]}),
+            "split": fingerprints.digest_record({name: digests[name] for name in SPLITS}),
         }
         if OF_EDGES in digest_of:
             (shape,) = (o.shape for o in self.outputs if o.name == OF_EDGES)
-            fingerprint[OF_EDGES] = describe_features(shape[0], shape[1], np.float32, digest_of[OF_EDGES])
+            fingerprint[OF_EDGES] = fingerprints.describe_features(shape[0], shape[1], np.float32, digest_of[OF_EDGES])
         kind, names = self.settings.feature_dtype, self.labels["class_names"]
         for each in features:
             entries |= each.entries
@@ -458,7 +434,7 @@ class Ingest:
             **({"features_dtype": kind} if kind in NARROW else {}),
             **({"graph_format": "npy"} if self.settings.graph == "npy" else {}),
             "in_degree": self.in_degree,
-            "digests": {**digests, "feature_sample": feature_sample_digest(total, sample_of(features))},
+            "digests": {**digests, "feature_sample": fingerprints.feature_sample_digest(total, sample_of(features))},
             **({} if names is None else {"class_names": list(names)}),
             **({} if self.integer_names is None else {INTEGER_NAMES: self.integer_names}),
             **({"time_unit": unit} if (unit := self.times.unit) else {}),
