@@ -2,6 +2,8 @@
 
     python benchmarks/scale.py generate --nodes 4e6 --edges 6e7 --features 64 --train 2e5 --out graph/
     python benchmarks/scale.py ingest graph/ --out store/ --memory 1GiB --workers 1 --graph npy --feature-dtype float16
+    python benchmarks/scale.py generate --kind typed --times --nodes 1e7 --edges 1e8 --features 8 --out typed/
+    python benchmarks/scale.py ingest typed/ --out store/ --memory 2GiB --set read.edge_time=time
     python benchmarks/scale.py edges graph/ --out store/ --memory 1GiB
     python benchmarks/scale.py peers graph/ --out peers/ --peers pyg,graphbolt
     python benchmarks/scale.py cut store/ --out parts/ --parts 2 --set partition.owners=owners.npy
@@ -20,7 +22,8 @@
               so many nodes are in the train split, spread evenly, and the others in none.
 ``ingest``    runs ``millrace convert`` and prints seconds, processor seconds, the peak of anonymous plus shared memory,
               and the bytes read and written, each summed over all processes that the command starts; and the peak in
-              each stage that the command tells of. Further words of the command line are those of ``convert``.
+              each stage that the command tells of. It fails if the peak is above ``--memory``. Further words of the
+              command line are those of ``convert``.
 ``edges``     the same without features: what the edges alone take.
 ``peers``     the same by PyTorch Geometric, into a file of a `Data`, and by GraphBolt's `OnDiskDataset`, which is given
               arrays in place of Parquet, written beforehand. GraphBolt's environment (5.2 GB) is made on first use, in
@@ -55,6 +58,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from millrace.pipeline.ingest.tasks import parse_memory
 
 ROWS_PER_GROUP, ROWS_PER_FILE = 1 << 20, 1 << 24
 SPREAD = 0x9E3779B97F4A7C15
@@ -126,7 +131,8 @@ def typed_tables(args: argparse.Namespace, stem: str) -> Iterator[pa.Table]:
         rng = np.random.default_rng([args.seed, list(TYPED).index(stem), at])
         if kind == "edges":
             ends = (rng.integers(0, counts[f"nodes-{t}"], count, np.int32) for t in (names[0], names[-1]))
-            yield pa.table(dict(zip(("src", "dst"), map(rename, ends))))
+            times = {"time": pa.array(rng.integers(0, 2**40, count)).cast(pa.timestamp("ms"))} if args.times else {}
+            yield pa.table(dict(zip(("src", "dst"), map(rename, ends))) | times)
             continue
         ids = np.arange(first, first + count)
         columns: dict[str, Any] = {"id": rename(ids)}
@@ -314,6 +320,8 @@ def ingest(args: argparse.Namespace, source: Path, more: list[str]) -> None:
     shown(args.command, found, edges)
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
+    if args.memory is not None and found["peak_bytes"] > parse_memory(args.memory):
+        sys.exit(f"the peak is above --memory {args.memory}")
 
 
 def edges_alone(args: argparse.Namespace, more: list[str]) -> None:
@@ -426,6 +434,7 @@ def main() -> None:
         make.add_argument(f"--{name}", default=int(default), **whole)
     make.add_argument("--rest", choices=["val", "test"], help="split of all other nodes; none by default")
     make.add_argument("--noise", type=float, default=1.0, help="deviation of features; at 0 the files are small")
+    make.add_argument("--times", action="store_true", help="edges of several types have times")
     make.add_argument("--out", type=Path, required=True)
     for name in ("ingest", "edges"):
         run = commands.add_parser(name)
