@@ -23,16 +23,16 @@ BUDGETS: dict[str, float] = {
     # Full batches of isolated ranks (grappa.full_batch): 95. Hops' lists of mapped graphs,
     # announced ahead, and lines of a plan that are wrapped: 22. Training from packed samples alone, packing by tasks
     # and owned rows that stay on disk: 320, of which one Fetch in the place of twelve classes paid 135.
-    "lines_code": 67_050,
+    "lines_code": 66_964,
     # Goal: 35. A ratio: code that goes raises it.
-    "none_checks_per_kloc": 39.7,
+    "none_checks_per_kloc": 39.5,
     "none_checks_of_types": 14,
     # Several of these rose with the same features, by functions that were not looked at one by one; they fall next.
     "functions_over_6_params": 89,  # goal: 90
     "isinstance_on_policies": 42,  # goal: 25
     "see_only_docstrings": 0,
-    "any_annotations": 2007,  # goal: 1862
-    "optional_arguments": 996,  # goal: 1101
+    "any_annotations": 1992,  # goal: 1862
+    "optional_arguments": 991,  # goal: 1101
     "hasattr": 53,
     "calls_over_6_positional": 0,
     "max_positional_args_at_a_call": 6,
