@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from millrace.stages.partition import metis, stage
+from millrace.stages.partition import base, metis, stage
 from millrace.stages.partition.base import Partitioner
 from millrace.stages.partition.contiguous import Contiguous
 from millrace.stages.partition.hash import Hash
@@ -382,7 +382,7 @@ def test_feature_rows_are_read_by_bounded_slices(tmp_path, monkeypatch):
             return super().gather(ids, out)
 
     watched = Dataset("toy", dataset.graph, Watched(dataset.features.rows), dataset.labels, dataset.split, 4)
-    monkeypatch.setattr(stage, "dataset_fingerprint", lambda d: {"graph": "g"})
+    monkeypatch.setattr(base, "dataset_fingerprint", lambda d: {"graph": "g"})
     partition_dataset(watched, Contiguous("nodes"), 2, tmp_path / "out")
     assert sum(largest) == 60
     assert max(largest) == 4
