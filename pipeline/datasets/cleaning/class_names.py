@@ -9,15 +9,16 @@ import numpy.typing as npt
 
 from ....storage.errors import InputError, nearest
 from ....storage.plural import counted, were
+from ..schema.words import fold
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 NO_CLASS = {
-    "unknown", "unk", "not known", "nan", "none", "(none)", "null", "(null)", "nil", "na", "n/a", "n.a.", "<na>", "?",
-    "-", "--", "missing", "undefined", "unspecified", "unlabeled", "unlabelled", "no label", "not available", "tbd",
+    "unknown", "unk", "not known", "nan", "none", "null", "nil", "na", "n a", "missing", "undefined", "unspecified",
+    "unlabeled", "unlabelled", "no label", "not available", "tbd", "",
 }  # fmt: skip
-"""Words, in lower case, that often stand for the absence of a label."""
+"""Words, in lower case and without punctuation, that often stand for the absence of a label."""
 
 
 class Numbered(NamedTuple):
@@ -78,7 +79,7 @@ def without_ignored(found: Numbered, ignored: tuple[str, ...], notes: list[str],
         kept = [name for name in names if name not in ignored]
         place = {name: k for k, name in enumerate(kept)}
         y, names = np.array([*(place.get(name, -1) for name in names), -1])[y], tuple(kept)
-    if strange := [name for name in names if name.lower() in NO_CLASS]:
+    if strange := [n for n in names if fold(n).replace("_", " ") in NO_CLASS or (n[0] == "-" and n[1:].isdecimal())]:
         some = " and ".join(f"'{name}' ({counted(of_name[name], unit)})" for name in strange)
         notes.append(
             f"{some} {'is read as a class' if len(strange) == 1 else 'are read as classes'}: if that means no label, "

@@ -15,7 +15,7 @@ from ..cleaning.filling import EXACT
 from ..cleaning.node_ids import is_text
 from ..cleaning.raw import AnyArray, GivenLabels
 from ..schema.columns import Columns, is_list
-from ..schema.words import FLAGS, part_of
+from ..schema.words import FLAGS, set_of
 
 
 def numbers_of(column: pa.ChunkedArray, what: str) -> AnyArray:
@@ -156,7 +156,7 @@ def _bits_of_words(column: pa.ChunkedArray, what: str) -> npt.NDArray[np.uint8]:
         )
     found = column.combine_chunks().dictionary_encode()
     values = found.dictionary.to_pylist()
-    sets = [part_of(v) if isinstance(v, str) else None for v in values]
+    sets = [set_of(v) if isinstance(v, str) else None for v in values]
     strange = sorted(str(v) for v, part in zip(values, sets) if part is None and v is not None and str(v).strip())
     if strange:
         raise InputError(

@@ -59,16 +59,21 @@ def check_sets(nodes: Columns, kinds: "pa.Schema", rows: Rows, source: object) -
     """
 
     for column in nodes.unread if nodes.labels and not nodes.of_split else ():
+        if words.is_split(column):
+            raise InputError(
+                f"{source}: the column '{column}' of {nodes.table} is not read, but its name is one of a split; set "
+                f"read.split={column} if it holds train, val and test, or read.split=none to draw one"
+            )
         if not is_text(kinds.field(column).type):
             continue
         seen: set[str] = set()
         flags = (*words.FLAGS[True], *words.FLAGS[False]) if words.mask_of(column) is not None else ()
         for piece in rows((column,)):
             seen |= {v.strip() for v in piece[column].unique().to_pylist() if v is not None}
-            if not all(v == "" or words.part_of(v) or v.lower() in flags for v in seen):
+            if not all(v == "" or words.set_of(v) or v.lower() in flags for v in seen):
                 break
         else:
-            if len({words.part_of(v) or v for v in seen if v}) > 1:
+            if len({words.set_of(v) or v for v in seen if v}) > 1:
                 held = ", ".join(sorted(seen - {""}))
                 raise InputError(
                     f"{source}: the column '{column}' of {nodes.table} is not read, but holds {held}; set "

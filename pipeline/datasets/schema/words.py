@@ -42,6 +42,8 @@ _NUMBERED_LABEL = re.compile(r"label_(\d+)")
 FLAGS = {True: ("true", "t", "yes", "y", "1"), False: ("false", "f", "no", "n", "0", "")}
 """Words of masks that are text."""
 _PART_OF = {word: part for part, words in PARTS.items() for word in words}
+_SHORT = {"tr": "train", "trn": "train", "fit": "train", "va": "val", "vl": "val", "te": "test", "tst": "test"}
+_SHORT |= {"holdout": "test", "hold_out": "test", "held_out": "test", "heldout": "test"}
 _ENDS = (
     (("src", "source"), ("dst", "dest", "destination", "target")),
     (("from",), ("to",)),
@@ -131,6 +133,16 @@ def label_columns(names: Sequence[str]) -> tuple[str, ...]:
 def part_of(word: str) -> str | None:
     """train, val or test by a word for it; None: it is none."""
     return _PART_OF.get(fold(word))
+
+
+def set_of(value: str) -> str | None:
+    """train, val or test by a value of a column of sets, where shorter words are common than in names; None: none."""
+    return part_of(value) or _SHORT.get(fold(value))
+
+
+def is_split(name: str) -> bool:
+    """True for a name that says that its column divides the rows into sets or folds: ``dataset_split``, ``fold``."""
+    return not {"split", "splits", "fold", "folds"}.isdisjoint(fold(name).split("_")) or fold(name) in SPLIT_COLUMNS
 
 
 def mask_of(name: str) -> str | None:

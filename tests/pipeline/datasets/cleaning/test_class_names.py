@@ -45,6 +45,13 @@ def test_names_that_may_be_no_classes_are_told_of_or_ignored():
     assert "1 label was ignored (ignored_labels): 'oka' 0, 'elm' 1; did you mean 'oak'?" in notes
 
 
+@pytest.mark.parametrize("word", ["-1", "-100", "<unk>", "(None)", "N/A", "--", "No_Label", "[missing]"])
+def test_words_for_no_label_are_named(word):
+    _, notes = settled(["oak", word, "elm", "oak"])
+    assert f"'{word}' (1 node) is read as a class: if that means no label, set ignored_labels={word}." in notes
+    assert "read as" not in settled(["oak", "unknown oak", "naïve", "1"])[1]
+
+
 def test_numbers_among_names_may_be_ignored_by_either():
     for given_label in (9, "9", ("9",), [9]):
         found, _ = settled(["1", "9", "01", "9", "1"], ignored_labels=given_label)

@@ -90,3 +90,26 @@ def test_the_sets_of_a_split(tmp_path):
     data = same(folder, tmp_path, mr.ReadOptions(**DIRECTED, split="kind"))
     assert [data.split.train.tolist(), data.split.val.tolist(), data.split.test.tolist()] == [[2, 3], [0], [1]]
     assert mr.open_dataset(folder, options=mr.ReadOptions(**DIRECTED), split="fraction:0.5,0.2").num_nodes == 4
+
+
+@pytest.mark.parametrize("words", ["tr va te tr", "train val holdout train", "FIT,dev,Held-Out,fit"])
+def test_short_words_for_sets(tmp_path, words):
+    column = iter(("kind", *words.replace(",", " ").split()))
+    nodes = "".join(f"{line.replace('key', 'id')},{next(column)}\n" for line in NODES.split())
+    folder = write(tmp_path / "g", nodes)
+    with pytest.raises(InputError, match=r"'kind' of nodes is not read, but holds .* read\.split=kind"):
+        mr.open_dataset(folder, options=mr.ReadOptions(**DIRECTED))
+    data = same(folder, tmp_path, mr.ReadOptions(**DIRECTED, split="kind"))
+    assert [data.split.train.tolist(), data.split.val.tolist(), data.split.test.tolist()] == [[2, 3], [0], [1]]
+
+
+@pytest.mark.parametrize("name", ["dataset_split", "splitId", "fold"])
+def test_columns_named_after_a_split_are_not_left_for_a_drawn_one(tmp_path, name):
+    column = iter((name, "0", "1", "2", "0"))
+    nodes = "".join(f"{line.replace('key', 'id')},{next(column)}\n" for line in NODES.split())
+    folder = write(tmp_path / "g", nodes)
+    with pytest.raises(InputError, match=f"'{name}' of nodes is not read, but its name is one of a split"):
+        mr.open_dataset(folder, options=mr.ReadOptions(**DIRECTED))
+    with pytest.raises(InputError, match=f"'{name}' of nodes is not read, but its name is one of a split"):
+        mr.convert(folder, tmp_path / "out", options=mr.ReadOptions(**DIRECTED), verbose=False)
+    assert same(folder, tmp_path, mr.ReadOptions(**DIRECTED, split="none")).split.train.size
