@@ -1,6 +1,6 @@
 """Description of a folder, a file or a dataset, as `millrace inspect` prints it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from ...storage.fingerprint import GRAPH_DIGESTS
 from ...storage.minibatch import MiniBatch
 from ...storage.node_names import first_names
 from ...storage.plural import counted
+from ...storage.queue.packed_rows import PackedRows
 from ...storage.store.manifest import kind_in
 from ...storage.store.npy import npy_bytes
 from ...storage.store.paths import expanded
@@ -188,6 +189,7 @@ def _samples(at: str | Path, minibatch: str | None) -> dict[str, Any]:
             **queue.meta,
             "epochs": len(queue.epochs()),
             "bulks": sum(len(queue.committed(e)) for e in queue.epochs()),
+            **({} if queue.packed is None else _packed(queue.packed, queue.epochs())),
             **(
                 {}
                 if is_url(at)
@@ -197,6 +199,16 @@ def _samples(at: str | Path, minibatch: str | None) -> dict[str, Any]:
         }
     finally:
         queue.close()
+
+
+def _packed(rows: PackedRows, epochs: Iterable[int]) -> dict[str, object]:
+    """Features beside samples, and whether they train without the dataset."""
+    lacking = rows.seeds.meta["lacking"] if rows.seeds else "the labels of its seeds, which sample --features keeps"
+    return {
+        "bulks with features": sum(len(rows.committed(e)) for e in epochs),
+        "features": f"{rows.form.name} [{rows.num_nodes:,}, {rows.form.width}]",
+        "trains without the dataset": f"no, it does not hold {lacking}" if lacking else "yes",
+    }
 
 
 def _minibatch(m: MiniBatch) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Fetches minibatches: feature rows from one source, targets of seeds and degrees of nodes, each a part handed in."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -13,7 +14,9 @@ from ...storage.features import ArrayFeatures, FeatureStore
 from ...storage.minibatch import MiniBatch
 from ..kernels.runtime.device_memory import to_device
 from ..learned.beside import WithLearned
+from ..learned.table import LearnedTable
 from ..links.planned_pairs import Degree, OfSeeds, PlannedPairs
+from ..memory.lazy_rows import LazyRows
 from ..messages import Fetched, Phase, Placement, RankJob, StepRules
 from ..placement.row_blocks import BlockRows
 from ..policies import Feed, RecordedStep, ReducePolicy, SamplePolicy
@@ -21,7 +24,7 @@ from ..sample.resident import ResidentMiniBatch
 from ..sample.temporal import degrees_until
 from .gather import InPlace
 from .isolated import Correction, Weights
-from .rows import Beside, Moved, Rows, RowsPolicy, Taken
+from .rows import Rows, RowsPolicy, Taken
 
 if TYPE_CHECKING:
     from ..feed.link_feed import LinksByOwners, LocalLinks, SampledLinks
@@ -124,17 +127,13 @@ class Fetch:
         targets: Targets = Labels(placement, near, to)
         if self.pairs:
             targets = PlannedPairs.from_placement(self.pairs, placement, job, module)
-        return MinibatchFetcher(self._open(placement, job), targets, degrees, Weights(placement, self.correction))
-
-    def _open(self, placement: Placement, job: RankJob) -> Rows:
-        learned = self.learned
-        if learned:
-            none = ArrayFeatures(np.empty((placement.features.num_rows, 0), learned.dtype))
-            placement = replace(placement, features=learned.given or none)
+        weights, columns = Weights(placement, self.correction), list[LearnedColumns]()
+        if self.learned:
+            none = ArrayFeatures(np.empty((placement.features.num_rows, 0), self.learned.dtype))
+            placement = replace(placement, features=self.learned.given or none)
+            columns.append(LearnedColumns(job.learned, self.learned))
         rows: Rows = self.rows.open(placement, job, self.memory)
-        if job.device and not rows.device:
-            rows = Moved(rows, job.device)
-        return Beside(rows, job.learned, learned) if learned else rows
+        return MinibatchFetcher(rows, targets, degrees, weights, to, columns)
 
     def device_rows(self, features: FeatureStore, job: RankJob, locked: bool = False) -> Tensor | None:
         if not self.memory or self.learned or not isinstance(self.rows, InPlace):
@@ -143,18 +142,51 @@ class Fetch:
         return uploaded.rows if locked or uploaded.in_device_memory else None
 
 
+class LearnedColumns(NamedTuple):
+    """Each node's learnt row, beside its features if the dataset's are read too. Collective.
+
+    If the table is on the host and the other rows on a device, rows travel there and their gradients back; the host
+    waits for both, and for the ids of minibatches that were drawn there. Learnt rows never come ahead: the step before
+    changes them.
+    """
+
+    table: LearnedTable
+    features: WithLearned
+    """Says how both are put together."""
+
+    def beside(self, h: Tensor, work: MiniBatch) -> Tensor:
+        """[n, F + D], from the other rows [n, F], which have no columns if the dataset's features are not read."""
+        nodes = work.bulk.nodes_of(work.q) if isinstance(work, ResidentMiniBatch) else work.nodes
+        learned = self.table.take(nodes).to(h.device)
+        if not h.shape[1]:
+            return learned
+        return self.features.beside(h.gathered() if isinstance(h, LazyRows) else h, learned)
+
+
 class MinibatchFetcher:
     """See `Fetcher`, `FetchesAhead` and `RecordsSteps`."""
 
-    def __init__(self, rows: Rows, targets: Targets, degrees: Degrees, weights: Weights) -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        targets: Targets,
+        degrees: Degrees,
+        weights: Weights,
+        to: torch.device = HOST,
+        columns: Sequence[LearnedColumns] = (),
+    ) -> None:
         """
         Args:
             rows: source of the rows.
             targets: what seeds are trained on.
             degrees: of nodes.
             weights: of seeds, on the host.
+            to: device of a step. Rows of the host are copied there; their lists, when a layer needs them.
+            columns: learnt rows, one after the other; empty: there are none.
         """
         self.rows, self.targets, self.degrees, self.weights = rows, targets, degrees, weights
+        self._to, self._columns = to, columns
+        self._is_near = rows.device is not None or to == HOST
 
     @property
     def exchange_s(self) -> float:
@@ -175,7 +207,10 @@ class MinibatchFetcher:
             return self.degrees.of_work(work, got) if got.degree is None else got.degree
 
         degree, of_seeds = self.targets.targets(work, degrees)
-        return self.weights.given(Fetched(work.epoch, work.index, got.layers(degree), got.h, **of_seeds), work)
+        h = got.h if self._is_near else got.h.to(self._to, non_blocking=True)
+        for columns in self._columns:
+            h = columns.beside(h, work)
+        return self.weights.given(Fetched(work.epoch, work.index, got.layers(degree), h, **of_seeds), work)
 
     def framed(self, frame: "Frame") -> Fetched:
         """Like `fetch`, for any minibatch that is in the frame when the device reads it."""
@@ -187,11 +222,15 @@ class MinibatchFetcher:
     def recorded(
         self, module: nn.Module, reduce: ReducePolicy, rules: StepRules, parameters: list[nn.Parameter], alone: bool
     ) -> RecordedStep | None:
-        if not (self.rows.has_frames and isinstance(self.targets, Labels) and self.degrees.is_whole):
+        whole = self.rows.has_frames and self.degrees.is_whole and not self._columns
+        if not (whole and isinstance(self.targets, Labels)):
             return None
         # Needs Triton.
         graphs = import_module(".cuda_graph", __package__)
         return graphs.StepGraph(module, self, reduce, rules, parameters, alone) if graphs.can_record(module) else None
 
     def idle(self) -> None:
+        """See `Fetcher.idle`: this rank's rows may be wanted by others, learnt ones too."""
         self.rows.idle()
+        for columns in self._columns:
+            columns.table.take(np.empty(0, np.int64))

@@ -4,19 +4,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ...storage.minibatch import MiniBatch
-from ..learned.beside import WithLearned
-from ..learned.table import LearnedTable
 from ..links.planned_pairs import Degree
-from ..memory.lazy_rows import LazyRows
 from ..messages import Phase, Placement, RankJob
 from ..neighbourhood.base import Neighbourhood
 from ..policies import Feed, SamplePolicy
-from ..sample.resident import ResidentMiniBatch
 
 if TYPE_CHECKING:
     from ..kernels.minibatch_cuda.frames import Frame
@@ -89,69 +84,3 @@ class RowsPolicy(Protocol):
             memory: `gather_cuda.DeviceMemory` of a rank that trains on a GPU; None: rows come to the host.
         """
         ...
-
-
-class _Around(Rows):
-    """Base of sources that change what another one has."""
-
-    def __init__(self, inner: Rows) -> None:
-        self.inner, self.device = inner, inner.device
-
-    @property
-    def exchange_s(self) -> float:
-        return self.inner.exchange_s
-
-    @property
-    def hit_counts(self) -> dict[str, int]:
-        return self.inner.hit_counts
-
-    def ahead(self, feed: Feed, sample: SamplePolicy, phase: Phase, first: tuple[int, int]) -> Feed:
-        return self.inner.ahead(feed, sample, phase, first)
-
-    def idle(self) -> None:
-        self.inner.idle()
-
-
-class Moved(_Around):
-    """Rows that come to the host, copied to a device; lists are copied when a layer needs them."""
-
-    def __init__(self, inner: Rows, to: torch.device) -> None:
-        super().__init__(inner)
-        self._to = to
-
-    def take(self, work: MiniBatch) -> Taken:
-        got = self.inner.take(work)
-        return got._replace(h=got.h.to(self._to, non_blocking=True))
-
-
-class Beside(_Around):
-    """Each node's learnt row, beside its features if the dataset's are read too. Collective.
-
-    If the table is on the host and the other rows on a device, rows travel there and their gradients back; the host
-    waits for both, and for the ids of minibatches that were drawn there. Learnt rows never come ahead: the step before
-    changes them.
-    """
-
-    def __init__(self, inner: Rows, table: LearnedTable, features: WithLearned) -> None:
-        """
-        Args:
-            inner: the other rows, without columns if the dataset's features are not read.
-            table: the learnt rows.
-            features: says how both are put together.
-        """
-        super().__init__(inner)
-        self._table, self._features = table, features
-
-    def take(self, work: MiniBatch) -> Taken:
-        got = self.inner.take(work)
-        nodes = work.bulk.nodes_of(work.q) if isinstance(work, ResidentMiniBatch) else work.nodes
-        learned = self._table.take(nodes).to(got.h.device)
-        if not got.h.shape[1]:
-            return got._replace(h=learned)
-        given = got.h.gathered() if isinstance(got.h, LazyRows) else got.h
-        return got._replace(h=self._features.beside(given, learned))
-
-    def idle(self) -> None:
-        """See `Fetcher.idle`: this rank's rows may be wanted by others."""
-        super().idle()
-        self._table.take(np.empty(0, np.int64))

@@ -11,6 +11,7 @@ import pytest
 
 import millrace as mr
 from millrace.pipeline import packing
+from millrace.pipeline.commands.describe import describe
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.packing import checked_form, own_form
 from millrace.pipeline.precompute import precompute
@@ -151,6 +152,19 @@ def test_what_needs_the_graph_is_refused_without_it(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="but not the features of edges; name the dataset"):
         trained(tmp_path / "run", gine, samples=tmp_path / "edges")
     assert not (tmp_path / "run").exists()
+
+
+def test_inspect_shows_what_is_packed(tmp_path: Path) -> None:
+    made(tmp_path / "s", "int8")
+    made(tmp_path / "links", "own", {**JOB, **KINDS["links"]})
+    code, out, _ = command("inspect", tmp_path / "s")
+    assert code == 0 and "int8 [300, 8]" in out
+    facts = describe(str(tmp_path / "s"), None)
+    assert facts["bulks with features"] == facts["bulks"] == 6 and facts["trains without the dataset"] == "yes"
+    assert (
+        describe(str(tmp_path / "links"), None)["trains without the dataset"]
+        == "no, it does not hold the pairs of its seeds"
+    )
 
 
 def test_an_object_store_holds_packed_samples(tmp_path: Path) -> None:
