@@ -1,5 +1,6 @@
 """Numbering of classes whose names are text, and of the values of text columns."""
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -9,7 +10,6 @@ import numpy.typing as npt
 
 from ....storage.errors import InputError, nearest
 from ....storage.plural import counted, were
-from ..schema.words import fold
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,7 +79,11 @@ def without_ignored(found: Numbered, ignored: tuple[str, ...], notes: list[str],
         kept = [name for name in names if name not in ignored]
         place = {name: k for k, name in enumerate(kept)}
         y, names = np.array([*(place.get(name, -1) for name in names), -1])[y], tuple(kept)
-    if strange := [n for n in names if fold(n).replace("_", " ") in NO_CLASS or (n[0] == "-" and n[1:].isdecimal())]:
+    if strange := [
+        n
+        for n in names
+        if " ".join(re.findall(r"[^\W_]+", n.lower())) in NO_CLASS or (n[0] == "-" and n[1:].isdecimal())
+    ]:
         some = " and ".join(f"'{name}' ({counted(of_name[name], unit)})" for name in strange)
         notes.append(
             f"{some} {'is read as a class' if len(strange) == 1 else 'are read as classes'}: if that means no label, "
