@@ -20,6 +20,8 @@ NO_CLASS = {
 }  # fmt: skip
 """Words, in lower case and without punctuation, that often stand for the absence of a label."""
 
+BELOW_ZERO = re.compile(r"-\d+$")
+
 
 class Numbered(NamedTuple):
     """Classes by number."""
@@ -79,11 +81,7 @@ def without_ignored(found: Numbered, ignored: tuple[str, ...], notes: list[str],
         kept = [name for name in names if name not in ignored]
         place = {name: k for k, name in enumerate(kept)}
         y, names = np.array([*(place.get(name, -1) for name in names), -1])[y], tuple(kept)
-    if strange := [
-        n
-        for n in names
-        if " ".join(re.findall(r"[^\W_]+", n.lower())) in NO_CLASS or (n[0] == "-" and n[1:].isdecimal())
-    ]:
+    if strange := [n for n in names if re.sub(r"[\W_]+", " ", n.lower()).strip() in NO_CLASS or BELOW_ZERO.match(n)]:
         some = " and ".join(f"'{name}' ({counted(of_name[name], unit)})" for name in strange)
         notes.append(
             f"{some} {'is read as a class' if len(strange) == 1 else 'are read as classes'}: if that means no label, "
