@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -134,7 +134,7 @@ def units(store: Path, rounds: int, best_of: Best) -> None:
     for together in (1, 8, STEPS):
         asked = np.concatenate([m.nodes for m in bulk.minibatches[:together]])
         ids = np.unique(asked)
-        sides = {"limit": partial(bare, store, ids, row), "unit": partial(collected, features, asked)}
+        sides = {"limit": partial(bare, store, ids, row), "unit": partial(collected(features), asked)}
         if together == 1:
             sides["index_select"] = partial(selected, store, asked)
         found: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
@@ -149,11 +149,11 @@ def units(store: Path, rounds: int, best_of: Best) -> None:
         print(json.dumps({"together": together, "rows": len(ids), "s, cpu s each": best, **load()}), flush=True)
 
 
-def collected(features: MappedFeatures, asked: np.ndarray[Any, Any]) -> None:
-    """A unit's rows, as training reads them."""
+def collected(features: MappedFeatures) -> Callable[[np.ndarray[Any, Any]], Any]:
+    """Collects a unit's rows, as training does: from the second on into buffers of the units before."""
     from millrace.stages.fetch.ahead.disk_rows import DiskRows
 
-    DiskRows(features).collect(asked)
+    return DiskRows(features).collect
 
 
 def selected(store: Path, asked: np.ndarray[Any, Any]) -> None:
@@ -196,11 +196,16 @@ def packed_units(packed: Path, rounds: int, best_of: Best) -> None:
                 while f.readinto(buffer):
                     pass
 
+    from millrace.stages.memory.arena import Arena
+
+    buffers = Arena(idle_steps=0)
+
     def as_trained() -> None:
         for index in range(STEPS):
             if index + 1 < STEPS:
                 rows.announce(0, index + 1)
-            rows.rows(0, index, np.float32)
+            rows.rows(0, index, np.float32, buffers.array)
+            buffers.step()
 
     for _ in range(rounds):
         for side, read in (("limit of packed", in_order), ("packed", as_trained)):

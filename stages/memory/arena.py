@@ -20,7 +20,7 @@ ALIGN = 64
 SMALL = 1 << 16
 """Bytes below which the allocator is used instead: it keeps such blocks anyway."""
 IDLE_STEPS = 8
-"""A buffer that was unused for this many steps goes back to the system."""
+"""See `Arena`: enough for steps of several kinds in turns."""
 
 _NUMPY: dict[torch.dtype, npt.DTypeLike] = {
     torch.float32: np.float32,
@@ -28,6 +28,7 @@ _NUMPY: dict[torch.dtype, npt.DTypeLike] = {
     torch.int16: np.int16,
     torch.int32: np.int32,
     torch.int64: np.int64,
+    torch.uint8: np.uint8,
 }
 
 
@@ -61,14 +62,15 @@ class Arena:
     """Buffers for the tensors of one rank. A tensor from here is like any other: its memory is reused only when no
     tensor and no array views it any more."""
 
-    def __init__(self, small: int = SMALL) -> None:
+    def __init__(self, small: int = SMALL, idle_steps: int = IDLE_STEPS) -> None:
         """
         Args:
             small: smaller tensors, in bytes, come from the allocator.
+            idle_steps: a buffer that was unused for this many steps goes back to the system.
         """
         self._buffers: list[_Buffer] = []
         self._lock = threading.Lock()
-        self.small = small
+        self.small, self._idle_steps = small, idle_steps
         self.peak_bytes = 0
         """Largest `nbytes` so far."""
 
@@ -103,12 +105,17 @@ class Arena:
             first = -raw.ctypes.data % ALIGN
             return torch.from_numpy(raw[first : first + size].view(kind).reshape(shape))
 
+    def array(self, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[np.floating]:
+        """An uninitialised array, as `empty` of NumPy."""
+        kind = np.dtype(dtype)
+        return self.empty((prod(shape) * kind.itemsize,), torch.uint8).numpy().view(kind).reshape(shape)
+
     def step(self) -> None:
-        """End a step: buffers unused in the last `IDLE_STEPS` steps are freed."""
+        """End a step: buffers that were unused for longer than `idle_steps` are freed."""
         with self._lock:
             for b in self._buffers:
                 b.idle = b.idle + 1 if b.free else 0
-            self._buffers = [b for b in self._buffers if b.idle <= IDLE_STEPS]
+            self._buffers = [b for b in self._buffers if b.idle <= self._idle_steps]
 
 
 _active = threading.local()

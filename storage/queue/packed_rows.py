@@ -182,15 +182,17 @@ class PackedRows:
         first, end = bulk.offsets[at] * size, bulk.offsets[at + 1] * size
         self._location.announce(self._name(epoch, index), ROWS, HEADER_BYTES + first, end - first)
 
-    def rows(self, epoch: int, index: int, dtype: npt.DTypeLike) -> npt.NDArray[np.floating]:
-        """[n, F] rows of the distinct nodes of a minibatch, by ascending id.
+    def rows(
+        self, epoch: int, index: int, dtype: npt.DTypeLike, empty: Callable[..., Kept] = np.empty
+    ) -> npt.NDArray[np.floating]:
+        """[n, F] rows of the distinct nodes of a minibatch, by ascending id, in an array that `empty` makes.
 
         Raises:
             StoreError: they are not there, or damaged.
             RunError: the file has become shorter, or the disk fails.
         """
         bulk, at = self._bulk(epoch, index)
-        kept = np.empty((bulk.offsets[at + 1] - bulk.offsets[at], self.form.columns), self.form.dtype)
+        kept = empty((bulk.offsets[at + 1] - bulk.offsets[at], self.form.columns), self.form.dtype)
         self._read(epoch, index, ROWS, bulk.offsets[at] * self.form.row_bytes, kept)
         self._compare("rows", epoch, index, _checksum(kept), bulk.sums[at])
         return self.form.opened(kept, dtype)

@@ -22,8 +22,10 @@ GAP_BYTES = 8 << 10
 NVMe disk moves in the time of a read."""
 READ_BYTES = 1 << 20
 """Most bytes of a read."""
-WINDOW_BYTES = 32 << 20
-"""Bytes of reads that are announced together."""
+WINDOW_BYTES = 64 << 20
+"""Bytes of reads that are announced ahead of reading them."""
+PIECE_BYTES = 2 << 20
+"""Bytes that are read before their rows are taken: what was read is still in the processor's cache then."""
 SAMPLES = 128
 """Rows of a request that are looked for in the system's cache of pages."""
 PAUSE = "the file system there may have gone, or another process has cut the file short"
@@ -138,12 +140,11 @@ class RowFile:
             return
         start = time.perf_counter()
         windows = list(self._windows(np.asarray(ids, np.int64)))
-        buffer = np.empty(0, np.uint8)
+        buffer, announced = np.empty(0, np.uint8), 0
         for k, window in enumerate(windows):
-            if k == 0:
-                self._announce(window)
-            if k + 1 < len(windows):
-                self._announce(windows[k + 1])
+            while announced < min(len(windows), k + 1 + WINDOW_BYTES // PIECE_BYTES):
+                self._announce(windows[announced])
+                announced += 1
             own = slice(window.begin, window.end)
             size = int(window.lengths.sum())
             if places is None and size == (window.end - window.begin) * self.row_bytes:
@@ -176,7 +177,7 @@ class RowFile:
         lasts = np.append(begins[1:], len(ids)) - 1
         firsts, counts = ids[begins], ids[lasts] - ids[begins] + 1
         rows_before = np.cumsum(counts) - counts
-        cut = np.flatnonzero(np.diff(rows_before * row // WINDOW_BYTES)) + 1
+        cut = np.flatnonzero(np.diff(rows_before * row // PIECE_BYTES)) + 1
         for a, b in zip([0, *cut.tolist()], [*cut.tolist(), len(begins)]):
             begin, end = int(begins[a]), int(lasts[b - 1]) + 1
             in_range = np.repeat(np.arange(a, b), np.diff(np.append(begins[a:b], end)))

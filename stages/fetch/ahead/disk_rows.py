@@ -16,6 +16,7 @@ from ....storage.typed.features import reads_together, stores_on_disk
 from ...comm.base import Group
 from ...comm.solo import Solo
 from ...feed.queue_feed import QueueFeed
+from ...memory.arena import Arena
 from ...memory.bytes_left import bytes_left
 from ...messages import Placement, RankJob
 from .packed_rows import SampledRows
@@ -68,6 +69,8 @@ class DiskRows:
         self.is_wanted: Callable[[], bool] = lambda: True
         self._seen, self._marked = np.empty(0, np.bool_), list[npt.NDArray[np.integer]]()
         """Rows that are in the unit so far: true, and by number."""
+        # Fresh pages for a unit would cost as much as reading it. Two units are held: none that is free besides.
+        self._buffers = Arena(idle_steps=0)
 
     def is_at_hand(self, ids: npt.NDArray[np.integer]) -> bool:
         """True if these rows are better read where they lie."""
@@ -101,7 +104,8 @@ class DiskRows:
             StoreError: the store is damaged.
         """
         known, place = distinct(ids, self.features.num_rows)
-        rows = np.empty((len(known), self.features.num_features), self.features.dtype)
+        rows = self._buffers.array((len(known), self.features.num_features), self.features.dtype)
+        self._buffers.step()
         step = max(1, PIECE_BYTES // max(1, self.row_bytes))
         for at in range(0, len(known), step):
             if not self.is_wanted():
@@ -239,7 +243,7 @@ class RowsFromDisk(RowsAhead):
             self._tell(
                 f"the rows of a minibatch take {num_bytes / 2**20:,.1f} MiB, but bulk.prefetch_bytes or the "
                 f"memory that is left allows {self._ahead_bytes / 2**20:,.1f} MiB: reading and training take turns; "
-                f"set bulk.prefetch_bytes={4 * num_bytes + 2 * WINDOW_BYTES} or more if there is room"
+                f"set bulk.prefetch_bytes={4 * num_bytes + WINDOW_BYTES} or more if there is room"
             )
         edges = None if self._rows_of_edges is None else self._rows_of_edges.collect(self._edges_of(work))
         return {m.index: got for m, got in zip(work, found)}, edges
@@ -277,7 +281,7 @@ class FromDisk:
         else:
             return None
         room = bytes_left() // 4 // job.group.size if prefetch_bytes == "auto" else prefetch_bytes
-        unit_bytes = max(0, room - min(2 * WINDOW_BYTES, room // 2)) // 2
+        unit_bytes = max(0, room - min(WINDOW_BYTES, room // 2)) // 2
         return cls(rows, of_edges, unit_bytes, job)
 
     def at_once(self, work: MiniBatch) -> Collected | None:

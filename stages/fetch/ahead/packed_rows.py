@@ -13,6 +13,7 @@ from ....storage.queue.packed_rows import PackedRows
 from ....storage.store.row_file import Reads
 from ...comm.base import Group
 from ...comm.solo import Solo
+from ...memory.arena import Arena
 from ...messages import Placement
 from .units import Collected, distinct
 
@@ -31,6 +32,7 @@ class SampledRows:
             loops: the model reads self loops, which degrees then have beside them.
         """
         self._packed, self._loops = packed, loops
+        self._buffers = Arena(idle_steps=0)
         self._dtype, self._degree_dtype = placement.features.dtype, placement.degree.dtype
         self._with_degrees = len(placement.degree) < packed.num_nodes
         self.row_bytes = packed.form.width * np.dtype(self._dtype).itemsize
@@ -61,6 +63,7 @@ class SampledRows:
             if after is not None:
                 self._packed.announce(after.epoch, after.index)
             found.append(self._of(m))
+        self._buffers.step()
         self.read.seconds += time.perf_counter() - start
         return found
 
@@ -77,7 +80,7 @@ class SampledRows:
                 f"minibatch {work.index} of epoch {work.epoch} has {len(known)} nodes, but the rows beside it are of "
                 f"{packed.count(work.epoch, work.index)}; sample it again"
             )
-        rows = packed.rows(work.epoch, work.index, self._dtype)
+        rows = packed.rows(work.epoch, work.index, self._dtype, self._buffers.array)
         degree = None
         if self._with_degrees:
             degrees = packed.degrees(work.epoch, work.index)

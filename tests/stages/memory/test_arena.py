@@ -191,3 +191,22 @@ def test_freed_memory_goes_back_to_the_system() -> None:
         pytest.skip("not glibc's allocator")
     assert freed - before > 100
     assert after - before < 20
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 3), st.booleans()), max_size=20))
+def test_arrays_of_units_are_used_again_and_those_in_use_are_not(asked: list[tuple[int, int, bool]]) -> None:
+    arena, kept = Arena(small=0, idle_steps=0), list[tuple[int, np.ndarray]]()
+    for number, (rows, width, stays) in enumerate(asked):
+        array = arena.array((rows, width), np.float32)
+        assert array.shape == (rows, width) and array.dtype == np.float32 and array.flags.writeable
+        array[:] = number
+        if stays:
+            kept.append((number, array[1:]))
+        del array
+        arena.step()
+        assert all((view == told).all() for told, view in kept)
+    del kept
+    arena.step()
+    assert arena.nbytes == 0
+    place = arena.array((1000, 8), np.float16).ctypes.data
+    assert arena.array((990, 8), np.float16).ctypes.data == place

@@ -32,7 +32,12 @@ def made(folder, row_bytes):
 )
 def test_rows_are_those_of_numpy(tmp_path_factory, ids, row, gap, read, window, scattered):
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("GAP_BYTES", gap), ("READ_BYTES", read), ("WINDOW_BYTES", window)):
+        for name, value in (
+            ("GAP_BYTES", gap),
+            ("READ_BYTES", read),
+            ("WINDOW_BYTES", 2 * window),
+            ("PIECE_BYTES", window),
+        ):
             patch.setattr(row_file, name, value)
         rows, file = made(tmp_path_factory.mktemp("rows"), row)
         ids = np.array(ids, np.int32)

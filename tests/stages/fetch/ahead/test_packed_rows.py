@@ -26,8 +26,10 @@ class Packed:
     def count(self, epoch: int, index: int) -> int:
         return len(self.nodes[index])
 
-    def rows(self, epoch: int, index: int, dtype: Any) -> Any:
-        return FEATURES[self.nodes[index]]
+    def rows(self, epoch: int, index: int, dtype: Any, empty: Any) -> Any:
+        rows = empty((len(self.nodes[index]), FEATURES.shape[1]), dtype)
+        rows[:] = FEATURES[self.nodes[index]]
+        return rows
 
     def announce(self, epoch: int, index: int) -> None:
         self.announced.append(index)
