@@ -79,7 +79,7 @@ GRAPHS = {
 FEW_EPOCHS = {"amazon_computers": (45, 3), "minesweeper": (15, 1)}
 """Epochs of the axis ``weights``, and of its super-epochs: a sweep of 16 parts."""
 FEW_DROPOUT = 0.2
-"""Of ``weights``, whose runs are short."""
+"""Dropout of the axis ``weights``, whose runs are short."""
 
 
 ONE = ("one process", "one process, more steps")

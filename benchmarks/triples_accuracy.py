@@ -91,7 +91,7 @@ def ranks(source: Path, run: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def metrics(found: np.ndarray) -> list[float]:
-    """Those of `METRICS`."""
+    """The `METRICS` of ranks."""
     return [float((1 / found).mean()), *(float((found <= k).mean()) for k in (1, 3, 10))]
 
 

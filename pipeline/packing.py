@@ -270,7 +270,7 @@ class Packing:
                 yield from pack(self._queue, self.rows, features, degrees, group, count)
             return
         place = str(self._queue.path) if self._is_remote else str(Path(self._queue.path).resolve())
-        order = self._source.data, place
+        order = self._source.data, self._source.digest, place
         for number, _ in execute("pack", [(pack_task, *order, group, n) for group, n in zip(groups, windows)]):
             yield windows[number]
 
@@ -311,19 +311,20 @@ class Packing:
             )
 
 
-def pack_task(data: Data, place: str, group: Sequence[Bulk], windows: int) -> dict[str, int]:
-    """A task: pack a group of bulks of the store at a folder or URL."""
+def pack_task(data: Data, digest: str, place: str, group: Sequence[Bulk], windows: int) -> dict[str, int]:
+    """A task: pack a group of bulks of the store at a folder or URL, from features with a digest."""
     queue = queue_at(place).open(place)
     assert queue.packed is not None
-    features, degrees = _opened(data)
+    features, degrees = _opened(data, digest)
     for _ in pack(queue, queue.packed, features, degrees, group, windows):
         pass
     return {}
 
 
 @lru_cache(1)
-def _opened(data: Data) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
-    """What the tasks of a store share in a process."""
+def _opened(data: Data, digest: str) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
+    """Rows and degrees that tasks share in a process. Another store may come to lie where `data` is: the digest tells
+    them apart."""
     return data.rows()
 
 

@@ -58,6 +58,7 @@ FOLDER_TESTS: dict[str, tuple[str, ...]] = {
     "stages/comm": ("stages/comm/test_gloo.py",),
     "stages/evaluate": ("stages/evaluate/test_layerwise.py",),
     "stages/feed": ("stages/feed/test_queue_feed_minibatches.py", "stages/sample/test_remote_nodewise.py"),
+    "stages/fetch": ("stages/fetch/test_exchange.py", "stages/neighbourhood/test_full_batch.py"),
     "stages/kernels/aggregation/cpu": ("stages/kernels/aggregation/test_aggregation.py",),
     "stages/kernels/aggregation/cuda": ("stages/kernels/aggregation/cuda/test_backend.py",),
     "stages/kernels/minibatch_cuda": ("stages/sample/test_resident.py", "stages/kernels/test_cuda_compiles.py"),

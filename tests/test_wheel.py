@@ -53,7 +53,7 @@ def test_wheel_holds_every_module_and_nothing_else(wheel):
         for e in ("html", "css", "txt")
         for p in ROOT.glob(f"pipeline/**/*.{e}")
     }
-    assert files <= page
+    assert files <= page and "millrace/py.typed" in page
     assert held == modules | page | {"millrace/__init__.py", "millrace/__main__.py"}
 
 

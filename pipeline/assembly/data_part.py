@@ -1,5 +1,6 @@
 """The data of a job, as a handle that any process can open."""
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,13 +34,15 @@ class DataPart:
 
     def open(self) -> LazyDataset | SampledDataset:
         """The dataset, whose arrays are read once used."""
-        if self.kind == KIND and (found := sampled_at(self.store)) is not None:
+        if self.kind == KIND:
+            if (found := sampled_at(self.store)) is None:
+                raise StoreError(f"{self.store} cannot be read as samples with their features; sample again")
             return found
         return open_lazily(Path(self.store), self.features, name=self.name, names=False, graph=self.graph)
 
 
 def sampled_at(source: str) -> SampledDataset | None:
-    """What a store of samples with packed features holds of its dataset; None if a source is no such store.
+    """The dataset of a store of samples with packed features, as far as it holds it; None if a source is no such store.
 
     Raises:
         StoreError: it is damaged.
@@ -51,12 +54,12 @@ def sampled_at(source: str) -> SampledDataset | None:
     except StoreError:
         return None  # whoever opens the dataset says why
     try:
-        packed = queue_at(source).open(source).packed
+        with closing(queue_at(source).open(source)) as queue:
+            seeds = None if queue.packed is None else queue.packed.seeds
     except StoreError:
         if is_url(source):
             return None
         raise
-    seeds = None if packed is None else packed.seeds
     return None if seeds is None else seeds.dataset(source)
 
 

@@ -184,7 +184,7 @@ def _fill(
 
 
 def _contact(own_host: str, send: Tell, slow_peer_warning_s: float) -> "Contact":
-    """How others reach this rank, which tells the driver of long waits."""
+    """The contact by which others reach this rank; it tells the driver of long waits."""
     from ...stages.comm.gloo import Contact
 
     return Contact(own_host, lambda text: send({"event": "Note", "text": text}), slow_peer_warning_s)

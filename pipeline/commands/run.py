@@ -110,7 +110,7 @@ def run(
 
 @dataclass(frozen=True)
 class _Given:
-    """What a command gives beside the configuration."""
+    """Arguments of a command beside the configuration."""
 
     out: Path | None
     resume: bool

@@ -23,7 +23,7 @@ Opened = Sequence[tuple[Table, Columns]]
 
 @dataclass(frozen=True)
 class Times:
-    """How the times of a graph are kept."""
+    """Dtypes, unit and place of a graph's times."""
 
     of_edges: str = ""
     """Their dtype; empty: edges have none."""
@@ -54,7 +54,8 @@ NO_TIMES = Times()
 
 
 def settled_times(nodes: Opened, edges: Opened, file: Path) -> Times:
-    """How the times of some tables are kept; those of nodes in `file`. Raises InputError: a column holds none."""
+    """Settle dtypes and unit of the times of some tables; those of nodes lie in `file`. Raises InputError: a column
+    holds no times."""
     found, unit = in_one_unit(_sample(table, own) for table, own in (*nodes, *edges))
     kinds = ["" if a is None else str(as_times(a[:0], "", 0).dtype) for a in found]
     of_nodes, of_edges = ([*filter(None, some)] for some in (kinds[: len(nodes)], kinds[len(nodes) :]))

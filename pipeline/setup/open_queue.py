@@ -1,7 +1,7 @@
 """Opening of a run's queue by its producers, ranks and driver."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -181,11 +181,13 @@ def check_packed(sampling: Sampling, samples: str | Path, queue: ZarrQueue) -> N
 
 def holds_seeds(samples: str | Path | None) -> bool:
     """True if stored samples have features and the labels of their seeds beside them."""
+    if not samples:
+        return False
     try:
-        packed = open_queue(samples).packed if samples else None
+        with closing(open_queue(samples)) as queue:
+            return bool(queue.packed) and queue.packed.has_seeds
     except StoreError:  # whoever reads them says why
         return False
-    return bool(packed) and packed.has_seeds
 
 
 def own_queue(prepared: Sampling, out: Path, tell: Callable[[str], None] | None = None) -> MinibatchQueue:

@@ -86,7 +86,7 @@ def redistributed(ledgers: Sequence[Sequence[int]], ranks: int) -> list[list[int
 
 
 def resumable(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a run's folder without the kernel that its GPU chose, which is chosen anew, and without what
+    """The configuration of a run's folder without a kernel of its GPU, which is chosen anew, and without what
     opens it to others: a folder from somebody else would choose who runs code here."""
     chosen = table.get("kernel") == table.get("device") == "cuda"
     kept = {k: v for k, v in table.items() if not (chosen and k == "kernel")}

@@ -96,7 +96,8 @@ class SeedData:
             if a.size:
                 location.read(NAME, f"{name}.npy", HEADER_BYTES, a.reshape(-1).view(np.uint8).data)
         found = cls({**meta, "digests": digests}, train, labels)
-        if found._sum != meta.get("sum"):
+        in_graph = not train.size or 0 <= train.min() <= train.max() < meta["num_nodes"]
+        if not in_graph or len(train) != len(labels) or found._sum != meta.get("sum"):
             raise StoreError(f"{location.path(NAME)} does not match its checksum; sample into another folder")
         return found
 

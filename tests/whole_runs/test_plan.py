@@ -237,7 +237,7 @@ def test_a_plan_is_told_and_recorded(played: Played) -> None:
         "-68..+82%",
     ]
     stand_in = as_text(replace(played.plan, stands_in=True)).splitlines()[4]
-    assert "-82..157%" in stand_in and "-72..+1%" in stand_in
+    assert "-82..+157%" in stand_in and "-72..+1%" in stand_in
     assert played.plan.recommended not in (None, "grappa", "retexo"), "on one machine"
     assert (
         "Other goals:\n  shortest pass over all labels: " in text and "\n  fewest bytes between ranks: retexo, " in text

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NO_CLASS = {
     "unknown", "unk", "not known", "nan", "none", "null", "nil", "na", "n a", "missing", "undefined", "unspecified",
-    "unlabeled", "unlabelled", "no label", "not available", "tbd", "",
+    "unlabeled", "unlabelled", "no label", "not available", "tbd", "?", "-", "--",
 }  # fmt: skip
 """Words, in lower case and without punctuation, that often stand for the absence of a label."""
 
@@ -81,7 +81,8 @@ def without_ignored(found: Numbered, ignored: tuple[str, ...], notes: list[str],
         kept = [name for name in names if name not in ignored]
         place = {name: k for k, name in enumerate(kept)}
         y, names = np.array([*(place.get(name, -1) for name in names), -1])[y], tuple(kept)
-    if strange := [n for n in names if re.sub(r"[\W_]+", " ", n.lower()).strip() in NO_CLASS or BELOW_ZERO.match(n)]:
+    bare = [re.sub(r"[\W_]+", " ", name.lower()).strip() or name for name in names]
+    if strange := [name for name, word in zip(names, bare) if word in NO_CLASS or BELOW_ZERO.match(name)]:
         some = " and ".join(f"'{name}' ({counted(of_name[name], unit)})" for name in strange)
         notes.append(
             f"{some} {'is read as a class' if len(strange) == 1 else 'are read as classes'}: if that means no label, "

@@ -266,8 +266,11 @@ class Treatment:
         return found + [found[c] | flag | {"name": f"{found[c]['name']}{IS_MISSING}"} for c in self.indicated]
 
 
-def indicators_in(card: Mapping[str, Any]) -> tuple[str, ...]:
-    """`ReadOptions.indicators` by which other data get the columns of those that a data card is of."""
+def indicators_in(card: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """`ReadOptions.indicators` by which other data get the columns of those that a data card is of; None: the card does
+    not list all."""
+    if "more_columns" in card:
+        return None
     every = [f"{c['of']}.{c['name']}" for c in card["columns"]]
     return tuple(name.removesuffix(IS_MISSING) for name in every if name.endswith(IS_MISSING))
 

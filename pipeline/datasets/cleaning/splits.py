@@ -23,7 +23,7 @@ FORMS = (
 SHOWN_CLASSES = 8
 """Most classes named in a note."""
 NO_SPLIT = "The input stores no split:"
-"""How the note on a split that nobody asked for begins."""
+"""First words of the note on a split that nobody asked for."""
 ENOUGH_PER_CLASS = 60
 """Labelled nodes that every class needs for the default to be random:20,30; else it is fraction:0.6,0.2."""
 

@@ -244,7 +244,7 @@ def _shipped(name: str, read: Callable[[str | None], Raw]) -> Reader:
     """Reader of a graph that an installed package ships."""
 
     def is_it(source: Any) -> bool:
-        return isinstance(source, str | Path) and str(source) == name
+        return isinstance(source, str | Path) and str(source) == name and path_of(source) is None
 
     return Reader(name, is_it, lambda source, request: read(request.name), name, is_clean=False, is_name=True)
 

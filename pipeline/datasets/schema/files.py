@@ -260,6 +260,7 @@ def note_missing_parts(tables: Iterable[SourceTable], folder: object) -> tuple[s
     for table in tables:
         cells = [re.split(r"(\d+)", file.name) for file in table.files]
         at = [i for i, several in enumerate(zip(*cells)) if len(set(several)) > 1]
+        at = at or [i - 1 for i, c in enumerate(cells[0]) if c.lower() == "-of-"]
         if len(at) != 1 or at[0] % 2 == 0 or len(set(map(len, cells))) > 1:
             continue
         (i,), first, numbers = at, cells[0], {int(own[at[0]]) for own in cells}
@@ -267,9 +268,10 @@ def note_missing_parts(tables: Iterable[SourceTable], folder: object) -> tuple[s
         begin = int(0 not in numbers and total in numbers) if total else min(numbers)
         end = begin + total if total else max(numbers) + 1
         missing = sorted({*range(begin, min(end, begin + 2 * len(cells) + MOST_MISSING))} - numbers)
-        if not missing or len(missing) >= len(cells) + MOST_MISSING:  # numbers of another kind
+        if not missing or (not total and len(missing) >= len(cells) + MOST_MISSING):  # numbers of another kind
             continue
-        names = ["".join((*first[:i], str(n).zfill(len(first[i])), *first[i + 1 :])) for n in missing]
+        width = len(first[i]) if len({len(own[i]) for own in cells}) == 1 else 0
+        names = ["".join((*first[:i], str(n).zfill(width), *first[i + 1 :])) for n in missing]
         gone = f"{listed(names)} {are(len(names))} missing"
         if total:
             raise InputError(f"{folder}: of the {total} parts of {table.title} {gone}; put the parts there")

@@ -54,6 +54,10 @@ class UnitSource(Protocol):
         """Rows of each minibatch of a unit."""
         ...
 
+    def end(self) -> None:
+        """Keep no memory for units to come."""
+        ...
+
 
 class DiskRows:
     """Rows of a feature store on disk. See `UnitSource` and `RowSource`. Each rank reads for itself."""
@@ -95,6 +99,9 @@ class DiskRows:
         got = self.collect(np.concatenate([np.empty(0, np.int32), *(m.nodes for m in work)]))
         places = np.split(got.place, np.cumsum([len(m.nodes) for m in work])[:-1])
         return [Collected(got.rows, place, None) for place in places[: len(work)]]
+
+    def end(self) -> None:
+        self._buffers = Arena(idle_steps=0)
 
     def collect(self, ids: npt.NDArray[np.integer]) -> Collected:
         """See `RowSource.collect`. `ids` may repeat.
@@ -165,6 +172,8 @@ class RowsFromDisk(RowsAhead):
     def close(self) -> None:
         """See `Feed.close`. Says what was read."""
         super().close()
+        for each in (self._rows, *([] if self._rows_of_edges is None else [self._rows_of_edges])):
+            each.end()
         read = self._rows.read
         if read.count:
             self._tell(

@@ -67,6 +67,10 @@ class SampledRows:
         self.read.seconds += time.perf_counter() - start
         return found
 
+    def end(self) -> None:
+        """Keep no memory for units to come."""
+        self._buffers = Arena(idle_steps=0)
+
     def _of(self, work: MiniBatch) -> Collected:
         packed, nodes = self._packed, work.nodes
         if len(nodes) and int(nodes.max()) >= packed.num_nodes:

@@ -208,5 +208,7 @@ def test_arrays_of_units_are_used_again_and_those_in_use_are_not(asked: list[tup
     del kept
     arena.step()
     assert arena.nbytes == 0
-    place = arena.array((1000, 8), np.float16).ctypes.data
-    assert arena.array((990, 8), np.float16).ctypes.data == place
+    arena.array((1000, 8), np.float16)
+    held = arena.nbytes
+    arena.array((990, 8), np.float16)
+    assert arena.nbytes == held > 0

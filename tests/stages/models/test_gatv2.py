@@ -13,18 +13,14 @@ from torch.nn import functional as F
 
 import millrace as mr
 from millrace.stages.assignment import BulkRequest
-from millrace.stages.fetch.fetch import HOST, Degrees, Labels, MinibatchFetcher
-from millrace.stages.fetch.gather import HostRows
-from millrace.stages.fetch.isolated import Weights
 from millrace.stages.fetch.visit import VisitFetch
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.messages import Placement
 from millrace.stages.models.gatv2 import GATv2
-from millrace.storage.dataset import Split
 from millrace.storage.errors import InputError
 from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.tests.contracts.dense_model import check_dense
+from millrace.tests.contracts.fetched import fetched
 from millrace.tests.contracts.full_batch import job as rank_job
 from millrace.tests.contracts.full_batch import make_case
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
@@ -92,19 +88,9 @@ def test_values_and_gradients_are_those_of_dense_matrices(edge_width: int, size:
 def test_pygs_convolution_on_the_same_minibatches(fanout: tuple[int, int], edge_width: int) -> None:
     geometric = pytest.importorskip("torch_geometric.nn")
     graph, model = graph_of(), build(edge_width)
-    none = np.empty(0, np.int64)
-    placement = Placement(
-        graph, ArrayFeatures(X), torch.zeros(V, dtype=torch.int64), torch.from_numpy(graph.degree),
-        Split(none, none, none), edge_features=graph.edge_features,
-    )  # fmt: skip
     request = BulkRequest(3, 0, 0, 0, (np.arange(0, V, 3),))
     work = mr.NeighborSampler(fanout, edge_ids=True).sample(graph, request, cpu).check().minibatches[0]
-    got = MinibatchFetcher(
-        HostRows(placement, placement.features, placement.edge_features),
-        Labels(placement, HOST, HOST),
-        Degrees(placement, HOST),
-        Weights(placement, "none"),
-    ).fetch(work)
+    got = fetched(graph, X, work)
     h = torch.from_numpy(X[work.nodes])
     convs = [
         geometric.GATv2Conv(a, b, heads=2, concat=concat, edge_dim=edge_width or None).double()

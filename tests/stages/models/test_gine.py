@@ -9,17 +9,12 @@ from torch import Tensor, nn
 
 import millrace as mr
 from millrace.stages.assignment import BulkRequest
-from millrace.stages.fetch.fetch import HOST, Degrees, Labels, MinibatchFetcher
-from millrace.stages.fetch.gather import HostRows
-from millrace.stages.fetch.isolated import Weights
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.messages import Placement
 from millrace.stages.models.gine import GINE
-from millrace.storage.dataset import Split
 from millrace.storage.errors import InputError
-from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.tests.contracts.dense_model import check_dense
+from millrace.tests.contracts.fetched import fetched
 from millrace.tests.contracts.whole_graph import whole_graph
 
 F64 = torch.float64
@@ -73,21 +68,10 @@ def test_exact_evaluation_in_chunks(max_bytes: int):
     assert (mr.infer(model, graph, x, nodes=nodes, max_bytes=max_bytes) - want[nodes]).abs().max() <= 1e-10
 
 
-def fetched(graph: Graph, sampler: Any, x: np.ndarray) -> tuple[Any, Any]:
+def drawn(graph: Graph, sampler: Any, x: np.ndarray) -> tuple[Any, Any]:
     """A minibatch, and what a model gets of it."""
-    degree = torch.from_numpy(graph.degree)
-    none = np.empty(0, np.int64)
-    placement = Placement(
-        graph, ArrayFeatures(x), torch.zeros(V, dtype=torch.int64), degree, Split(none, none, none),
-        edge_features=graph.edge_features,
-    )  # fmt: skip
     work = sampler.sample(graph, BulkRequest(3, 0, 0, 0, (np.arange(0, V, 3),)), cpu).check().minibatches[0]
-    return work, MinibatchFetcher(
-        HostRows(placement, placement.features, placement.edge_features),
-        Labels(placement, HOST, HOST),
-        Degrees(placement, HOST),
-        Weights(placement, "none"),
-    ).fetch(work)
+    return work, fetched(graph, x, work)
 
 
 @pytest.mark.parametrize("expand", ["new", "all"])
@@ -97,7 +81,7 @@ def test_pygs_convolution_on_the_same_minibatches(fanout: tuple[int, int], expan
     geometric = pytest.importorskip("torch_geometric.nn")
     graph, model = graph_of(False), build()
     x = np.random.default_rng(1).normal(size=(V, F))
-    work, got = fetched(graph, mr.NeighborSampler(fanout, expand=expand, edge_ids=True), x)
+    work, got = drawn(graph, mr.NeighborSampler(fanout, expand=expand, edge_ids=True), x)
     h = torch.from_numpy(x[work.nodes])
     for i, (conv, block) in enumerate(zip(model.convs, work.blocks)):
         theirs = geometric.GINEConv(conv.mlp, train_eps=True, edge_dim=D).double()
@@ -126,7 +110,7 @@ def test_pygs_convolution_on_the_same_minibatches(fanout: tuple[int, int], expan
 def test_every_sampler_brings_the_features_of_its_edges(sampler: Any):
     graph, model = graph_of(True), build()
     x = np.random.default_rng(1).normal(size=(V, F))
-    work, got = fetched(graph, sampler, x)
+    work, got = drawn(graph, sampler, x)
     want = dense(model, graph, torch.from_numpy(x))[work.seeds]
     # Layer-wise weights are stored in float32.
     assert (model(got.neighbourhoods, got.h)[: len(work.seeds)] - want).abs().max() <= 1e-5

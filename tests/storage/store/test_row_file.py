@@ -28,14 +28,15 @@ def made(folder, row_bytes):
     gap=st.sampled_from([0, 1, 70, 10**6]),
     read=st.sampled_from([1, 64, 5000, 1 << 20]),
     window=st.sampled_from([1, 4000, 1 << 30]),
+    ahead=st.integers(1, 3),
     scattered=st.booleans(),
 )
-def test_rows_are_those_of_numpy(tmp_path_factory, ids, row, gap, read, window, scattered):
+def test_rows_are_those_of_numpy(tmp_path_factory, ids, row, gap, read, window, ahead, scattered):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in (
             ("GAP_BYTES", gap),
             ("READ_BYTES", read),
-            ("WINDOW_BYTES", 2 * window),
+            ("WINDOW_BYTES", ahead * window),
             ("PIECE_BYTES", window),
         ):
             patch.setattr(row_file, name, value)

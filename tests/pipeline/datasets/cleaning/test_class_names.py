@@ -49,7 +49,10 @@ def test_names_that_may_be_no_classes_are_told_of_or_ignored():
 def test_words_for_no_label_are_named(word):
     _, notes = settled(["oak", word, "elm", "oak"])
     assert f"'{word}' (1 node) is read as a class: if that means no label, set ignored_labels={word}." in notes
-    assert "read as" not in settled(["oak", "unknown oak", "naïve", "1"])[1]
+
+
+def test_names_with_such_words_in_them_are_classes():
+    assert "read as" not in settled(["oak", "unknown oak", "naïve", "1", "+", "**"])[1]
 
 
 def test_numbers_among_names_may_be_ignored_by_either():

@@ -32,3 +32,13 @@ def test_without_networkx_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) ->
         mr.InputError, match=r"the dataset karate comes with NetworkX; install it: pip install '.\[networkx\]'"
     ):
         mr.open_dataset("karate")
+
+
+def test_a_folder_of_that_name_is_read_instead(tmp_path, monkeypatch):
+    folder = tmp_path / "karate"
+    folder.mkdir()
+    (folder / "nodes.csv").write_text("id,x0,label\n0,1,a\n1,2,b\n2,3,a\n")
+    (folder / "edges.csv").write_text("src,dst\n0,1\n1,2\n")
+    monkeypatch.chdir(tmp_path)
+    options = mr.ReadOptions(direction="undirected")
+    assert mr.open_dataset("karate", options=options, split="fraction:0.4,0.3").num_nodes == 3

@@ -34,6 +34,11 @@ def test_parts_that_are_missing_are_named():
         InputError, match=r"g: of the 4 parts of nodes nodes-3-of-4\.csv is missing; put the parts there"
     ):
         note_missing_parts([table(*(f"nodes-{n}-of-4.csv" for n in (1, 2, 4)))], "g")
+    for names in (["nodes-00000-of-00002.csv"], ["nodes-00000-of-00100.csv", "nodes-00001-of-00100.csv"]):
+        with pytest.raises(InputError, match=r"of the (2|100) parts of nodes nodes-0000\d-of-"):
+            note_missing_parts([table(*names)], "g")
+    (note,) = note_missing_parts([table("nodes-8.csv", "nodes-10.csv")], "g")
+    assert "nodes-9.csv is missing" in note
     with pytest.raises(InputError, match=r"of the 3 parts of nodes nodes-01-of-03\.csv is missing"):
         note_missing_parts([table("nodes-00-of-03.csv", "nodes-02-of-03.csv")], "g")
 

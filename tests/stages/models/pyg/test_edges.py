@@ -12,18 +12,13 @@ from torch import Tensor, nn
 
 import millrace as mr
 from millrace.stages.assignment import BulkRequest
-from millrace.stages.fetch.fetch import HOST, Degrees, Labels, MinibatchFetcher
-from millrace.stages.fetch.gather import HostRows
-from millrace.stages.fetch.isolated import Weights
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.messages import Placement
 from millrace.stages.models.pyg import model as models
 from millrace.stages.models.pyg.edges import reads_edge_attr
 from millrace.stages.models.pyg.model import PyGModel
-from millrace.storage.dataset import Split
 from millrace.storage.errors import InputError
-from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph, from_edges
+from millrace.tests.contracts.fetched import fetched
 
 pyg = pytest.importorskip("torch_geometric.nn")
 V, F, D, C = 40, 5, 3, 4
@@ -84,19 +79,9 @@ def build(name: str) -> PyGModel:
 def test_minibatches_are_pygs_on_the_sampled_edges(graph: Graph, name: str) -> None:
     """PyG gets the whole graph's nodes and the edges that each layer drew, in another order."""
     model = build(name).eval()
-    none = np.empty(0, np.int64)
-    placement = Placement(
-        graph, ArrayFeatures(X), torch.zeros(V, dtype=torch.int64), torch.from_numpy(graph.degree),
-        Split(none, none, none), edge_features=graph.edge_features,
-    )  # fmt: skip
     sampler = mr.NeighborSampler((3, 2), edge_ids=True)
     work = sampler.sample(graph, BulkRequest(3, 0, 0, 0, (np.arange(0, V, 3),)), cpu).check().minibatches[0]
-    got = MinibatchFetcher(
-        HostRows(placement, placement.features, placement.edge_features),
-        Labels(placement, HOST, HOST),
-        Degrees(placement, HOST),
-        Weights(placement, "none"),
-    ).fetch(work)
+    got = fetched(graph, X, work)
     h = torch.from_numpy(X[work.nodes]).requires_grad_()
     found = model(got.neighbourhoods, h)
     x = torch.from_numpy(X).requires_grad_()
