@@ -240,11 +240,12 @@ def _of_path(name: str, read: Read, form: str = "", *ends: str) -> Reader:
     )
 
 
-def _shipped(name: str, read: Callable[[str | None], Raw]) -> Reader:
-    """Reader of a graph that an installed package ships."""
+def _shipped(name: str, read: Callable[[str | None], Raw], gives_way: bool = True) -> Reader:
+    """Reader of a graph that an installed package ships. A file or folder of its name is read instead if it
+    `gives_way`."""
 
     def is_it(source: Any) -> bool:
-        return isinstance(source, str | Path) and str(source) == name and path_of(source) is None
+        return isinstance(source, str | Path) and str(source) == name and not (gives_way and path_of(source))
 
     return Reader(name, is_it, lambda source, request: read(request.name), name, is_clean=False, is_name=True)
 
@@ -252,7 +253,7 @@ def _shipped(name: str, read: Callable[[str | None], Raw]) -> Reader:
 READERS: Registry[Reader] = Registry(
     "reader",
     (
-        _shipped("digits", read_digits),
+        _shipped("digits", read_digits, gives_way=False),  # the default, wherever a command runs
         _shipped("karate", read_karate),
         _generated("sbm", generate_sbm, "nodes"),
         _generated("rmat", generate_rmat, "scale"),
