@@ -225,8 +225,8 @@ def executed() -> str:
     lacking = [name for name in accepted() if name not in record["cells"]]
     count, days = len(accepted()) - len(lacking), " and ".join(sorted(set(record["cells"].values())))
     text = f"`make support` ran on {days} (torch {record['torch']}, {record['device']}): {count} of "
-    text += f"the {count + len(lacking)} cells that say `yes` now ended as they should."
-    return text + (f" Not executed since they say it: {'; '.join(lacking)}." if lacking else "")
+    text += f"the {count + len(lacking)} cells that say `yes` ended as they should."
+    return text + (f" Not executed yet: {'; '.join(lacking)}." if lacking else "")
 
 
 def shown(told: tuple[str, str], numbers: dict[str, int]) -> str:

@@ -126,4 +126,4 @@ def test_the_page_says_what_was_not_executed(monkeypatch: pytest.MonkeyPatch, tm
     support.RECORD.write_text(json.dumps(record))
     said = support.executed()
     assert "2026-01-02" in said and f"{len(names) - 1} of the {len(names)} cells" in said
-    assert said.endswith(f"Not executed since they say it: {names[0]}.")
+    assert said.endswith(f"Not executed yet: {names[0]}.")
