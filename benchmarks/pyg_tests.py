@@ -25,12 +25,12 @@ SAMPLERS = {"pyg_lib"}, {"torch_sparse"}
 FLAGS = "WITH_PYG_LIB", "WITH_TORCH_SPARSE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE"
 HEAD = """# PyG's own tests
 
-The tests that PyG has of its loaders, run on Millrace's. With PyG {pyg}, of {cases} cases: {counts}.
+Millrace's loaders run PyG's tests of its own loaders. With PyG {pyg}, of {cases} cases: {counts}.
 
-`python benchmarks/pyg_tests.py PYG`, with a checkout of PyG, prints this page. PyG's files are run as they are, but the
-loaders which they import are those of `millrace`. A case is *empty* where PyG's test returns before it makes a loader:
+`python benchmarks/pyg_tests.py PYG`, with a checkout of PyG, prints this page. The script runs PyG's unchanged test files,
+but they import Millrace's loaders. A case is *empty* if PyG's test returns before it makes a loader:
 `induced` subgraphs of int32 edges, and triplets with times that are not `disjoint`. *Skipped* are two tests that
-make no loader: they compare the functions of two compiled libraries.
+make no loader, but compare two compiled libraries.
 """
 
 
