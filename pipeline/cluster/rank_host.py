@@ -1,10 +1,12 @@
 """The Dask task that holds one rank: it starts the rank's process, passes its messages on, and ends it.
 
 A rank is a process of its own, with its own threads and allocator, so that its death, or a collective that hangs, costs
-no worker. When the worker dies, the process's standard input closes, and it ends itself.
+no worker. When the worker dies, the process's standard input closes, and it ends itself. When the driver dies, a rank
+that answers ends itself; the task ends one that does not.
 """
 
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -45,7 +47,7 @@ def hold_rank(spec: dict[str, Any], topic: str, kill: str) -> dict[str, Any]:
     rank = _RankProcess(get_worker(), spec, topic)
     try:
         rank.start()
-        _wait(rank.child, Event(kill, client=get_client()))
+        _wait(rank.child, Event(kill, client=get_client()), spec["meeting"])
     finally:
         status = rank.end()
     if rank.outcome:
@@ -162,9 +164,14 @@ def _ending(outcome: dict[str, Any], status: int, stopped: bool) -> str:
     return f"killed by signal {-status}" if status < 0 else f"ended with status {status}"
 
 
-def _wait(child: subprocess.Popen[str] | ForkedRank, kill: Event) -> None:
-    """Wait until the process ends, or for `GRACE_S` once the event is set. Nothing polls, since the cores belong to the
-    ranks.
+def _wait(child: subprocess.Popen[str] | ForkedRank, kill: Event, meeting: list[str | int]) -> None:
+    """Wait until the process ends, or for `GRACE_S` once the event is set or the driver is gone. Nothing polls, since
+    the cores belong to the ranks.
+
+    Args:
+        child: the rank.
+        kill: the driver's order to end it.
+        meeting: the driver's store, see `rendezvous.Meeting.address`; workers of one in a file end with the driver.
 
     Raises:
         OSError: the scheduler does not answer any more.
@@ -185,9 +192,22 @@ def _wait(child: subprocess.Popen[str] | ForkedRank, kill: Event) -> None:
             failures.append(e)
         over.set()
 
-    for task in (reap, listen):
+    def follow_driver() -> None:
+        host, port = meeting
+        with suppress(OSError), socket.create_connection((str(host), int(port)), timeout=ORDER_S) as line:
+            line.settimeout(None)
+            lines.append(line)
+            with suppress(OSError):
+                line.recv(1)
+            over.set()
+
+    lines: list[socket.socket] = []
+    for task in (reap, listen, follow_driver)[: 3 if len(meeting) == 2 else 2]:
         threading.Thread(target=task, daemon=True).start()
     over.wait()
+    for line in lines:
+        with suppress(OSError):
+            line.shutdown(socket.SHUT_RDWR)
     if failures and not ended.is_set():
         raise failures[0]
     ended.wait(GRACE_S)

@@ -231,6 +231,19 @@ def test_every_end_of_the_driver_can_be_gone_on_from(undisturbed, scheduler, tmp
     assert json.loads(result)["parameters_sha256"] == undisturbed
 
 
+def test_a_stopped_rank_on_a_cluster_of_others_does_not_outlive_its_driver(scheduler, tmp_path, monkeypatch):
+    """It cannot end itself, and the driver may not reach the worker that holds it."""
+    monkeypatch.setenv("MILLRACE_STOP_S", "0.5")
+    command = Command(tmp_path / "run", "--scheduler", scheduler, "--epochs", "1000000")
+    command.reach(1)
+    ranks, _ = family()
+    ranks[0].suspend()
+    command.process.send_signal(signal.SIGTERM)
+    code, _, said = command.end()
+    assert code == 130, said
+    assert not psutil.wait_procs(ranks, timeout=GONE_S)[1]
+
+
 class Raises(torch.nn.Module):
     """Raises in the fifth minibatch of rank 1, and says when in its log."""
 
