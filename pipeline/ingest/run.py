@@ -31,7 +31,7 @@ from ..datasets.cleaning.filling import Seen, Treatment
 from ..datasets.cleaning.node_ids import check_id_column, unknown
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.raw import about, noted
-from ..datasets.cleaning.typed import note_of_types, note_unweighted, reversed_relations
+from ..datasets.cleaning.typed import note_of_types, reversed_relations
 from ..datasets.readers.csv_file import is_csv
 from ..datasets.readers.described import check_options, check_unread_columns, described, dropped_notes, is_typed
 from ..datasets.readers.parquet import UnequalListsError, feature_rows, labels_of
@@ -150,11 +150,8 @@ class Ingest:
         self.tables = [edge_table(*own, options, self.budget, self.stages.run) for own in edges]
         self.times = settled_times(target_first, edges, self.folder / "node_time")
         self._make_types()
-        bare: list[Any] = [t.source.type for t, own in edges if own.weight is None]
         self.weight_notes = list[str]()
-        if len(bare) < len(edges):
-            note_unweighted(bare, self.weight_notes)
-            self.weight_notes = [mended.IGNORED] if options.edge_weights == "ignore" else self.weight_notes
+        mended.note_weights({t.source.type: own.weight is not None for t, own in edges}, options, self.weight_notes)
 
     def _make_types(self) -> None:
         """The types of the graph, and how the edges of its tables are spilled. Raises InputError: see `check_disk`."""

@@ -14,14 +14,14 @@ from ....storage.plural import counted, were
 from ....storage.stored.data_card import data_card
 from ....storage.times.moments import as_times, in_one_unit
 from ....storage.typed.features import TypedFeatures
-from .columns import Card, clean_features
+from .columns import Card, clean_features, degree_rows, note_missing
 from .components import in_largest_component, restricted, restricted_split
-from .edges import clean_edges, clean_ordered, note_borrowed
+from .edges import clean_edges, clean_ordered, note_borrowed, note_weights
 from .labels import CleanLabels, settled_labels
 from .options import ReadOptions
-from .raw import AnyArray, Counts, GivenLabels, Raw, RawNodes, about
+from .raw import AnyArray, Counts, GivenLabels, Raw, RawNodes, about, noted, type_text
 from .splits import make_split
-from .typed import count_nodes, features_of_type, joined_names, note_of_types, typed_graph
+from .typed import check_relations, count_nodes, joined_names, note_of_types, typed_graph
 
 
 def clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Dataset:
@@ -51,19 +51,22 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
     counts = count_nodes(raw)
     if given is not None and options.task == "link":  # pairs take their place
         given = None if raw.is_typed else GivenLabels(np.zeros(counts[None], np.int64))
-    graph = (typed_graph if raw.is_typed else _graph)(raw, counts, options, notes, card)
+    graph = _graph(raw, counts, options, notes, card)
     settled = CleanLabels(np.empty(0, np.int64), 0, "multiclass", None)
     if given is not None:
         settled = settled_labels(given, options, notes)
     y, num_classes, task, class_names = settled
     own = raw.nodes.get(raw.target, RawNodes())
     names = joined_names(raw, counts) if raw.is_typed else own.names
+    of_types = [_features(t, raw, n, options, notes, card) for t, n in counts.items()]
     stored = {part: _by_name(part, np.asarray(ids), own.names) for part, ids in raw.split.items()}
     if raw.is_typed:
-        of_types = [features_of_type(t, raw, n, options, notes, card=card) for t, n in counts.items()]
         features: Any = TypedFeatures(tuple(map(ArrayFeatures, of_types)), graph.types.offsets)
     else:
-        x = clean_features(own.features, graph, options, notes, own.columns, card)
+        (x,) = of_types
+        if not x.shape[1]:
+            note_missing(options, notes)
+            x = degree_rows(graph.in_degree)
         if options.task == "link":
             stored = {"train": np.ones(len(y), bool)}
         if options.components == "largest" and not (keep := in_largest_component(graph)).all():
@@ -90,21 +93,40 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
 
 
 def _graph(raw: Raw, counts: Counts, options: ReadOptions, notes: list[str], card: Card) -> Graph:
-    """The graph of one type of nodes and edges. Edges without times get those of their sources."""
-    edges, nodes, num_nodes = raw.edges[None], raw.nodes[None], counts[None]
-    (edge_time, node_time), unit = in_one_unit((edges.time, nodes.time))
+    """The graph. Edges without times get those of their sources."""
+    if raw.is_typed:
+        check_relations(tuple(raw.edges), counts)
+    times, unit = in_one_unit(own.time for own in (*raw.edges.values(), *raw.nodes.values()))
+    edges = {key: replace(own, time=time) for (key, own), time in zip(raw.edges.items(), times)}
+    node_times = {
+        t: as_times(time, f"node_time of '{t}'" if raw.is_typed else "node_time", counts[t])
+        for t, time in zip(raw.nodes, times[len(edges) :])
+        if time is not None
+    }
+    is_weighted = raw.ordered is not None and raw.ordered.has_weights
+    note_weights({key: is_weighted or own.weight is not None for key, own in edges.items()}, options, notes)
+    if raw.is_typed:
+        graph = typed_graph(replace(raw, edges=edges), counts, node_times, options, notes, card)
+        return replace(graph, time_unit=unit)
     if raw.ordered is not None:
-        graph = clean_ordered(raw.ordered, num_nodes, options, raw.hint, notes)
+        graph = clean_ordered(raw.ordered, counts[None], options, raw.hint, notes)
     else:
-        more: Any = {"features": edges.features, "time": edge_time, "columns": edges.columns, "card": card}
-        src, dst = map(np.asarray, edges.ends)
-        graph = clean_edges(src, dst, edges.weight, num_nodes, options, raw.hint, notes=notes, **more)
-    if node_time is not None:
-        node_time = as_times(node_time, "node_time", num_nodes)
-        if graph.edge_time is None:
-            note_borrowed([0], notes)
-            graph = replace(graph, edge_time=node_time[graph.indices])
-    return replace(graph, node_time=node_time, time_unit=unit)
+        graph = clean_edges(edges[None], counts[None], options, raw.hint, notes, card)
+    if node_times and graph.edge_time is None:
+        note_borrowed([0], notes)
+        graph = replace(graph, edge_time=node_times[None][graph.indices])
+    return replace(graph, node_time=node_times.get(None), time_unit=unit)
+
+
+def _features(
+    kind: str | None, raw: Raw, num_nodes: int, options: ReadOptions, notes: list[str], card: Card
+) -> AnyArray:
+    """float32 [n, F] of a node type; F is 0 if it has none. Raises InputError: they have a defect."""
+    own, seen = raw.nodes.get(kind, RawNodes()), list[str]()
+    with about(f"features of {type_text(kind)}" if raw.is_typed else ""):
+        rows = clean_features(own.features, num_nodes, options, seen, own.columns, card, of=str(kind or "nodes"))
+    notes += noted(kind, seen)
+    return rows
 
 
 def card_facts(split: str | None, seed: int, stored: bool) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....storage.errors import InputError
-from ....storage.graph import Graph, edge_matrix
+from ....storage.graph import edge_matrix
 from .filling import Seen, taken_out, treatment_of
 from .options import ReadOptions
 
@@ -22,7 +22,7 @@ LARGE_VALUE = 100
 
 def clean_features(
     features: Any,
-    graph: Graph,
+    num_nodes: int,
     options: ReadOptions,
     notes: list[str],
     columns: Sequence[str] = (),
@@ -32,9 +32,9 @@ def clean_features(
     """Features float32 [V, F], C-contiguous.
 
     Args:
-        features: [V, F] numbers, dense or SciPy sparse; None or F = 0 means absent.
-        graph: gives V, and the in-degrees that replace absent features.
-        options: treatment of NaN and absence, and normalisation.
+        features: [V, F] numbers, dense or SciPy sparse; None means absent, so that F is 0.
+        num_nodes: V.
+        options: treatment of NaN, and normalisation.
         notes: a sentence is appended for each repair.
         columns: see `column_names`.
         card: gets a record of each column.
@@ -43,15 +43,15 @@ def clean_features(
     Raises:
         InputError: names the defect and the option that resolves it.
     """
-    if features is None or (len(features.shape) == 2 and features.shape[1] == 0):
-        return _degree_features(graph, options, notes)
-    if len(features.shape) != 2:
-        raise InputError(f"features have shape {list(features.shape)}; expected [V, F], one row for each node")
-    if features.shape[0] != graph.num_nodes:
+    if features is None:
+        return np.zeros((num_nodes, 0), np.float32)
+    features = features if hasattr(features, "todense") else _array(features)
+    if len(features.shape) != 2 or features.shape[0] != num_nodes:
         raise InputError(
-            f"features have {features.shape[0]} rows; the labels have {graph.num_nodes}: expected one row of each for "
-            "every node"
+            f"features have shape {list(features.shape)}; expected [{num_nodes}, F], a row for each of the nodes"
         )
+    if not features.shape[1]:
+        return np.zeros((num_nodes, 0), np.float32)
     if features.dtype.kind not in "biuf":
         raise InputError(f"features are {features.dtype}; expected numbers: encode them before saving")
     dense = 4 * features.shape[0] * features.shape[1]
@@ -88,10 +88,19 @@ def clean_edge_features(
     Raises:
         InputError: they are no rows of numbers, or values are missing where that is an error.
     """
-    given = np.asarray(features)
+    given = _array(features)
+    if given.ndim == 2 and not given.shape[1]:
+        return np.zeros((num_edges, 0), np.float32)
     x = np.array(edge_matrix(given, num_edges, np.float32))
     options = replace(options, normalize_features="none")
     return filled(x, given.reshape(x.shape), options, notes, Of(columns, "edge", of), card)
+
+
+def _array(features: npt.ArrayLike) -> Any:
+    try:
+        return np.asarray(features)
+    except ValueError:
+        raise InputError("features have rows of different widths; expected one") from None
 
 
 class Of(NamedTuple):
@@ -117,11 +126,6 @@ def filled(
     if card is not None:
         card += treatment.columns_of(seen, of.columns, of.called)
     return treatment.apply(x, bad)
-
-
-def _degree_features(graph: Graph, options: ReadOptions, notes: list[str]) -> npt.NDArray[np.float32]:
-    note_missing(options, notes)
-    return degree_rows(graph.in_degree)
 
 
 def note_missing(options: ReadOptions, notes: list[str]) -> None:

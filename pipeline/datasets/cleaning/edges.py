@@ -3,8 +3,9 @@
 An edge is one integer, dst * V + src, so that sorting the integers sorts by destination and then by source.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +14,10 @@ from ....storage.errors import InputError, NoDirectionError
 from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph, as_times, index_dtype
 from ....storage.plural import are, counted, were
+from ....storage.typed.graph_types import RelationType
 from .columns import Card, clean_edge_features
 from .options import Direction, ReadOptions
-from .raw import AnyArray, Hint, Ordered
+from .raw import AnyArray, Hint, Ordered, RawEdges, about, noted, type_text
 
 Keys = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float32] | None
@@ -50,46 +52,58 @@ IGNORED = "Edge weights were ignored (edge_weights=ignore)."
 REVERSED = "Every edge was reversed (direction=reverse)."
 
 
-def clean_edges(
-    src: AnyArray,
-    dst: AnyArray,
-    weight: AnyArray | None,
-    num_nodes: int,
+def checked_edges(
+    kind: RelationType | None,
+    own: RawEdges,
+    counts: tuple[int, int],
     options: ReadOptions,
-    hint: Hint | None,
     notes: list[str],
-    features: AnyArray | None = None,
-    time: AnyArray | None = None,
-    columns: Sequence[str] = (),
     card: Card | None = None,
+) -> tuple[AnyArray, AnyArray, OfEdges]:
+    """Sources, destinations and values of the edges of a relation, or of all, as they are read.
+
+    Args:
+        kind: the relation; None: there is one.
+        own: its edges.
+        counts: nodes of the types of both ends.
+        options: treatment of weights, and of missing values.
+        notes: appended to.
+        card: gets a record of each column of features.
+
+    Raises:
+        InputError: names the defect, the relation if there are several, and the option that resolves it.
+    """
+    seen, rows, name = list[str](), None, ",".join(kind or ())
+    with about(type_text(kind)):
+        src, dst = _checked_ends(own.ends, counts)
+        weight = None if options.edge_weights == "ignore" else _checked_weight(own.weight, len(src))
+        if own.features is not None:
+            found = clean_edge_features(own.features, len(src), options, seen, own.columns, card, of=name or "edges")
+            rows = found if found.shape[1] else None
+    notes += noted(kind, seen)
+    what = f"edge_time of {name}" if kind else "edge_time"
+    return src, dst, OfEdges(weight, rows, None if own.time is None else as_times(own.time, what, len(src)))
+
+
+def clean_edges(
+    own: RawEdges, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str], card: Card | None = None
 ) -> Graph:
     """Build the graph with the repairs that `options` allow, each noted in `notes`.
 
     Args:
-        src: [E] integers in [0, V).
-        dst: [E] integers in [0, V); messages flow src -> dst.
-        weight: [E] numbers or None.
+        own: its edges.
         num_nodes: V.
         options: treatment of loops, duplicates, weights and direction.
         hint: decides the direction if the options do not and the edges are not symmetric.
         notes: appended to.
-        features: [E, D] or [E] numbers, or None.
-        time: [E] times, or None.
-        columns: of features, see `filling.column_names`.
-        card: gets a record of each of these columns.
+        card: see `checked_edges`.
 
     Raises:
         InputError: names the defect and the option that resolves it.
     """
-    src, dst = _checked_ids(src, dst, num_nodes)
-    weight, rows = _checked_weight(weight, len(src), options, notes), None
-    if features is not None and not (features.ndim == 2 and not features.shape[1]):
-        rows = clean_edge_features(features, len(src), options, notes, columns, card)
-    w = OfEdges(
-        weight,
-        None if rows is None else np.arange(len(src)),
-        None if time is None else as_times(time, "edge_time", len(src)),
-    )
+    src, dst, w = checked_edges(None, own, (num_nodes, num_nodes), options, notes, card)
+    rows = w.rows
+    w = replace(w, rows=None if rows is None else np.arange(len(src)))
     if w.time is not None:
         options = keeping(options, notes)
     src, dst, w, loops = without_loops(src, dst, w, options)
@@ -115,8 +129,6 @@ def keeping(options: ReadOptions, notes: list[str]) -> ReadOptions:
 
 def clean_ordered(ordered: Ordered, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]) -> Graph:
     """Build the graph and notes of `clean_edges` from edges that are already checked and sorted."""
-    if ordered.has_weights and options.edge_weights == "ignore":
-        notes.append(IGNORED)
     if ordered.loops:
         notes.append(_loop_notes(ordered.loops, options))
     if options.direction == "reverse":
@@ -192,21 +204,17 @@ def _starts(*columns: AnyArray) -> npt.NDArray[np.bool_]:
     return first
 
 
-def _checked_ids(src: AnyArray, dst: AnyArray, num_nodes: int) -> tuple[AnyArray, AnyArray]:
-    if src.ndim != 1 or src.shape != dst.shape:
-        raise InputError(
-            f"edge sources have shape {list(src.shape)} and destinations {list(dst.shape)}; expected two vectors of "
-            "one length"
-        )
-    for name, ids in (("source", src), ("destination", dst)):
-        if len(ids) == 0:
-            continue
+def _checked_ends(given: Sequence[AnyArray], counts: tuple[int, int]) -> list[AnyArray]:
+    ends = [np.asarray(side) for side in given]
+    if len(ends) != 2 or any(e.ndim != 1 for e in ends) or len(ends[0]) != len(ends[1]):
+        raise InputError(f"edges are {[list(e.shape) for e in ends][:3]}; expected two vectors of one length")
+    if not len(ends[0]):
+        return [side.astype(np.int64) for side in ends]
+    for name, ids, num_nodes in zip(("source", "destination"), ends, counts):
         if ids.dtype.kind not in "iu":
             raise InputError(f"edge {name} ids are {ids.dtype}; expected integers: convert them before saving")
         check_range(name, int(ids.min()), int(ids.max()), num_nodes)
-    if len(src) == 0:
-        return src.astype(np.int64), dst.astype(np.int64)
-    return src, dst
+    return ends
 
 
 def check_range(name: str, low: int, high: int, num_nodes: int) -> None:
@@ -223,12 +231,19 @@ def check_range(name: str, low: int, high: int, num_nodes: int) -> None:
         )
 
 
-def _checked_weight(weight: AnyArray | None, num_edges: int, options: ReadOptions, notes: list[str]) -> Weights:
-    if weight is None:
-        return None
-    if options.edge_weights == "ignore":
+def note_weights(weighted: Mapping[Any, bool], options: ReadOptions, notes: list[str]) -> None:
+    """Note weights that are ignored, and relations without any of a graph with some."""
+    bare = [kind or () for kind, has in weighted.items() if not has]
+    if len(bare) < len(weighted) and options.edge_weights == "ignore":
         notes.append(IGNORED)
+    elif 0 < len(bare) < len(weighted):
+        notes.append(f"Edges of {', '.join(map(','.join, bare))} have no weights; each counts 1.")
+
+
+def _checked_weight(given: AnyArray | None, num_edges: int) -> Weights:
+    if given is None:
         return None
+    weight = np.asarray(given)
     if weight.ndim == 2 and weight.shape[1] == 1:
         weight = weight[:, 0]
     if weight.shape != (num_edges,):

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph, index_dtype
 from ....storage.typed.graph_types import GraphTypes, RelationType
+from .raw import AnyArray
 
 REVERSE = "rev_"
 """Beginning of the name of a relation that `from_relations` and PyG's `ToUndirected` make of another one."""
@@ -20,6 +21,7 @@ def graph_of_relations(
     keep_edge_id: bool = False,
     weights: Sequence[npt.NDArray[np.float32]] | None = None,
     features: Sequence[npt.NDArray[np.floating] | None] = (),
+    times: Sequence[AnyArray] | None = None,
 ) -> Graph:
     """In-neighbour lists sorted by (destination, relation, source), ties in the order given.
 
@@ -30,6 +32,7 @@ def graph_of_relations(
         weights: float32 [E] of the edges of each relation; None: the graph is unweighted.
         features: [E, D] of the edges of each relation, D differs between them; None: it has none. Empty: no relation
             has any.
+        times: [E] of the edges of each relation, of one dtype; None: there are none.
     """
     V = types.offsets[-1]
     lengths = [len(src) for src, _ in edges.values()]
@@ -44,12 +47,13 @@ def graph_of_relations(
     np.cumsum(np.bincount(dst, minlength=V), out=indptr[1:])
     ids = np.concatenate([np.arange(n) for n in lengths])[order] if keep_edge_id else None
     indices = src[order].astype(index_dtype(V))
-    weight = None if weights is None else np.concatenate(weights)[order]
+    weight, time = (None if each is None else np.concatenate(each)[order] for each in (weights, times))
     of_edges = None
     if any(x is not None for x in features):
         types = replace(types, edge_widths=tuple(0 if x is None else x.shape[1] for x in features))
         of_edges = _padded(features, lengths, order)
-    return Graph(indptr, indices, weight, ids, None, types, edge_type=kind[order], edge_features=of_edges).check()
+    graph = Graph(indptr, indices, weight, ids, None, types, edge_type=kind[order], edge_features=of_edges)
+    return replace(graph, edge_time=time).check()
 
 
 def _padded(

@@ -217,8 +217,6 @@ class _Reading:
         with about(read.source.of_type):
             weight = None if columns.weight is None else numbers_of(rows[columns.weight], f"{stem}.{columns.weight}")
             features, times = feature_rows(rows, columns.features, stem), times_of(rows, columns.time, stem)
-        if features is not None and not features.shape[1] and read.source.type is not None:  # lists of no numbers
-            features = None
         weight, features, times = (a if a is None or kept is None else a[kept] for a in (weight, features, times))
         return RawEdges(ends, weight, features, columns.features, times)
 

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millrace.pipeline.datasets import ReadOptions, from_scipy
+from millrace.pipeline.datasets.cleaning.clean import clean
 from millrace.pipeline.datasets.cleaning.columns import clean_features
-from millrace.pipeline.datasets.cleaning.edges import clean_edges
+from millrace.pipeline.datasets.cleaning.edges import clean_edges, note_weights
 from millrace.pipeline.datasets.cleaning.labels import clean_labels
-from millrace.pipeline.datasets.cleaning.raw import Hint
+from millrace.pipeline.datasets.cleaning.raw import GivenLabels, Hint, Raw, RawEdges
 from millrace.pipeline.datasets.cleaning.splits import clean_split, make_split
 from millrace.storage.errors import InputError
-from millrace.storage.graph import from_edges
 
 
 @st.composite
@@ -70,7 +70,9 @@ def seen(graph):
 def build(num_nodes, ends, weights, options, hint=None):
     src, dst = np.array([e[0] for e in ends], np.int64), np.array([e[1] for e in ends], np.int64)
     notes = []
-    graph = clean_edges(src, dst, None if weights is None else np.array(weights), num_nodes, options, hint, notes)
+    graph = clean_edges(
+        RawEdges((src, dst), None if weights is None else np.array(weights)), num_nodes, options, hint, notes
+    )
     return graph.check(), notes
 
 
@@ -115,7 +117,7 @@ def test_making_symmetric_twice_changes_nothing(edges):
     options = ReadOptions(direction="undirected", duplicates="keep")
     once, _ = build(*edges, options)
     dst = np.repeat(np.arange(once.num_nodes), once.in_degree)
-    twice = clean_edges(once.indices, dst, once.edge_weight, once.num_nodes, options, None, [])
+    twice = clean_edges(RawEdges((once.indices, dst), once.edge_weight), once.num_nodes, options, None, [])
     assert seen(twice) == seen(once)
 
 
@@ -141,16 +143,18 @@ def test_each_mended_defect_is_noted():
         (ReadOptions(direction="directed", duplicates="keep"), [(0, 1), (0, 1)], None, "1 duplicate edge was kept"),
         (ReadOptions(), [(1, 1)], None, "1 self loop was kept"),
         (ReadOptions(self_loops="drop"), [(1, 1)], None, "1 self loop was dropped"),
-        (ReadOptions(edge_weights="ignore"), [(1, 1)], [-3], "weights were ignored"),
     ]
     for options, ends, weights, sentence in cases:
         assert any(sentence in n for n in build(2, ends, weights, options)[1]), sentence
+    graph, _ = build(2, [(1, 1)], [-3], ReadOptions(edge_weights="ignore"))
+    note_weights({None: True}, ReadOptions(edge_weights="ignore"), notes := [])
+    assert not graph.is_weighted and notes == ["Edge weights were ignored (edge_weights=ignore)."]
 
 
 def test_narrow_and_unsigned_ids_do_not_overflow():
     num_nodes = 70_000
     src, dst = np.array([60_000, 1], np.uint16), np.array([1, 60_000], np.uint64)
-    graph = clean_edges(src, dst, None, num_nodes, ReadOptions(), None, [])
+    graph = clean_edges(RawEdges((src, dst)), num_nodes, ReadOptions(), None, [])
     assert seen(graph) == [(1, 60_000), (60_000, 1)]
 
 
@@ -193,30 +197,30 @@ def test_unlabelled_nodes_are_counted_and_minus_one_as_a_class_is_told_of(labels
 
 
 def test_features_are_float32_and_the_input_is_left_alone():
-    graph = from_edges([0, 1, 1], [1, 0, 2], 3)
     x = np.array([[1, -3], [0, 0], [np.nan, np.inf]])
     before = x.copy()
-    cleaned = clean_features(x, graph, ReadOptions(nan_features="zero", normalize_features="row"), notes := [])
+    cleaned = clean_features(x, 3, ReadOptions(nan_features="zero", normalize_features="row"), notes := [])
     assert cleaned.dtype == np.float32
     assert cleaned.tolist() == [[0.25, -0.75], [0, 0], [0, 0]]
     assert "2 NaN" in notes[0]
     assert np.array_equal(x, before, equal_nan=True)
-    binary = clean_features(
-        sp.csr_matrix([[5, 0], [0, -1], [0, 0]]), graph, ReadOptions(normalize_features="binary"), []
-    )
+    binary = clean_features(sp.csr_matrix([[5, 0], [0, -1], [0, 0]]), 3, ReadOptions(normalize_features="binary"), [])
     assert binary.tolist() == [[1, 0], [0, 1], [0, 0]]
     people = np.array([[20, 30_000, 0.1], [40, 50_000, 0.1], [60, 70_000, 0.1]])
-    clean_features(people, graph, ReadOptions(), notes := [])
+    clean_features(people, 3, ReadOptions(), notes := [])
     assert notes == [
         "Features reach 70,000, and training needs values near 1: normalize_features=standard scales each column."
     ]
-    scaled = clean_features(people, graph, ReadOptions(normalize_features="standard"), [])
+    scaled = clean_features(people, 3, ReadOptions(normalize_features="standard"), [])
     assert np.allclose(scaled, np.array([[-1, -1, 0], [0, 0, 0], [1, 1, 0]]) * np.sqrt(1.5))
     own = np.ones((3, 2), np.float32)
-    assert not np.shares_memory(clean_features(own, graph, ReadOptions(), []), own)
-    degree = clean_features(None, from_edges([0, 1, 2], [1, 0, 0], 3), ReadOptions(), notes := [])
-    assert np.allclose(degree, [[1, np.log(3)], [1, np.log(2)], [1, 0]])
-    assert "no features" in notes[0]
+    assert not np.shares_memory(clean_features(own, 3, ReadOptions(), []), own)
+    assert clean_features(None, 3, ReadOptions(), []).shape == (3, 0)
+    ends = RawEdges((np.array([0, 1, 2]), np.array([1, 0, 0])))
+    raw = Raw("degrees", {None: ends}, GivenLabels(np.array([0, 1, 0])))
+    data = clean(raw, ReadOptions(direction="directed"), "fraction:0.4,0.3", 0)
+    assert np.allclose(data.features.gather(np.arange(3)), [[1, np.log(3)], [1, np.log(2)], [1, 0]])
+    assert any("no features" in note for note in data.notes)
 
 
 @settings(deadline=None)

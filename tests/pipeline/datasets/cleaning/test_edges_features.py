@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from millrace.pipeline.datasets.cleaning.edges import clean_edges
 from millrace.pipeline.datasets.cleaning.options import ReadOptions
+from millrace.pipeline.datasets.cleaning.raw import RawEdges
 
 
 @settings(max_examples=25, deadline=None)
@@ -20,7 +21,7 @@ def test_each_edge_has_the_row_that_the_rules_say(direction, duplicates, data, n
     options = ReadOptions(direction=direction, duplicates=duplicates, self_loops="drop" if drop else "keep")
     rows = np.arange(len(pairs), dtype=np.float64)
     weight = np.ones(len(pairs)) if weighted else None
-    graph = clean_edges(src, dst, weight, nodes, options, None, [], rows)
+    graph = clean_edges(RawEdges((src, dst), weight, rows), nodes, options, None, [])
 
     stored: dict[tuple[int, int], list[float]] = {}
     for number, (u, v) in enumerate(pairs):

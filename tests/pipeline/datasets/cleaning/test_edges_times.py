@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import millrace as mr
 from millrace.pipeline.datasets.cleaning.edges import clean_edges
 from millrace.pipeline.datasets.cleaning.options import ReadOptions
+from millrace.pipeline.datasets.cleaning.raw import RawEdges
 from millrace.storage.dataset_store import open_dataset_store, write_dataset
 from millrace.storage.errors import InputError
 from millrace.storage.fingerprint import dataset_fingerprint
@@ -33,7 +34,7 @@ def test_events_are_kept_and_a_reverse_has_the_time_of_its_edge(direction, data,
     given = data.draw(st.lists(st.tuples(node, node, st.integers(0, 2)), max_size=20))
     src, dst, time = np.array(given, np.int64).reshape(-1, 3).T
     notes: list[str] = []
-    graph = clean_edges(src, dst, None, nodes, ReadOptions(direction=direction), None, notes, time=time)
+    graph = clean_edges(RawEdges((src, dst), time=time), nodes, ReadOptions(direction=direction), None, notes)
     stored = Counter((v, u, t) if direction == "reverse" else (u, v, t) for u, v, t in given)
     if direction == "undirected":
         stored |= Counter({(v, u, t): count for (u, v, t), count in stored.items()})
@@ -41,7 +42,7 @@ def test_events_are_kept_and_a_reverse_has_the_time_of_its_edge(direction, data,
     assert graph.check() and "Edges have times, so repeated ones were kept." in notes
     if direction == "undirected":
         ends = graph.indices, np.repeat(np.arange(nodes), graph.in_degree)
-        again = clean_edges(*ends, None, nodes, ReadOptions(), None, [], time=graph.edge_time)
+        again = clean_edges(RawEdges(ends, time=graph.edge_time), nodes, ReadOptions(), None, [])
         assert events(again) == events(graph)
 
 

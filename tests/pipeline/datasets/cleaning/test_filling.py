@@ -10,7 +10,6 @@ import millrace as mr
 from millrace.pipeline.datasets.cleaning import filling
 from millrace.pipeline.datasets.cleaning.columns import clean_edge_features, clean_features
 from millrace.storage.errors import InputError
-from millrace.storage.graph import from_edges
 
 KNOWN = st.floats(-1000, 1000, width=32)
 ROWS = arrays(
@@ -46,9 +45,8 @@ def model(x, kind, normalize):
 @settings(max_examples=15, deadline=None)
 @given(x=ROWS)
 def test_gaps_are_filled_after_scaling(kind, normalize, x):
-    graph = from_edges([], [], len(x))
     options = mr.ReadOptions(nan_features=kind, normalize_features=normalize)
-    found = clean_features(x, graph, options, [])
+    found = clean_features(x, len(x), options, [])
     np.testing.assert_allclose(found, model(x, kind, normalize), rtol=1e-4, atol=1e-4)
 
 
@@ -68,12 +66,12 @@ def test_medians_of_pieces_are_numpys(x, cut):
 
 def test_columns_and_counts_are_named():
     x = np.array([[1, np.nan, 5], [np.nan, np.inf, 6], [3, np.nan, 7]], np.float64)
-    graph, names = from_edges([], [], 3), ("pay", "rank", "age")
+    names = ("pay", "rank", "age")
     with pytest.raises(
         InputError, match=r"4 feature values are NaN or infinite \(first: node 0\): 'pay' 1, 'rank' 3; set"
     ):
-        clean_features(x, graph, mr.ReadOptions(), [], names)
-    clean_features(x, graph, mr.ReadOptions(nan_features="median", normalize_features="standard"), notes := [], names)
+        clean_features(x, 3, mr.ReadOptions(), [], names)
+    clean_features(x, 3, mr.ReadOptions(nan_features="median", normalize_features="standard"), notes := [], names)
     assert notes[0] == (
         "4 NaN or infinite feature values were filled with the median of the known ones, after columns were scaled "
         "by the known ones (nan_features=median): 'pay' 1, 'rank' 3."

@@ -124,11 +124,17 @@ def test_damaged_features_of_one_type_are_noticed(tmp_path):
         ({"edges": {("author", "writes", "papr"): ([0], [0])}}, "has the node type 'papr', which is not there"),
         (
             {"edges": {("author", "writes", "paper"): ([9], [0])}},
-            r"sources of author,writes,paper lie in \[9, 9\]; there are 4",
+            r"relation author,writes,paper: edge source ids lie in \[9, 9\], out of range for 4 nodes",
         ),
-        ({"edges": {("author", "writes", "paper"): ([0], [-1])}}, "destinations of author,writes,paper lie in"),
-        ({"edges": {("author", "writes", "paper"): ([0.5], [1])}}, "hold float64; expected integer ids"),
-        ({"edges": {("author", "writes", "paper"): ([0, 1], [1])}}, "expected two vectors of a length"),
+        (
+            {"edges": {("author", "writes", "paper"): ([0], [-1])}},
+            "edge destination ids lie in",
+        ),
+        (
+            {"edges": {("author", "writes", "paper"): ([0.5], [1])}},
+            "edge source ids are float64; expected integers",
+        ),
+        ({"edges": {("author", "writes", "paper"): ([0, 1], [1])}}, "expected two vectors of one length"),
         ({"edges": {"writes": ([0], [1])}}, "a relation is called 'writes'"),
         ({"edges": {("author", "a,b", "paper"): ([0], [1])}}, "without commas"),
         ({"edges": {}}, "there are no relations"),
@@ -144,11 +150,11 @@ def test_damaged_features_of_one_type_are_noticed(tmp_path):
         ({"features": {"shop": None}}, "node type 'shop' has no features; expected num_nodes"),
         (
             {"features": {**GIVEN["features"], "paper": [[1.0, 2.0]] * 5 + [[1.0]]}},
-            "'paper' have rows of different widths",
+            "'paper': features have rows of different widths",
         ),
         (
             {"features": {**GIVEN["features"], "paper": np.ones((5, 2))}},
-            r"'paper' have shape \[5, 2\]; expected \[6, F\]",
+            r"'paper': features have shape \[5, 2\]; expected \[6, F\]",
         ),
         (
             {"features": {**GIVEN["features"], "paper": np.full((6, 2), np.nan)}},
@@ -157,7 +163,10 @@ def test_damaged_features_of_one_type_are_noticed(tmp_path):
         ({"features": {**GIVEN["features"], "a,b": np.ones((2, 1))}}, "a node type is called 'a,b'"),
         ({"labels": []}, "there are no labels"),
         ({"train": [6]}, "train"),
-        ({"edge_weights": {("paper", "in", "venue"): [1.0]}}, r"paper,in,venue have shape \[1\]; expected \[6\]"),
+        (
+            {"edge_weights": {("paper", "in", "venue"): [1.0]}},
+            r"edge weights have shape \[1\]; expected one number for each of 6",
+        ),
         ({"edge_weights": {("a", "b", "c"): [1.0]}}, "weights of a,b,c, which is no relation"),
         ({"options": mr.ReadOptions(target="venue")}, "target is 'paper' and the option target 'venue'"),
         ({"options": mr.ReadOptions(self_loops="drop")}, "a typed graph is read as it is, without self_loops"),
@@ -253,7 +262,7 @@ def test_edge_attributes_of_any_width_come_along_and_go_back(hetero):
     [
         (np.array([[1.0], [np.nan]]), "relation a,r,b: 1 edge feature value is NaN or infinite .first: edge 1 of"),
         (np.ones((3, 1)), r"relation a,r,b: edge features have shape \[3, 1\]; expected \[2, D\]"),
-        ([[1.0], [1.0, 2.0]], "features of edges of a,r,b have rows of different widths; expected one"),
+        ([[1.0], [1.0, 2.0]], "relation a,r,b: features have rows of different widths; expected one"),
         (np.array(["x", "y"]), "relation a,r,b: edge features are <U1; expected numbers"),
     ],
     ids=["nan", "rows", "widths", "text"],
