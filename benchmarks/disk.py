@@ -202,8 +202,6 @@ def packed_units(packed: Path, rounds: int, best_of: Best) -> None:
 
     def as_trained() -> None:
         for index in range(STEPS):
-            if index + 1 < STEPS:
-                rows.announce(0, index + 1)
             rows.rows(0, index, np.float32, buffers.array)
             buffers.step()
 

@@ -19,7 +19,7 @@ from ..kernels.minibatch_cuda.rows import gather_rows
 from ..memory.lazy_rows import LazyRows
 from ..messages import Placement, RankJob
 from ..neighbourhood.resident import EdgesOnDevice
-from .ahead.units import Collected, Plan, Unit, Units
+from .ahead.units import Collected, Key, Plan, Unit, Units
 from .exchange import ExchangedRows, OwnedFeatures
 from .gather_cuda import DeviceMemory, LagLimit, device_edges, resident_neighbourhoods, to_resident, upload
 from .owned_rows_cuda import OwnedOnDevice
@@ -89,11 +89,11 @@ class ExchangedOnDevice(ExchangedRows):
 
 
 class _Unit(Unit):
-    def __init__(self, epoch: int, first_step: int, last_step: int) -> None:
-        super().__init__(epoch, first_step, last_step)
-        self.bulks: dict[int, tuple[ResidentBulk, int]] = {}
+    def __init__(self, first_step: int, last_step: int) -> None:
+        super().__init__(first_step, last_step)
+        self.bulks: dict[Key, tuple[ResidentBulk, int]] = {}
         """By minibatch."""
-        self.positions: dict[int, Tensor] = {}
+        self.positions: dict[Key, Tensor] = {}
         """Positions of each minibatch's nodes among the ids of the unit, by minibatch; empty for a unit of one
         minibatch."""
         self.got: Collected | None = None
@@ -167,7 +167,7 @@ class UnitsOnDevice(Units[_Unit]):
         start = time.perf_counter()
         with torch.cuda.stream(self._stream):
             keep = self._of_edges is not None or not self._placement.graph.types.is_single
-            unit.bulks = {i: to_resident(m, self._device, keep) for i, m in unit.minibatches.items()}
+            unit.bulks = {key: to_resident(m, self._device, keep) for key, m in unit.minibatches.items()}
             unit.got = got = self._owned.collect(self._united(unit))
             if self._of_edges is not None:
                 unit.edge_ids = self._edges_of(unit)
@@ -207,13 +207,13 @@ class UnitsOnDevice(Units[_Unit]):
         # takes one before it loads it: taking may draw it together with other ranks.
         self._take()
         work: Any = self._units[0].minibatches
-        return work[index]
+        return work[epoch, index]
 
     def rows(self, work: MiniBatch) -> tuple[ResidentBulk, int, Collected]:
         """A minibatch from `get`, as the device has it, with the row and the degree of each of its nodes, for this
         thread's stream."""
         unit = self._units[0]
-        got, among = unit.got, unit.positions.get(work.index)
+        got, among = unit.got, unit.positions.get((work.epoch, work.index))
         assert got is not None
         if unit.done is not None:
             here = torch.cuda.current_stream(self._device)
@@ -222,7 +222,7 @@ class UnitsOnDevice(Units[_Unit]):
             for t in (got.rows, got.place, got.degree, among, *edges):
                 if t is not None:
                     t.record_stream(here)
-        bulk, q = unit.bulks[work.index]
+        bulk, q = unit.bulks[work.epoch, work.index]
         bulk.await_here()
         if among is not None:
             got = Collected(got.rows, got.place[among], None if got.degree is None else got.degree[among])

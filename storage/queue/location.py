@@ -17,6 +17,8 @@ from ..store.store import open_store
 from .bulk_codec import Words
 
 KIND, BULK_KIND, COMPLETE_KIND = "samples", "bulk", "samples-complete"
+PIECE_BYTES = 1 << 20
+"""Bytes that are read at once: whoever checks them finds them in the processor's cache."""
 
 
 class Location(Protocol):
@@ -64,12 +66,9 @@ class Location(Protocol):
         is read then."""
         ...
 
-    def read(self, name: str, file: str, first: int, into: memoryview) -> None:
-        """Fill a buffer with the bytes of a store's file from `first` on. Raises RunError if it ends before."""
-        ...
-
-    def announce(self, name: str, file: str, first: int, num_bytes: int) -> None:
-        """Tell that these bytes of a store's file are read soon."""
+    def read(self, name: str, file: str, first: int, into: memoryview) -> Iterator[memoryview]:
+        """Fill a buffer with the bytes of a store's file from `first` on, and give each piece of it once it is there.
+        Raises RunError if the file ends before."""
         ...
 
     def remove(self, name: str) -> None:
@@ -146,22 +145,20 @@ class FolderLocation:
             yield aside
             write_manifest(aside, kind, {}, meta, {})
 
-    def read(self, name: str, file: str, first: int, into: memoryview) -> None:
+    def read(self, name: str, file: str, first: int, into: memoryview) -> Iterator[memoryview]:
         path, done = self.root / name / file, 0
         try:
             with open(path, "rb", buffering=0) as opened:
-                os.posix_fadvise(opened.fileno(), first, len(into), os.POSIX_FADV_WILLNEED)
+                # The system reads ahead in large pages, for less than announcing each of them.
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
                 while done < len(into):
-                    if not (got := os.preadv(opened.fileno(), [into[done:]], first + done)):
+                    piece = into[done : done + PIECE_BYTES]
+                    if not (got := os.preadv(opened.fileno(), [piece], first + done)):
                         raise unreadable(str(path), first + done, "it ends there")
+                    yield piece[:got]
                     done += got
         except OSError as e:
             raise unreadable(str(path), first + done, e.strerror or str(e)) from e
-
-    def announce(self, name: str, file: str, first: int, num_bytes: int) -> None:
-        # Whoever reads hears of what is wrong.
-        with suppress(OSError), open(self.root / name / file, "rb", buffering=0) as opened:
-            os.posix_fadvise(opened.fileno(), first, num_bytes, os.POSIX_FADV_WILLNEED)
 
     def remove(self, name: str) -> None:
         remove_tree(self.root / name)

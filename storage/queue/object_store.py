@@ -167,7 +167,7 @@ class ObjectLocation:
                     self._obstore.put(self._objects, f"{name}/{path.name}", path, max_concurrency=UPLOADS)
                 self._create(_manifest(name), manifest_text(kind, {}, meta, {}).encode())
 
-    def read(self, name: str, file: str, first: int, into: memoryview) -> None:
+    def read(self, name: str, file: str, first: int, into: memoryview) -> Iterator[memoryview]:
         """See `Location.read`: by ranges of `RANGE_BYTES`, several at a time."""
         end = first + len(into)
         starts = list(range(first, end, RANGE_BYTES))
@@ -178,12 +178,10 @@ class ObjectLocation:
         done = 0
         for piece in pieces:
             into[done : done + len(piece)] = piece
+            yield piece
             done += len(piece)
         if done < len(into):
             raise unreadable(self.path(f"{name}/{file}"), first + done, "it ends there")
-
-    def announce(self, name: str, file: str, first: int, num_bytes: int) -> None:
-        """See `Location.announce`: no effect."""
 
     def remove(self, name: str) -> None:
         self._delete([_manifest(name)])

@@ -175,13 +175,6 @@ class PackedRows:
         bulk, at = self._bulk(epoch, index)
         return bulk.offsets[at + 1] - bulk.offsets[at]
 
-    def announce(self, epoch: int, index: int) -> None:
-        """Tell the system that the rows of a minibatch are read next."""
-        bulk, at = self._bulk(epoch, index)
-        size = self.form.row_bytes
-        first, end = bulk.offsets[at] * size, bulk.offsets[at + 1] * size
-        self._location.announce(self._name(epoch, index), ROWS, HEADER_BYTES + first, end - first)
-
     def rows(
         self, epoch: int, index: int, dtype: npt.DTypeLike, empty: Callable[..., Kept] = np.empty
     ) -> npt.NDArray[np.floating]:
@@ -193,8 +186,7 @@ class PackedRows:
         """
         bulk, at = self._bulk(epoch, index)
         kept = empty((bulk.offsets[at + 1] - bulk.offsets[at], self.form.columns), self.form.dtype)
-        self._read(epoch, index, ROWS, bulk.offsets[at] * self.form.row_bytes, kept)
-        self._compare("rows", epoch, index, _checksum(kept), bulk.sums[at])
+        self._read("rows", epoch, index, bulk.offsets[at] * self.form.row_bytes, kept, bulk.sums[at])
         return self.form.opened(kept, dtype)
 
     def degrees(self, epoch: int, index: int) -> npt.NDArray[np.float64]:
@@ -202,8 +194,7 @@ class PackedRows:
         bulk, at = self._bulk(epoch, index)
         columns = bulk.columns
         found = np.empty((bulk.offsets[at + 1] - bulk.offsets[at], columns))
-        self._read(epoch, index, DEGREES, bulk.offsets[at] * columns * 8, found)
-        self._compare("degrees", epoch, index, _checksum(found), bulk.degree_sums[at])
+        self._read("degrees", epoch, index, bulk.offsets[at] * columns * 8, found, bulk.degree_sums[at])
         return found[:, 0] if columns == 1 else found
 
     def drop_damaged(self, epoch: int, mend: Callable[[str], None]) -> None:
@@ -225,11 +216,6 @@ class PackedRows:
             if bulk.columns:
                 self.degrees(epoch, first + at)
 
-    def _compare(self, what: str, epoch: int, index: int, seen: int, expected: int) -> None:
-        if seen != expected:
-            where = self._location.path(self._name(epoch, index))
-            raise StoreError(f"{where}: the {what} of minibatch {index} do not match their checksum; {AGAIN}")
-
     @contextmanager
     def writing(self, epoch: int, number: int, counts: Sequence[int], columns: int) -> Iterator["RowWriter"]:
         """Write a bulk's rows, which are there once the block ends without an error.
@@ -250,10 +236,18 @@ class PackedRows:
             meta |= {"offsets": writer.offsets, "sums": writer.sums, "degree_sums": writer.degree_sums}
             meta["degree_columns"] = columns
 
-    def _read(self, epoch: int, index: int, file: str, first: int, into: npt.NDArray[np.number]) -> None:
-        view = into.reshape(-1).view(np.uint8)
-        if len(view):
-            self._location.read(self._name(epoch, index), file, HEADER_BYTES + first, view.data)
+    def _read(
+        self, what: Literal["rows", "degrees"], epoch: int, index: int, first: int, into: Kept, expected: int
+    ) -> None:
+        """Fill an array, and compare its checksum, which the system's reading ahead leaves time for."""
+        name, seen = self._name(epoch, index), 0
+        if into.nbytes:
+            file, view = ROWS if what == "rows" else DEGREES, into.reshape(-1).view(np.uint8).data
+            for piece in self._location.read(name, file, HEADER_BYTES + first, view):
+                seen = zlib.crc32(piece, seen)
+        if seen != expected:
+            where = self._location.path(name)
+            raise StoreError(f"{where}: the {what} of minibatch {index} do not match their checksum; {AGAIN}")
 
     def _name(self, epoch: int, index: int) -> str:
         epoch = epoch if self._epochs is None else epoch % self._epochs

@@ -10,6 +10,7 @@ opens nothing else.
 # pyrefly: ignore-errors[bad-override]
 
 import zlib
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -94,7 +95,7 @@ class SeedData:
             raise StoreError(f"{location.path(NAME)} does not say what it holds ({e!r}); sample again") from None
         for name, a in (("train", train), ("labels", labels)):
             if a.size:
-                location.read(NAME, f"{name}.npy", HEADER_BYTES, a.reshape(-1).view(np.uint8).data)
+                deque(location.read(NAME, f"{name}.npy", HEADER_BYTES, a.reshape(-1).view(np.uint8).data), 0)
         found = cls({**meta, "digests": digests}, train, labels)
         in_graph = not train.size or 0 <= train.min() <= train.max() < meta["num_nodes"]
         if not in_graph or len(train) != len(labels) or found._sum != meta.get("sum"):

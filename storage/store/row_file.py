@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -141,24 +142,29 @@ class RowFile:
         start = time.perf_counter()
         windows = list(self._windows(np.asarray(ids, np.int64)))
         buffer, announced = np.empty(0, np.uint8), 0
-        for k, window in enumerate(windows):
-            while announced < min(len(windows), k + 1 + WINDOW_BYTES // PIECE_BYTES):
-                self._announce(windows[announced])
-                announced += 1
-            own = slice(window.begin, window.end)
-            size = int(window.lengths.sum())
-            if places is None and size == (window.end - window.begin) * self.row_bytes:
-                # No row is skipped or repeated.
-                self._fill(window, out[own].reshape(-1))
-                continue
-            if len(buffer) < size:
-                buffer = np.empty(size, np.uint8)
-            self._fill(window, buffer[:size])
-            rows = buffer[:size].reshape(-1, self.row_bytes)
-            if places is None:
-                np.take(rows, window.places, axis=0, out=out[own], mode="clip")
-            else:
-                out[places[own]] = rows[window.places]
+        # Announcing takes the system about as long as reading what is there: of many windows a thread does it.
+        with ThreadPoolExecutor(1) as other:
+            for k, window in enumerate(windows):
+                while announced < min(len(windows), k + 1 + WINDOW_BYTES // PIECE_BYTES):
+                    if announced:
+                        other.submit(self._announce, windows[announced])
+                    else:
+                        self._announce(window)
+                    announced += 1
+                own = slice(window.begin, window.end)
+                size = int(window.lengths.sum())
+                if places is None and size == (window.end - window.begin) * self.row_bytes:
+                    # No row is skipped or repeated.
+                    self._fill(window, out[own].reshape(-1))
+                    continue
+                if len(buffer) < size:
+                    buffer = np.empty(size, np.uint8)
+                self._fill(window, buffer[:size])
+                rows = buffer[:size].reshape(-1, self.row_bytes)
+                if places is None:
+                    np.take(rows, window.places, axis=0, out=out[own], mode="clip")
+                else:
+                    out[places[own]] = rows[window.places]
         reads = self.reads
         reads.bytes += sum(int(w.lengths.sum()) for w in windows)
         reads.count += sum(len(w.lengths) for w in windows)

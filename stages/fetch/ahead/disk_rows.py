@@ -20,7 +20,7 @@ from ...memory.arena import Arena
 from ...memory.bytes_left import bytes_left
 from ...messages import Placement, RankJob
 from .packed_rows import SampledRows
-from .units import Collected, Plan, RowsAhead, RowSource, Unit, UnitOfRows, bytes_of, distinct
+from .units import Collected, Key, Plan, RowsAhead, RowSource, Unit, UnitOfRows, bytes_of, distinct
 
 PIECE_BYTES = 256 << 20
 """About this much is read between two looks at whether it is still wanted."""
@@ -152,8 +152,8 @@ class RowsFromDisk(RowsAhead):
             tell: called with a sentence for the user.
         """
         self._rows, self._rows_of_edges, self._tell = rows, of_edges, tell
-        self._waiting: dict[tuple[int, int], MiniBatch] = {}
-        """Minibatches that came for a unit that had no room for them, by epoch and index."""
+        self._waiting: dict[Key, MiniBatch] = {}
+        """Minibatches that came for a unit that had no room for them."""
         self._most = 0
         """Minibatches of the largest unit."""
         self._waited_s = 0.0
@@ -183,50 +183,47 @@ class RowsFromDisk(RowsAhead):
             )
 
     def _has_room(self, unit: Unit) -> bool:
-        steps = len(self._plan.steps)
         with self._changed:
-            if self._trained >= unit.epoch * steps + unit.first_step:
+            if self._trained >= unit.first_step:
                 return True
-            is_waiting = any(u.epoch * steps + u.first_step > self._trained for u in self._units)
+            is_waiting = any(u.first_step > self._trained for u in self._units)
             return self._step_bytes <= self._ahead_bytes and not is_waiting
 
-    def _work(self, unit: UnitOfRows) -> dict[int, MiniBatch]:
-        """See `Units._work`. The first unit has one step, so that training begins."""
-        plan, got, num_bytes = self._plan, dict[int, MiniBatch](), 0
-        is_first = (unit.epoch, unit.first_step) == (plan.first[0], plan.steps.step_of(plan.first[1]))
-        step = unit.first_step
+    def _work(self, unit: UnitOfRows) -> dict[Key, MiniBatch]:
+        """See `Units._work`. The first unit has one step, so that training begins; others run on into next epochs."""
+        got, num_bytes, step = dict[Key, MiniBatch](), 0, unit.first_step
         self._rows.begin()
-        while step < len(plan.steps):
-            mine = self._minibatches(unit.epoch, step, wait=step == unit.first_step)
+        while step < self._plan.last_step:
+            mine = self._minibatches(step, wait=step == unit.first_step)
             if mine is None:
                 break
-            num_bytes += sum(self._new_bytes(m) for m in mine)
+            num_bytes += sum(self._new_bytes(m) for m in mine.values())
             if step > unit.first_step and num_bytes > self._ahead_bytes:
-                self._waiting |= {(unit.epoch, m.index): m for m in mine}
+                self._waiting |= mine
                 break
-            got |= {m.index: m for m in mine}
+            got |= mine
             step += 1
-            if is_first or self._is_at_hand(mine):
+            if unit.first_step == self._first or self._is_at_hand([*mine.values()]):
                 break
         with self._changed:
             unit.last_step = step
         self._most = max(self._most, len(got))
         return got
 
-    def _minibatches(self, epoch: int, step: int, wait: bool) -> list[MiniBatch] | None:
+    def _minibatches(self, step: int, wait: bool) -> dict[Key, MiniBatch] | None:
         """This rank's minibatches of a step; None if they are not there and nobody waits."""
-        span = self._plan.steps.minibatches_of(step)
-        self._feed.expect(epoch, span.stop - 1)
-        mine = []
-        for index in filter(self._plan.steps.is_mine, span):
+        epoch, indices, last = self._plan.mine(step)
+        self._feed.expect(epoch, last)
+        mine = dict[Key, MiniBatch]()
+        for index in indices:
             found = self._waiting.pop((epoch, index), None)
             # A bounded queue on disk may hold later ones back until these are trained.
             if found is None and not wait and self._feed.stored:
                 found = self._feed.peek(epoch, index)
                 if found is None:
-                    self._waiting |= {(epoch, m.index): m for m in mine}
+                    self._waiting |= mine
                     return None
-            mine.append(found if found is not None else self._feed.get(epoch, index))
+            mine[epoch, index] = found if found is not None else self._feed.get(epoch, index)
         return mine
 
     def _new_bytes(self, work: MiniBatch) -> int:
@@ -243,7 +240,7 @@ class RowsFromDisk(RowsAhead):
             return at_hand
         return self._rows_of_edges.is_at_hand(self._edges_of(work))
 
-    def _collected(self, unit: UnitOfRows, work: list[MiniBatch]) -> tuple[dict[int, Collected], Collected | None]:
+    def _collected(self, unit: UnitOfRows, work: list[MiniBatch]) -> tuple[dict[Key, Collected], Collected | None]:
         if unit.last_step == unit.first_step + 1 and self._is_at_hand(work):
             return {}, None
         found = self._rows.collected(work)
@@ -255,7 +252,7 @@ class RowsFromDisk(RowsAhead):
                 f"set bulk.prefetch_bytes={4 * num_bytes + WINDOW_BYTES} or more if there is room"
             )
         edges = None if self._rows_of_edges is None else self._rows_of_edges.collect(self._edges_of(work))
-        return {m.index: got for m, got in zip(work, found)}, edges
+        return {(m.epoch, m.index): got for m, got in zip(work, found)}, edges
 
 
 @dataclass(frozen=True)

@@ -57,11 +57,9 @@ class SampledRows:
             RunError: the file has become shorter, or the disk fails.
         """
         start, found = time.perf_counter(), list[Collected]()
-        for m, after in zip(work, [*work[1:], None]):
+        for m in work:
             if not self.is_wanted():
                 break
-            if after is not None:
-                self._packed.announce(after.epoch, after.index)
             found.append(self._of(m))
         self._buffers.step()
         self.read.seconds += time.perf_counter() - start

@@ -24,6 +24,8 @@ from ...kernels.row_block.numbering import Numbering
 MOST_STEPS = 8
 """Maximum number of steps in a unit of rows that travel."""
 WAIT_S = 1.0
+Key = tuple[int, int]
+"""Epoch and index of a minibatch."""
 SPARSE = 16
 """Ids are sorted where there are this many rows for each; else they are found in a table of all rows."""
 
@@ -69,13 +71,13 @@ class RowSource(Protocol):
 
 
 class Unit:
-    """The minibatches of this rank in a few steps of an epoch."""
+    """The minibatches of this rank in a few steps, which are counted over all epochs."""
 
-    def __init__(self, epoch: int, first_step: int, last_step: int) -> None:
+    def __init__(self, first_step: int, last_step: int) -> None:
         """`last_step` is exclusive."""
-        self.epoch, self.first_step, self.last_step = epoch, first_step, last_step
-        self.minibatches: dict[int, MiniBatch] | None = None
-        """By index; None until all have arrived."""
+        self.first_step, self.last_step = first_step, last_step
+        self.minibatches: dict[Key, MiniBatch] | None = None
+        """None until all have arrived."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,23 @@ class Plan:
     """Steps of an epoch."""
     last_epoch: int
     """Exclusive."""
-    first: tuple[int, int]
-    """(epoch, index) to begin with."""
+    first: Key
+    """To begin with."""
+
+    @property
+    def last_step(self) -> int:
+        """Behind the last step of all epochs."""
+        return self.last_epoch * len(self.steps)
+
+    def step_of(self, epoch: int, index: int) -> int:
+        """Step that trains on a minibatch, counted over all epochs."""
+        return epoch * len(self.steps) + self.steps.step_of(index)
+
+    def mine(self, step: int) -> tuple[int, list[int], int]:
+        """Epoch of a step, indices of this rank's minibatches, and the last one of all ranks."""
+        epoch, step = divmod(step, len(self.steps))
+        span = self.steps.minibatches_of(step)
+        return epoch, [*filter(self.steps.is_mine, span)], span.stop - 1
 
 
 U = TypeVar("U", bound=Unit)
@@ -110,29 +127,26 @@ class Units(ABC, Generic[U]):
         self._feed, self._column, self._plan, self._ahead_bytes = feed, group, plan, prefetch_bytes
         self._units: list[U] = []
         """Units begun and not trained yet, in order."""
-        self._trained = plan.first[0] * len(plan.steps) + plan.steps.step_of(plan.first[1])
+        self._trained = self._first = plan.step_of(*plan.first)
         """Steps that have been trained, over all epochs."""
         self._together = 0
         """Steps per unit; 0: not known yet."""
         self.exchange_s = 0.0
 
     def _all(self) -> Iterator[U]:
-        """All units in order."""
-        plan = self._plan
-        for epoch in range(plan.first[0], plan.last_epoch):
-            step = plan.steps.step_of(plan.first[1]) if epoch == plan.first[0] else 0
-            while step < len(plan.steps):
-                last = min(step + max(1, self._together), len(plan.steps))
-                unit = self._unit(epoch, step, last)
-                yield unit
-                step = unit.last_step
+        """All units in order, each of one epoch."""
+        step, steps = self._first, len(self._plan.steps)
+        while step < self._plan.last_step:
+            unit = self._unit(step, min(step + max(1, self._together), (step // steps + 1) * steps))
+            yield unit
+            step = unit.last_step
 
-    def _work(self, unit: U) -> dict[int, MiniBatch]:
+    def _work(self, unit: U) -> dict[Key, MiniBatch]:
         """This rank's minibatches of a unit, once they have arrived."""
-        steps = self._plan.steps
-        span = steps.minibatches_of(unit.first_step, unit.last_step)
-        self._feed.expect(unit.epoch, span.stop - 1)
-        return {i: self._feed.get(unit.epoch, i) for i in filter(steps.is_mine, span)}
+        epoch, _, last = self._plan.mine(unit.last_step - 1)
+        self._feed.expect(epoch, last)
+        of_steps = (self._plan.mine(step)[1] for step in range(unit.first_step, unit.last_step))
+        return {(epoch, i): self._feed.get(epoch, i) for mine in of_steps for i in mine}
 
     def _agree(self, num_bytes: int) -> int:
         """Number of steps whose rows may wait for training, on the rank with the largest minibatches; a unit has as
@@ -148,9 +162,8 @@ class Units(ABC, Generic[U]):
 
     def _leave(self, epoch: int, index: int) -> None:
         """Drop what is trained, up to and including that minibatch, the last of a step."""
-        steps = len(self._plan.steps)
-        self._trained = epoch * steps + self._plan.steps.step_of(index) + 1
-        self._units = [u for u in self._units if u.epoch * steps + u.last_step > self._trained]
+        self._trained = self._plan.step_of(epoch, index) + 1
+        self._units = [u for u in self._units if u.last_step > self._trained]
 
     @property
     def sample_s(self) -> float:
@@ -171,11 +184,10 @@ class Units(ABC, Generic[U]):
 class UnitOfRows(Unit):
     """A unit and its rows."""
 
-    def __init__(self, epoch: int, first_step: int, last_step: int) -> None:
-        super().__init__(epoch, first_step, last_step)
-        self.got: dict[int, Collected] | None = None
-        """Rows of each minibatch, often in one array, by its index; none that are to be read where they lie. None: not
-        there yet."""
+    def __init__(self, first_step: int, last_step: int) -> None:
+        super().__init__(first_step, last_step)
+        self.got: dict[Key, Collected] | None = None
+        """Rows of each minibatch, often in one array; none that are to be read where they lie. None: not there yet."""
         self.bytes = 0
         self.edges: Collected | None = None
         """Rows of the edges of all minibatches, in order."""
@@ -220,10 +232,9 @@ class RowsAhead(Units[UnitOfRows]):
 
     def _has_room(self, unit: UnitOfRows) -> bool:
         with self._changed:
-            steps = len(self._plan.steps)
-            if self._trained >= unit.epoch * steps + unit.first_step:
+            if self._trained >= unit.first_step:
                 return True
-            waiting = sum(u.bytes for u in self._units if u.epoch * steps + u.first_step > self._trained)
+            waiting = sum(u.bytes for u in self._units if u.first_step > self._trained)
             return 0 < self._ahead_bytes >= waiting + self._step_bytes * (unit.last_step - unit.first_step)
 
     def _take(self, unit: UnitOfRows) -> None:
@@ -250,17 +261,17 @@ class RowsAhead(Units[UnitOfRows]):
         if not self._together:
             self._agree(unit.bytes)
 
-    def _collected(self, unit: UnitOfRows, work: list[MiniBatch]) -> tuple[dict[int, Collected], Collected | None]:
+    def _collected(self, unit: UnitOfRows, work: list[MiniBatch]) -> tuple[dict[Key, Collected], Collected | None]:
         """Rows of the nodes of each minibatch of a unit, and of its edges."""
         nodes, places = united(work)
         got = self._source.collect(nodes)
         edges = None if self._of_edges is None else self._of_edges.collect(self._edges_of(work))
         if len(work) < 2:
-            return {m.index: got for m in work}, edges
+            return {(m.epoch, m.index): got for m in work}, edges
         found = {}
         for m, place in zip(work, places):
             degree = None if got.degree is None else got.degree[torch.from_numpy(place).long()]
-            found[m.index] = Collected(got.rows, got.place[place], degree)
+            found[m.epoch, m.index] = Collected(got.rows, got.place[place], degree)
         return found, edges
 
     def _edges_of(self, work: list[MiniBatch]) -> npt.NDArray[np.integer]:
@@ -273,24 +284,25 @@ class RowsAhead(Units[UnitOfRows]):
 
     def _wait(self, epoch: int, index: int, ready: Callable[[UnitOfRows], bool]) -> UnitOfRows:
         """The unit of a minibatch, once it is ready."""
-        step = self._plan.steps.step_of(index)
+        step = self._plan.step_of(epoch, index)
         with self._changed:
             while True:
                 if self._thread.error is not None:
                     self._thread.check()
                 for unit in self._units:
-                    if unit.epoch == epoch and unit.first_step <= step < unit.last_step and ready(unit):
+                    if unit.first_step <= step < unit.last_step and ready(unit):
                         return unit
                 if self._thread.is_over:
                     raise RunError(
-                        f"the rows of step {step} of epoch {epoch} will not come: another rank has ended its training"
+                        f"the rows of minibatch {index} of epoch {epoch} will not come: another rank has ended its "
+                        "training"
                     )
                 self._changed.wait(WAIT_S)
 
     def get(self, epoch: int, index: int) -> MiniBatch:
         unit = self._wait(epoch, index, lambda u: u.minibatches is not None)
         assert unit.minibatches is not None
-        return unit.minibatches[index]
+        return unit.minibatches[epoch, index]
 
     def edge_rows(self, work: MiniBatch) -> Iterator[Tensor]:
         """Rows of the edges of each list (see `gather.edge_lists`) of a minibatch from `get`; nothing if they
@@ -300,9 +312,9 @@ class RowsAhead(Units[UnitOfRows]):
             return
         assert unit.minibatches is not None
         at = 0
-        for index, m in unit.minibatches.items():
+        for key, m in unit.minibatches.items():
             for ids in self._lists_of(m):
-                if index == work.index:
+                if key == (work.epoch, work.index):
                     yield torch.from_numpy(unit.edges.rows[unit.edges.place[at : at + len(ids)]])
                 at += len(ids)
 
@@ -311,7 +323,7 @@ class RowsAhead(Units[UnitOfRows]):
         they are to be read where they lie."""
         unit = self._wait(work.epoch, work.index, lambda u: u.got is not None)
         assert unit.got is not None
-        return unit.got.get(work.index)
+        return unit.got.get((work.epoch, work.index))
 
     def release(self, epoch: int, index: int) -> None:
         """See `Feed.release`: `index` is the last of a step."""

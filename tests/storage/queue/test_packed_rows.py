@@ -52,7 +52,6 @@ def test_each_minibatch_gets_its_rows_and_degrees(form: str, columns: int, tmp_p
         for read in (packed, again, again.cycled(1)):
             epoch = 4 if read._epochs else 0
             assert read.count(epoch, 3 + at) == count
-            read.announce(epoch, 3 + at)
             found = read.rows(epoch, 3 + at, np.float64)
             wanted = rows_of(count) if form in ("float32", "float64") else widen(narrow(rows_of(count), form), form)
             assert found.dtype == np.float64 and np.array_equal(found, wanted)

@@ -66,27 +66,29 @@ def minibatch(epoch: int, index: int, nodes: Any) -> MiniBatch:
     return MiniBatch(epoch, index, (block,), True)
 
 
-def trained(room: int, count: int, monkeypatch: pytest.MonkeyPatch, **of_feed: Any) -> tuple[list[int], OnDisk]:
-    """Go through an epoch of minibatches; the number of those in each unit, and the store."""
+def trained(
+    room: int, count: int, monkeypatch: pytest.MonkeyPatch, epochs: int = 1, **of_feed: Any
+) -> tuple[list[int], OnDisk]:
+    """Go through epochs of minibatches; the number of those in each unit, and the store."""
     monkeypatch.setattr(disk_rows, "reads_together", lambda features, ids: True)
     rng, store = np.random.default_rng(0), OnDisk()
-    work = {(0, i): minibatch(0, i, rng.permutation(V)[:NODES]) for i in range(count)}
+    work = {(e, i): minibatch(e, i, rng.permutation(V)[:NODES]) for e in range(epochs) for i in range(count)}
     feed = Given(work)
     for name, value in of_feed.items():
         setattr(feed, name, value)
-    plan = Plan(Steps(count, 1, 1, 0), 1, (0, 0))
+    plan = Plan(Steps(count, 1, 1, 0), epochs, (0, 0))
     ahead = RowsFromDisk(feed, DiskRows(store), plan, room, None, lambda m: [], lambda text: None)
     sizes = []
     try:
-        for i in range(count):
-            m = ahead.get(0, i)
+        for step, (epoch, i) in enumerate(work):
+            m = ahead.get(epoch, i)
             got = ahead.rows(m)
             assert got is not None
             np.testing.assert_array_equal(got.rows[got.place], store.rows[m.nodes])
-            unit = next(u for u in ahead._units if u.first_step <= i < u.last_step)
-            if unit.first_step == i:
-                sizes.append(unit.last_step - i)
-            ahead.release(0, i)
+            unit = next(u for u in ahead._units if u.first_step <= step < u.last_step)
+            if unit.first_step == step:
+                sizes.append(unit.last_step - step)
+            ahead.release(epoch, i)
     finally:
         ahead.close()
     return sizes, store
@@ -106,6 +108,15 @@ def test_all_of_an_epoch_is_read_together_if_there_is_room(monkeypatch):
     sizes, store = trained(1 << 30, 9, monkeypatch)
     assert sizes == [1, 8]
     assert len(store.asked[1]) < 8 * NODES, "rows of several minibatches are read once"
+
+
+def test_units_run_on_into_the_next_epochs(monkeypatch):
+    sizes, store = trained(1 << 30, 3, monkeypatch, epochs=4)
+    assert sizes == [1, 11]
+    assert len(store.asked) == 2 and len(store.asked[1]) < 11 * NODES, "epochs share rows"
+    # The second has room for four minibatches, beyond the end of its epoch.
+    room = 4 * (NODES * ROW_BYTES + PLACES)
+    assert trained(room, 3, monkeypatch, epochs=3)[0] == [1, 4, 4]
 
 
 def test_without_room_minibatches_are_read_in_turn(monkeypatch):

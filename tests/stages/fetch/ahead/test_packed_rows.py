@@ -21,7 +21,7 @@ class Packed:
     num_nodes, form = V, SimpleNamespace(width=2, row_bytes=8)
 
     def __init__(self, *nodes: list[int]) -> None:
-        self.nodes, self.announced = [np.unique(n) for n in nodes], list[int]()
+        self.nodes = [np.unique(n) for n in nodes]
 
     def count(self, epoch: int, index: int) -> int:
         return len(self.nodes[index])
@@ -30,9 +30,6 @@ class Packed:
         rows = empty((len(self.nodes[index]), FEATURES.shape[1]), dtype)
         rows[:] = FEATURES[self.nodes[index]]
         return rows
-
-    def announce(self, epoch: int, index: int) -> None:
-        self.announced.append(index)
 
 
 PLACEMENT = SimpleNamespace(features=SimpleNamespace(dtype=np.dtype(np.float32)), degree=torch.zeros(V))
@@ -46,7 +43,6 @@ def test_rows_are_those_of_the_nodes_also_where_these_repeat() -> None:
     assert not source.is_at_hand(work[0].nodes) and [source.adds(m) for m in work] == [24, 8]
     for m, got in zip(work, source.collected(work)):
         assert np.array_equal(got.rows[got.place], FEATURES[m.nodes]) and got.degree is None
-    assert packed.announced == [1]
     assert (source.read.count, source.read.bytes, source.needed.count) == (2, 32, 4)
     source.is_wanted = lambda: False
     assert source.collected(work) == []
