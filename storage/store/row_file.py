@@ -141,15 +141,13 @@ class RowFile:
             return
         start = time.perf_counter()
         windows = list(self._windows(np.asarray(ids, np.int64)))
-        buffer, announced = np.empty(0, np.uint8), 0
+        buffer, announced = np.empty(0, np.uint8), 1
+        self._announce(windows[0])
         # Announcing takes the system about as long as reading what is there: of many windows a thread does it.
         with ThreadPoolExecutor(1) as other:
             for k, window in enumerate(windows):
                 while announced < min(len(windows), k + 1 + WINDOW_BYTES // PIECE_BYTES):
-                    if announced:
-                        other.submit(self._announce, windows[announced])
-                    else:
-                        self._announce(window)
+                    other.submit(self._announce, windows[announced])
                     announced += 1
                 own = slice(window.begin, window.end)
                 size = int(window.lengths.sum())
