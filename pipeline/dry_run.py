@@ -32,8 +32,8 @@ def dry_run(
 ) -> dict[str, Any]:
     """Check everything that `run` with the same arguments checks before its first step, and write nothing.
 
-    The data are opened, the model is built, and the code of the user's own is called once. On a cluster nothing is
-    started, except that a scheduler's address must answer.
+    It opens the data, builds the model, and calls your own code once. On a cluster it starts nothing, but a scheduler's
+    address must answer.
 
     Returns:
         What would be run, as plain values: dataset, task, system, model, its parameters, the nodes of each split, steps

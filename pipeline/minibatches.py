@@ -194,10 +194,10 @@ def minibatches(
     config: Job | Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Minibatches:
-    """The minibatches that `run` would train on, with rows and labels, for a training loop of one's own.
+    """The minibatches that `run` would train on, with rows and labels, for your own training loop.
 
-    Sampling goes on in a thread beside the loop. Each of several processes gets the minibatches of its rank, those of
-    that rank of a run; they exchange nothing here.
+    A thread samples beside the loop. With several processes, each gets the minibatches that its rank would have in a
+    run; the processes exchange nothing.
 
     Args:
         dataset: as for `run`; or a resolved `Job`.

@@ -115,7 +115,8 @@ def run(
             that the run was started with.
         samples: a store of sampled minibatches to train from.
         verbose: print notes and progress, as the command line does.
-        emit: called with every event except pulses, which are in ``metrics.jsonl``; nothing is printed then.
+        emit: called with every event except pulses and queue levels (all are in ``metrics.jsonl``); the run then prints
+            nothing.
         stop: called between steps, and each second of a long evaluation; true ends the run with a checkpoint, from
             which `resume` continues.
         save: called between steps; true writes a checkpoint.

@@ -28,7 +28,7 @@ PAIR_ARRAYS = ("pair_time", "pairs", "pair_features")
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Three disjoint sets of labelled nodes, or of numbers of pairs where pairs are labelled."""
+    """Three disjoint sets (train, val, test) of ids of labelled nodes, or of positions of labelled pairs."""
 
     train: IdArray
     """int64, ascending, distinct."""
@@ -106,7 +106,7 @@ class Dataset:
 
     @property
     def of_pairs(self) -> bool:
-        """True if labels and split are of pairs of nodes: the task is link, or edges are labelled."""
+        """True if labels and split belong to pairs of nodes: the task is link, or edges are labelled."""
         return self.task == "link" or self.pairs is not None
 
     @property
@@ -126,8 +126,8 @@ class Dataset:
 
     @property
     def num_targets(self) -> int:
-        """Nodes that a model predicts, or gives rows for: V, or in a graph with types the nodes of the first type, but
-        all where pairs are labelled."""
+        """Number of nodes that a model predicts. V if the graph has one type or pairs are labelled; else the number of
+        nodes of the first type."""
         types = self.graph.types
         return self.num_nodes if types.is_single or self.of_pairs else types.num_nodes(0)
 
@@ -163,7 +163,7 @@ class Dataset:
 
     @property
     def known_digests(self) -> Mapping[str, str]:
-        """Digests that need not be made of the arrays, by the names of `fingerprint.DatasetDigests`."""
+        """Digests known without reading the arrays, by the names of `fingerprint.DatasetDigests`."""
         return {}
 
     def __len__(self) -> int:

@@ -148,7 +148,7 @@ class Graph:
         return total
 
     def take(self, rows: npt.NDArray[np.int64]) -> TakenRows:
-        """Some rows, ascending."""
+        """Rows of these ascending ids, with copies of their edges."""
         starts = self.indptr[rows]
         indptr, edges = edges_of_rows(starts, self.in_degree[rows])
         weight, ids, kinds = self.edge_weight, self.edge_id, self.edge_type
@@ -162,7 +162,7 @@ class Graph:
         )
 
     def first_edge(self, first: int, stop: int) -> npt.NDArray[np.int64]:
-        """int64, first edge of each of the rows ``[first, stop)``; V is a row that begins at E."""
+        """int64, position of the first edge of each row in ``[first, stop)``; row V begins at E."""
         return self.indptr[first:stop]
 
     def rows(self, first: int, stop: int) -> TakenRows:
@@ -180,7 +180,7 @@ class Graph:
         )
 
     def written(self, name: str) -> Any:
-        """The array `name` for a writer, which reads it once, by slices; None if there is none."""
+        """The array `name`, for a writer that reads it once, by slices; None if the graph lacks it."""
         return getattr(self, name)
 
     @property

@@ -29,7 +29,7 @@ class Numbers(dict[str, float]):
 
 
 class RunView:
-    """A run, as a callback sees it: the same on every rank, but for `rank`, `loss` and what follows from them."""
+    """A run, as a callback sees it. Only `rank`, `loss` and what follows from them differ between ranks."""
 
     def __init__(
         self, *, rank: int, ranks: int, model: nn.Module, config: Job, folder: Path, epochs: int, emit: Emit
@@ -66,7 +66,7 @@ class RunView:
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """The optimiser of the steps."""
+        """The optimiser that takes the run's steps."""
         return self.phase_optimizer.optimizer
 
     @property
@@ -82,12 +82,12 @@ class RunView:
         self.phase_optimizer.lr = float(value)
 
     def stop(self) -> None:
-        """End training after the next step, or with the epoch: the last parameters are validated, the best ones
-        tested. It is enough that one rank says so."""
+        """End training after the next step, or with the epoch; one rank's call is enough. The run validates the last
+        parameters and tests the best ones."""
         self.stop_asked = True
 
     def log(self, **values: float | str) -> None:
-        """Write numbers or texts into ``metrics.jsonl``, as an event `Logged`. The first rank's are written."""
+        """Write numbers or texts into ``metrics.jsonl``, as an event `Logged`. Only the first rank writes."""
         for name, value in values.items():
             if not isinstance(value, int | float | str):
                 try:
@@ -101,8 +101,8 @@ class RunView:
 
 
 class Callback:
-    """A user's code that a run calls at its events, on every rank. A method does nothing unless it is overridden; a
-    class of another base with some of these methods will do too."""
+    """Base of your own code that a run calls at its events, on every rank. Override the methods that you need. A class
+    without this base works too, if it has some of these methods."""
 
     def on_start(self, run: RunView) -> None:
         """Before the first step, of a new run or a resumed one."""
@@ -114,21 +114,21 @@ class Callback:
         """After each validation, with its numbers in `run.metrics`."""
 
     def on_epoch(self, run: RunView) -> None:
-        """After each epoch, and its validation if there was one."""
+        """After each epoch, and after its validation, if the epoch has one."""
 
     def on_checkpoint(self, run: RunView) -> None:
         """After each checkpoint."""
 
     def on_end(self, run: RunView) -> None:
-        """When this process is done with the run, whatever its `status`."""
+        """At the end of the run in this process, whatever the run's `status`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State to keep in checkpoints: tensors, plain values, and lists and dicts of them. That of the first rank is
-        kept."""
+        """State to keep in checkpoints: tensors, plain values, and lists and dicts of them. Checkpoints keep the first
+        rank's state."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state of a checkpoint."""
+        """Restore a state of `state_dict` from a checkpoint."""
 
 
 class Callbacks:

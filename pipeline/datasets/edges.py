@@ -41,8 +41,8 @@ def edge_dataset(
     """A dataset whose labels are of edges: which transaction is a fraud, how a user rates an item.
 
     The labelled edges may be edges of the graph, several between two nodes too, or any other pairs of nodes. By default
-    all edges of the graph stay, those of val and test too, since only their labels are not known; with
-    ``ReadOptions(labelled_edges="hidden")`` a labelled edge is predicted without itself.
+    all edges stay in the graph, also those of val and test, whose labels alone are unknown. With
+    ``ReadOptions(labelled_edges="hidden")`` the model predicts a labelled edge without seeing it.
 
     Args:
         dataset: its graph, features and names stay; labels and split are replaced.

@@ -43,15 +43,15 @@ def link_dataset(
     relation: Relations | None = None,
     overlapping_splits: Overlaps = "error",
 ) -> Dataset:
-    """A dataset whose task is to tell pairs of nodes that belong together from others.
+    """A dataset for link prediction: tell pairs of nodes that belong together from others.
 
-    Held-out pairs (val and test) are no edges of its graph, whichever way and however often they were. In a symmetric
-    graph a pair stands for both directions, and is named once. Pairs with times are predicted from earlier edges only,
-    and all edges stay in the graph.
+    Its graph lacks every edge of a held-out pair (val or test), parallel edges too. In a symmetric graph a pair stands
+    for both directions; name it once. With times, all edges stay in the graph, and a pair is predicted from earlier
+    edges only.
 
-    In a graph with several types, pairs are of one relation or more, with ids, or names, within the types of its source
-    and destination. Edges of relations that have its edges reversed are left out with them: those called ``rev_NAME``,
-    or with the same pairs.
+    In a graph with several types, pairs belong to one relation or more, with ids, or names, within the types of its
+    source and destination. A relation that reverses it (called ``rev_NAME``, or with the same pairs reversed) loses the
+    held-out pairs too.
 
     Args:
         dataset: its graph, features and names stay; labels and split are replaced.

@@ -43,7 +43,7 @@ def open_dataset(
     features: FeaturesAccess = "memory",
     graph: GraphAccess = "memory",
 ) -> Dataset:
-    """Open a dataset, checked and cleaned. Repairs are noted in `Dataset.notes`.
+    """Open a dataset, check it and clean it. `Dataset.notes` lists the repairs.
 
     Args:
         spec: ``digits``; ``sbm:key=value,...`` (see `Sbm`); ``rmat:key=value,...`` (see `Rmat`); the path of an
@@ -53,7 +53,7 @@ def open_dataset(
         name: name of the dataset; by default taken from the spec.
         options: treatment of defects. Stores, generated graphs and `Dataset` objects are clean and take none but the
             task.
-        split: ``public`` (the stored one), ``random:20,30`` (per class for train and val, the rest of the labelled
+        split: ``public`` (the stored split), ``random:20,30`` (per class for train and val, the rest of the labelled
             nodes for test) or ``fraction:0.6,0.2``; in the order of the nodes' times ``time:0.7,0.15`` (shares) or
             ``until:2017,2018`` (last times of train and val, or ISO dates where times are). By default
             the stored one; else random:20,30 if every class has 60 labelled nodes; else fraction:0.6,0.2. Links: see

@@ -46,8 +46,8 @@ def predict_edges(
     client: object = None,
     emit: Emit = silent,
 ) -> EdgePredictions:
-    """Predict the classes, or the values, of edges, from rows of their ends over all in-edges in every layer; of a run
-    by the sampler temporal, from samples of what lies before each.
+    """Predict the classes, or the values, of edges from the rows of their ends. Every layer reads all in-edges; with
+    the sampler temporal, samples of the in-edges before each edge's time.
 
     Args:
         run: a finished run whose labels are of edges: its folder, or the result of `millrace.run` or of `load`.

@@ -41,7 +41,7 @@ class Embeddings(AsArray):
 
     def write(self, path: str | Path) -> None:
         """Write a file: ``.parquet`` with the columns ``node`` (id or name) and ``embedding`` (a list of D numbers),
-        ``.zarr`` with such arrays, or ``.npy`` with the rows alone. An existing one is replaced.
+        ``.zarr`` with such arrays, or ``.npy`` with the rows alone. An existing file is replaced.
 
         Raises:
             InputError: another suffix, or it cannot be written.

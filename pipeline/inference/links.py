@@ -33,8 +33,8 @@ from .to_file import FileRequest
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LinkScores(AsArray):
-    """Scores of n pairs of nodes. The larger one is the likelier link; the sigmoid of a score is a probability if the
-    loss was ``bce``."""
+    """Scores of n pairs of nodes. A larger score means a likelier link. If the loss was ``bce``, the sigmoid of a score
+    is a probability."""
 
     pairs: npt.NDArray[np.int64]
     """int64 [n, 2], in the order of the request; ids within the types of the ends, where a graph has several."""
@@ -101,8 +101,8 @@ def predict_links(
     client: object = None,
     emit: Emit = silent,
 ) -> LinkScores:
-    """Score pairs of nodes, from rows over all in-edges in every layer; of a run by the sampler temporal, from samples
-    of what lies before.
+    """Score pairs of nodes. Every layer reads all in-edges; with the sampler temporal, samples of the in-edges before a
+    pair's time.
 
     Args:
         run: a finished run of the task ``link``: its folder, or the result of `millrace.run` or of `load`.

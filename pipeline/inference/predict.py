@@ -35,7 +35,7 @@ def predict(
     client: object = None,
     emit: Emit = silent,
 ) -> Predictions:
-    """Predict the classes, or the values, of nodes, over all in-edges in every layer, as `infer` does.
+    """Predict the classes, or the values, of nodes. Every layer reads all in-edges, as in `infer`.
 
     Args:
         run: a finished run (its folder, the result of `millrace.run` or of `load`), or a model.

@@ -142,9 +142,9 @@ def _arguments(nodes: int, edges: int, width: int, dtype: torch.dtype, weighted:
 
 
 def explainer(run: TrainedRun | Result | str | Path, algorithm: Any, *, model: Any = None, **options: Any) -> Any:
-    """Ready one of PyG's explainers for a run: which features of which nodes decide a prediction.
+    """Make one of PyG's explainers for a run: it says which features of which nodes decide a prediction.
 
-    Call what is returned with the whole graph, ``explainer(data.x, data.edge_index, index=17)``, where `data` is
+    Call the explainer with the whole graph, ``explainer(data.x, data.edge_index, index=17)``, where `data` is
     ``dataset.to_pyg()``; it gives PyG's ``Explanation`` for node 17. The model's messages pass over all in-edges, as in
     `predict`, and edges have no masks.
 
@@ -156,7 +156,8 @@ def explainer(run: TrainedRun | Result | str | Path, algorithm: Any, *, model: A
             ``node_mask_type="attributes"``.
 
     Raises:
-        InputError: PyG is not installed, it has no such task, or the model reads more than `x` and `edge_index`.
+        InputError: PyG is not installed or does not explain the run's task, or the model reads more than `x` and
+            `edge_index`.
         StoreError: something in the run's folder is damaged.
     """
     try:

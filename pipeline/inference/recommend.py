@@ -58,12 +58,12 @@ def recommend(
     client: object = None,
     emit: Emit = silent,
 ) -> Recommendations:
-    """The k best destinations of each source, of all nodes that can be one but the source itself and, by default, those
-    that it is known to be linked to. Rows are those of `predict_links`.
+    """Find the k best destinations of each source, among all nodes that can be one. Left out are the source itself and,
+    by default, its known links. Rows of nodes are those of `predict_links`.
 
     Args:
         run: a finished run of the task ``link``: its folder, or the result of `millrace.run` or of `load`.
-        k: how many of each, the best first.
+        k: number of destinations for each source, the best first.
         nodes: sources: ids (a list, an array, a tensor), a mask, names, or ``"train"``, ``"val"`` or ``"test"``, the
             distinct first ends of that set's pairs; by default all nodes. Where a graph has several types, ids, masks
             and names are those within the source type of the relation.

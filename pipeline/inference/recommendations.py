@@ -18,8 +18,8 @@ PIECE_PAIRS = 1 << 20
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Recommendations:
-    """The k best destinations of n sources, the best first. The larger a score, the likelier the link; of destinations
-    with the same score the smaller id is first."""
+    """The k best destinations of n sources, the best first. A larger score means a likelier link. Among equal scores,
+    the smaller id comes first."""
 
     sources: IdArray
     """int64 [n], in the order of the request; ids within the type of the relation's source, where a graph has
@@ -51,7 +51,7 @@ class Recommendations:
     def write(self, path: str | Path) -> None:
         """Write a file: ``.parquet`` or ``.csv`` with a row for each pair and the columns ``src``, ``dst`` (ids or
         names), ``rank`` (from 1) and ``score``; ``.npy`` with `destinations` alone; or ``.zarr`` with arrays ``src``
-        [n], ``dst`` and ``score`` [n, k]. An existing one is replaced.
+        [n], ``dst`` and ``score`` [n, k]. An existing file is replaced.
 
         Raises:
             InputError: another suffix, or it cannot be written.

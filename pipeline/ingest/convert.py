@@ -243,25 +243,25 @@ def convert(
 ) -> Store:
     """Write a dataset as a Millrace store; it opens fast, and can leave its features on disk.
 
-    Files of edges and nodes, Parquet or CSV, of one type or several, are read in pieces and sorted on disk: memory
-    grows with neither edges nor features. Everything else is opened by `open_dataset` first, and so are tables with
+    Parquet and CSV files of edges and nodes, of one type or several, are read in pieces and sorted on disk: memory
+    grows with neither edges nor features. `open_dataset` first opens all other inputs, and tables with
     ``task=link``, ``components=largest`` or ``edges_on=gpu``. The store is the same, to the bit.
 
-    A call that was killed leaves ``.ingest-NAME`` beside `out`; the same call goes on from there.
+    A killed call leaves ``.ingest-NAME`` beside `out`; repeat the call to go on from there.
 
     Args:
         source: as `open_dataset` takes it; or the URL of a folder of Parquet, or of a store, on an object store.
         out: the folder to make. While it is made, spilled edges lie beside it. Or a URL: the store is made in the
             working folder, and copied there, the manifest last.
         features: "zarr" (compressed, checksummed) or "npy" (can be memory-mapped).
-        graph: of the graph's arrays, likewise.
+        graph: format of the graph's arrays, likewise.
         feature_dtype: "float16", "bfloat16" or "int8": features are rounded to it, and widened to float32 when they are
             read ("int8" keeps a scale for each row); "float32"; None: as they come.
-        memory: bound of the memory of all processes together, such as "1GiB", without some 40 bytes for each node.
+        memory: limit for all processes together, such as "1GiB"; some 40 bytes for each node come on top.
         workers: processes that share the work; 1: this process.
         scheduler: address of a Dask scheduler, its file, or a client or cluster of Dask, whose workers do the work, and
             see the same files.
-        client: the same, for who holds a client.
+        client: the same as `scheduler`, for callers that hold a client.
         options: treatment of defects.
         split: see `open_dataset`.
         seed: of a random split.

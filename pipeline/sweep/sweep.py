@@ -73,8 +73,8 @@ def sweep(
 ) -> Sweep:
     """Run all combinations of some settings, each with several seeds.
 
-    Runs whose minibatches are the same train from one store of samples, drawn once. The same call goes on with a sweep
-    that was interrupted: runs that are done are kept, others resumed.
+    Runs with the same minibatches train from one store of samples, drawn once. Repeating the call continues an
+    interrupted sweep: it keeps finished runs and resumes the others.
 
     Args:
         dataset: as in `run`.

@@ -46,17 +46,17 @@ def bulk(
     local_seeds: bool = False,
     algorithm: Algorithm = "owners",
 ) -> System:
-    """Minibatch training on samples that are drawn many at a time (Tripathy, Yelick, Buluc, MLSys 2024).
+    """Minibatch training that samples many minibatches at a time (Tripathy, Yelick, Buluc, MLSys 2024).
 
-    Gradients are the mean over the seeds of a step. Minibatches do not depend on how the graph and features are
-    distributed, given the order of the nodes.
+    Gradients are the mean over a step's seeds. Given the order of nodes, minibatches do not depend on how graph and
+    features are distributed.
 
     Args:
         sampler: draws minibatches.
         topology: ``replicated``: every rank has the whole graph; ``partitioned``: each has a block of rows with their
             features, and rows are sampled by the ranks that own them.
         replication: c, the number of ranks that hold each block, of a partitioned topology or of owned features.
-        cache_fraction: share of all rows that each rank caches of the others', if features are owned.
+        cache_fraction: with owned features, the other ranks' rows that each rank caches, as a share of all rows.
         hot_by: choice of the cached rows: those that the rank's own minibatches need most often, or those in most
             in-neighbour lists.
         prefetch_bytes: rows of other ranks, or on disk, that may be ready or under way before they are needed; see
@@ -64,10 +64,10 @@ def bulk(
         features: ``shared``: every rank reads all; ``owned``: each holds a block of rows and sends rows to the others.
             A partitioned topology implies ``owned``.
         partitioner: cuts a partitioned topology into blocks; by default into ranges of ids, with nodes and edges
-            balanced together. Other cuts train what `reorder` by the same book trains.
-        local_seeds: each rank trains on those seeds of a step that it owns, as far as minibatches stay of equal size.
-        algorithm: of a partitioned topology: rows are sampled by their ``owners``, or travel in the stages of ``1.5d``
-            products; ``auto`` takes what is expected to be faster. Minibatches are the same.
+            balanced together. With other cuts, a run equals one on the dataset that `reorder` makes by the same book.
+        local_seeds: each rank trains on a step's seeds that it owns, as far as minibatches keep equal sizes.
+        algorithm: for a partitioned topology: the ``owners`` of rows sample them, or rows travel in the stages of
+            ``1.5d`` products; ``auto`` takes the one that should be faster. Minibatches are the same.
     """
     drawn = sampler or NeighborSampler()
     options = {

@@ -59,16 +59,16 @@ def grappa(
         rotation: chunks that a rank sees besides its own: each other rank's in turn, always the next one's, or none.
         reshuffle_fraction: share of all chunks that are assigned to other ranks at random after each super-epoch.
         repartition_every: epochs in a super-epoch.
-        halo: share of the nodes one hop outside that are seen too: 0 as in the paper's text; the code released with it
-            reads all of them, which makes every coverage 1, and the correction 1 as well.
+        halo: share of the nodes one hop outside that a rank sees too: 0 as in the paper's text. The paper's code reads
+            all of them, so every coverage is 1, and every correction too.
         ahead: read the next super-epoch's data while the present one trains, and hold both.
         correction: weights that correct for missing neighbours.
         shrink: shrinkage of the weight of a rank's minibatch towards the mean weight.
-        full_batch: each rank trains on all its seeds in one step an epoch, over all in-edges that it sees, and samples
-            nothing.
+        full_batch: without sampling, each rank trains on all its seeds in one step an epoch, over all in-edges that it
+            sees.
 
     Raises:
-        InputError: a sampler is given, and nothing is sampled.
+        InputError: a sampler is given, but a full batch samples nothing.
     """
     if full_batch and sampler is not None:
         raise InputError("grappa is given a sampler, but full_batch samples nothing; leave one of them out")

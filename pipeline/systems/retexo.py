@@ -36,10 +36,10 @@ def retexo(
     distill: float = 0.0,
     clients: Clients = "ranks",
 ) -> System:
-    """Lazy message passing: layers are trained one after the other, with one exchange of rows for each (RETEXO; Kolluri
+    """Lazy message passing: trains layers one after the other, with one exchange of rows per layer (RETEXO; Kolluri
     et al., arXiv 2302.13053).
 
-    ``epochs`` counts for each layer. Options that are None follow from `mode`.
+    Each layer trains for ``epochs`` epochs. Options that are None follow from `mode`.
 
     Args:
         mode: ``v3`` passes on hidden rows and trains each layer with a layer norm and a head; ``v1`` trains an MLP
@@ -53,9 +53,9 @@ def retexo(
             in every step.
         rounding: rounding of the rows that are passed on.
         inductive: train without validation and test nodes in the graph.
-        distill: share of a layer's loss, in [0, 1), that is cross entropy with the previous layer's predictions for
+        distill: weight in a layer's loss, in [0, 1), of the cross entropy with the previous layer's predictions for
             every node, labelled or not.
-        clients: clients that train and whose bytes are counted: the ranks, a number of simulated clients, or each node.
+        clients: who trains, with bytes counted for each: the ranks, a number of simulated clients, or each node.
 
     Raises:
         InputError: a layer that gives logits cannot pass on hidden rows, or distillation does not go with

@@ -37,13 +37,13 @@ def sar(
     Every rank holds one part of the nodes, and reads the rows of the other ranks one rank after the other.
 
     Args:
-        mode: the way layers read other ranks' rows, one for all or one for each; ``auto`` takes the fastest that fit in
-            `memory_bytes`.
+        mode: the way layers read other ranks' rows, one for all layers or one for each; ``auto`` takes the fastest ways
+            that fit in `memory_bytes`.
         partitioner: cuts the graph; by default METIS with nodes and edges balanced together.
         memory_bytes: memory for each rank's tensors; None: half of the machine's free memory, shared by its ranks,
             or of the rank's GPU.
         prefetch_bytes: rows that may be under way before they are needed.
-        prune: leave rows out of each layer that do not affect the seeds.
+        prune: leave out of each layer the rows that do not affect the seeds.
     """
     modes = (mode,) if isinstance(mode, str) else tuple(mode)
     return System(

@@ -104,7 +104,7 @@ def train_per_part(book: PartitionBook, train: npt.NDArray[np.int64]) -> Sequenc
 
 
 def measure(graph: Graph, book: PartitionBook, train: npt.NDArray[np.int64] | None = None) -> PartitionQuality:
-    """Quality of a book for a graph, part after part, in the memory of the largest part.
+    """Measure the quality of a partition book for a graph, part after part, in the memory of the largest part.
 
     Args:
         graph: V nodes.
@@ -112,7 +112,7 @@ def measure(graph: Graph, book: PartitionBook, train: npt.NDArray[np.int64] | No
         train: int64 training nodes; none by default.
 
     Raises:
-        InputError: the book is for another number of nodes.
+        InputError: the book has another number of nodes.
     """
     per_part = train_per_part(book, np.empty(0, np.int64) if train is None else train)
     return PartitionQuality(

@@ -20,14 +20,14 @@ PARTITIONERS: Registry[Any] = Registry(
 
 
 def partitioner(name: str, **options: Any) -> Partitioner:
-    """The partitioner `name`, with its defaults for what is not given.
+    """Make the partitioner `name`; options that are not given have its defaults.
 
     Args:
         name: see `PARTITIONERS`.
         options: ``balance``, ``passes``, ``slack`` and the like; None stands for the default.
 
     Raises:
-        InputError: there is none of that name, or it has no such option.
+        InputError: no partitioner has that name, or this one has no such option.
     """
     entry, given = PARTITIONERS.find(name), {k: v for k, v in options.items() if v is not None}
     for option in given:

@@ -23,13 +23,13 @@ from .remote_nodewise import draw_node_wise
 class LaborSampler(NodeWiseOptions):
     """Node-wise sampling in which a minibatch draws one number per source node, so that rows agree on their neighbours.
 
-    Each row sees the law of `NeighborSampler` (unbiased: a kept edge stands for degree / kept), but the rows together
-    find fewer distinct nodes. All hops of a minibatch share the numbers, as in the paper; minibatches do not. By
-    default only newly found nodes are expanded; with ``expand="all"`` every node so far at each hop, by the same
-    numbers, so that a smaller fanout keeps some of the edges of a larger one. Weighted graphs are drawn from uniformly
-    unless ``weighted``: each row then sees the law of a weighted `NeighborSampler`, and numbers are shared as before.
-    Rows with parallel edges: these share their source's number, so a row of exact size is biased towards sources
-    without them. Must not be confused with LADIES, which has a size per layer. Cost: the in-degrees of the frontier.
+    Each row is drawn from the distribution of `NeighborSampler` (unbiased: a kept edge stands for degree / kept), but
+    all rows together find fewer distinct nodes. All hops of a minibatch share the numbers, as in the paper; minibatches
+    do not. By default each hop expands only newly found nodes. With ``expand="all"`` each hop expands every node so
+    far, by the same numbers, so a smaller fanout keeps some of a larger one's edges. Draws ignore edge weights unless
+    ``weighted``: then each row has the distribution of a weighted `NeighborSampler`, and rows share numbers as before.
+    Parallel edges share their source's number, so a row of exact size is biased towards sources without parallel edges.
+    Must not be confused with LADIES, which has a size per layer. Cost: the in-degrees of the frontier.
     """
 
     fanout: tuple[int, ...] = (15, 10, 5)

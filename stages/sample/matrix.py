@@ -99,7 +99,7 @@ class RemoteContext(Context):
 
 @dataclass(frozen=True)
 class MatrixSampler(ABC):
-    """Base of samplers that are matrices and callbacks. Subclasses are frozen dataclasses with a `name`."""
+    """Base of samplers written as products of sparse matrices. Subclasses are frozen dataclasses with a `name`."""
 
     edge_ids: bool = field(default=False, kw_only=True)
     """Keep the positions of each block's edges in the graph's edge arrays."""
@@ -124,22 +124,22 @@ class MatrixSampler(ABC):
     @property
     @abstractmethod
     def draws(self) -> Sequence[int]:
-        """Entries drawn of each row of P, product by product; -1: P is taken as it is, with its values."""
+        """Number of entries to draw from each row of P, for each product; -1 takes the whole P, with its values."""
 
     def select(self, seeds: npt.NDArray[np.integer], c: Context) -> Sparse:
-        """Q of the first product. By default a row with a single 1 for each seed."""
+        """Q of the first product: by default one row for each seed, with a single 1."""
         return Sparse.select(seeds)
 
     def norm(self, P: Sparse, c: Context) -> Sparse:
-        """P with the masses that entries are drawn by. By default P itself."""
+        """P with the weights by which entries are drawn; by default P itself."""
         return P
 
     def row_streams(self, Q: Sparse, key: int, c: Context) -> Words:
-        """uint64, the stream of each row. By default by its number."""
+        """uint64, the random stream of each row; by default the row's number chooses it."""
         return branches(key, np.arange(Q.num_rows))
 
     def advance(self, selectors: Sequence[Sparse], S: Sparse, c: Context) -> Sparse:
-        """Q of the next product, from those so far and what was drawn. By default what was drawn."""
+        """Q of the next product, made from all earlier Q and the drawn matrix S; by default S."""
         return S
 
     @abstractmethod
@@ -233,7 +233,7 @@ class MatrixSampler(ABC):
         return one_by_one(graph, request, samples, kernel.device(), self.edge_ids)
 
     def sample_by_owners(self, owners: Any, request: BulkRequest) -> Bulk:
-        """See `Sampler.sample_by_owners`. Whatever the algorithm, the rows that products need travel."""
+        """See `Sampler.sample_by_owners`. Ranks send the rows that products need, by any algorithm."""
         products, k = RowProducts(owners, self.edge_ids), len(request.seeds)
         keys, kernel = request.keys(len(self.draws) + 1), sampling_backend("cpu").matrix
         graph: Any = products.graph
@@ -252,7 +252,7 @@ class MatrixSampler(ABC):
 
 @dataclass(frozen=True)
 class SubgraphSampler(MatrixSampler):
-    """Base of samplers whose minibatches are all edges between some nodes, the same for every layer."""
+    """Base of samplers whose minibatch has all edges between chosen nodes, the same edges in every layer."""
 
     layers: int = 3
     """L, of the model; by default as many as it has."""

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NeighborSampler(NodeWiseOptions):
-    """min(fanout, in-degree) in-neighbours of each frontier node, without replacement unless asked.
+    """Draws min(fanout, in-degree) in-neighbours of each frontier node, without replacement unless asked.
 
-    By default only newly found nodes are expanded (PyG's semantics): a node keeps the in-edges it was given when it was
-    found, and the blocks are nested views of one edge list. ``expand="all"`` draws for every node so far again at each
-    hop (DGL's blocks): more edges, and independent samples in each layer. A uniform sample stands for its whole
-    neighbourhood by in_degree / kept, without bias. With ``weighted`` each kept edge stands for (sum of the row's
-    weights) / kept: unbiased with replacement; without, a ratio estimator, slightly biased. In a graph with types each
-    relation of a row is drawn for itself, with its own fanout, and stands for its own edges.
+    By default each hop expands only newly found nodes (PyG's semantics): a node keeps the in-edges drawn when it was
+    found, and the blocks are nested views of one edge list. With ``expand="all"`` each hop draws again for every node
+    so far (DGL's blocks): more edges, and independent samples in each layer. Each edge of a uniform sample stands for
+    in_degree / kept edges, without bias. With ``weighted`` each kept edge stands for (sum of the row's weights) / kept:
+    unbiased with replacement; without, a ratio estimator, slightly biased. In a graph with types, each relation of a
+    row is drawn separately, with its own fanout, and its sample stands for its own edges.
     Cost: O(sampled edges), and for `weighted` alias tables of 8 bytes an edge, made once (`kernels.sampling.alias`).
     Source: MLSys 2024, section on GraphSAGE, with frontier deduplication.
     """

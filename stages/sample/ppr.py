@@ -19,14 +19,14 @@ ONE = 1 << 40
 
 @dataclass(frozen=True)
 class PprSampler(SubgraphSampler):
-    """For each seed, `nodes` distinct nodes in proportion to their personalised PageRank; all layers see every edge
-    between these nodes and the seeds of the minibatch.
+    """Draws, for each seed, `nodes` distinct nodes in proportion to their personalised PageRank. All layers see every
+    edge between these nodes and the minibatch's seeds.
 
-    PageRank is where a walk along in-edges ends that stops with probability `teleport` at each node, within `steps`:
-    the sum over t of (1 - teleport)^t Q W^t, W = D^-1 A. As matrices: masses of Q, in fixed point, are divided among
-    in-edges before Q A; R S, R = (I I ... I), adds up the steps. A seed is not drawn for itself.
-    ShaDow keeps the subgraph of each seed apart; here the seeds of a minibatch share one. A row's kept edges stand for
-    all of them, by in-degree / kept: biased towards neighbours that are near the seeds, as ShaDow is.
+    PageRank is the chance that a walk along in-edges ends at a node; a walk stops with probability `teleport` at each
+    node, within `steps`: the sum over t of (1 - teleport)^t Q W^t, W = D^-1 A. As matrices: masses of Q, in fixed
+    point, are divided among in-edges before Q A; R S, R = (I I ... I), adds up the steps. A seed never draws itself.
+    ShaDow keeps each seed's subgraph apart; here the seeds of a minibatch share one. A row's kept edges stand for all
+    of them, by in-degree / kept: biased towards neighbours that are near the seeds, as ShaDow is.
     """
 
     nodes: int = 32

@@ -14,16 +14,16 @@ from .matrix import Context, SubgraphSampler, whole_numbers
 
 @dataclass(frozen=True)
 class SaintSampler(SubgraphSampler):
-    """`walks` random walks of `length` steps from each seed, along in-edges; all layers see every edge between the
-    nodes that were visited.
+    """Takes `walks` random walks of `length` steps from each seed, along in-edges. All layers see every edge between
+    the visited nodes.
 
     As matrices: Q has a row for each walk, and each step draws one entry of each row of Q A, which is the next Q. The
     subgraph is A at the rows and columns of these nodes. Edge weights do not steer walks; parallel edges count.
 
-    A row's kept edges stand for all of them, by in-degree / kept. That is biased: neighbours near the walks are kept
-    more often, which the paper's normalisation, from counts of many subgraphs, corrects and this does not. The loss is
-    that of the seeds, not of every node of the subgraph. Must not be confused with `neighbor`, whose outermost nodes
-    have no edges.
+    A row's kept edges stand for all its in-edges, by in-degree / kept. This is biased: neighbours near the walks are
+    kept more often. The paper's normalisation, from counts of many subgraphs, corrects this; this sampler does not. The
+    loss is that of the seeds, not of every node of the subgraph. Must not be confused with `neighbor`, whose outermost
+    nodes have no edges.
     """
 
     length: int = 3

@@ -262,13 +262,13 @@ def degrees_until(graph: Graph, minibatch: MiniBatch, moments: Times) -> npt.NDA
 
 @dataclass(frozen=True)
 class TemporalSampler:
-    """min(fanout, in-degree until then) in-neighbours of each frontier node, over edges that are not later than the
-    seed; in a graph with types, of each relation into the node's type, one without times by ``uniform``.
+    """Draws up to `fanout` in-neighbours of each frontier node, over edges that are not later than the seed. In a graph
+    with types it draws from each relation into the node's type, from relations without times by ``uniform``.
 
-    Each edge of the graph has a time, and so has each seed; all hops of a seed's tree are drawn until its moment. Seeds
-    of one moment share their nodes, as in `NeighborSampler`; between moments nothing is shared, and a node may be in a
-    minibatch several times. A row stands for its in-edges until the moment, whose number (or weight) layers read as its
-    degree. Only newly found nodes are expanded.
+    Edges and seeds have times. Every hop of a seed's tree draws only edges up to the seed's moment. Seeds of one moment
+    share their nodes, as in `NeighborSampler`. Seeds of different moments share nothing, so a node may be in a
+    minibatch several times. A row stands for its in-edges up to the moment; layers read their number (or weight) as the
+    node's degree. Each hop expands only newly found nodes.
     Cost: O(sampled edges log E), and once a copy of the edges in the order of time.
     Source: the temporal sampling of PyG (Fey et al., 2023), strategies ``uniform`` and ``last``.
     """

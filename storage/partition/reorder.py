@@ -48,7 +48,7 @@ def ascending(
 
 
 def reorder(dataset: Dataset, order: npt.NDArray[np.integer] | PartitionBook | str, within: str = "ids") -> Dataset:
-    """The dataset with its nodes renumbered. Their old names, or numbers, become the names of the nodes.
+    """Renumber a dataset's nodes. Their old names, or numbers, become the nodes' names.
 
     The graph, labels and split are copied; feature rows, of edges too, are read when they are gathered. Links to
     predict and labelled edges keep their order, and so their labels, times, features and sets.

@@ -31,7 +31,7 @@ Overlaps = Literal["error", "first"]
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Treatment of each defect of an input. Repairs are noted in `Dataset.notes`.
+    """Treatment of each defect of an input. `Dataset.notes` lists the repairs.
 
     Raises:
         InputError: a value is not one of those listed.

@@ -15,15 +15,15 @@ IdArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Sparse:
-    """n rows of a matrix with V columns, whose values are whole numbers, so that sums do not depend on an order.
+    """n sparse rows of V columns. Values are whole numbers, so their sums do not depend on the order.
 
-    Rows may be anywhere in `columns`, and several may be the same: a product by a selector copies nothing.
+    A row may begin anywhere in `columns`, and rows may overlap, so a product by a selector copies nothing.
     """
 
     start: IdArray
     """int64 [n], where each row begins in `columns`."""
     stop: IdArray
-    """int64 [n], where it ends."""
+    """int64 [n], where each row ends in `columns`."""
     columns: npt.NDArray[np.integer]
     """Columns; those of a row ascend, and are distinct in a product."""
     values: IdArray | None = None
@@ -37,13 +37,13 @@ class Sparse:
 
     @classmethod
     def repeat(cls, n: int, times: int) -> "Sparse":
-        """R = (I I ... I), [n, n * times]: R times matrices of n rows, one below the other, is their sum."""
+        """R = (I I ... I), [n, n * times]. R S adds up the `times` matrices of n rows that S stacks."""
         ends = np.arange(n + 1, dtype=np.int64) * times
         return cls(ends[:-1], ends[1:], np.arange(n * times, dtype=np.int64).reshape(times, n).T.ravel())
 
     @property
     def mass(self) -> IdArray:
-        """int64, the values, ones included."""
+        """int64 [e], the value of each entry: ones if `values` is None."""
         return np.ones(len(self.columns), np.int64) if self.values is None else self.values
 
     @property
@@ -62,7 +62,7 @@ class Sparse:
         return np.repeat(np.arange(self.num_rows), self.lengths)
 
     def packed(self) -> "Sparse":
-        """The same matrix with its rows one after the other."""
+        """The same matrix, whose rows follow each other in `columns`."""
         indptr, at = edges_of_rows(self.start, self.lengths)
         return Sparse(indptr[:-1], indptr[1:], self.columns[at], None if self.values is None else self.values[at])
 

@@ -44,11 +44,11 @@ class HeteroPyGModel(Model):
     activation between them.
 
     A layer gets the rows of each node type as ``x_dict``, and the edges of a minibatch by relation as
-    ``edge_index_dict``, and returns the rows of node types; later layers see those types only that the last one
-    returned, as in PyG. Nodes of a type without features begin with one column of ones. On all edges a layer computes
-    what PyG does on the whole graph, which is tried before the first step; on a sample it sees the sampled edges as if
-    they were all, as in PyG's own loaders. Convolutions within a `HeteroConv` also get features of edges if they are
-    made for them, and weights of edges if they take them; those that sum get the coefficients of `Relation.sum`.
+    ``edge_index_dict``, and returns rows of node types. As in PyG, the next layer sees only the types that this layer
+    returns. Nodes of a type without features begin with one column of ones. On all edges a layer computes what PyG
+    computes on the whole graph, which is tried before the first step. On a sample, a layer takes the sampled edges for
+    all edges, as with PyG's own loaders. Convolutions within a `HeteroConv` also get edge features if they are made for
+    them, and edge weights if they take them; convolutions that sum get the coefficients of `Relation.sum`.
 
     Trained by ``bulk`` and ``sar`` on any number of ranks.
     """

@@ -43,24 +43,24 @@ def reads_weights(conv: nn.Module) -> bool:
 
 
 class PyGModel(Stack):
-    """A stack of PyG convolutions, with dropout on each one's input and an activation between them; or a whole model of
-    ``torch_geometric.nn.models``, as it is.
+    """A stack of PyG convolutions, with dropout before each and an activation between them; or an unchanged model of
+    ``torch_geometric.nn.models``.
 
-    On all edges, each computes what PyG does on the whole graph, self loops included, with its options as they are,
-    which is tried before the first step; what computes something else is refused. On a sampled block:
+    On all edges, each computes what PyG computes on the whole graph, with its options and self loops. Millrace tries
+    this before the first step, and refuses a convolution that computes something else. On a sampled block:
 
     - `GCNConv` gets the weights of its normalised adjacency over the whole graph's degrees, and the sampled sum
       estimates the whole one.
     - Others that sum and take `edge_weight` get the coefficients of `Neighbourhood.sum`.
-    - The rest see the sampled edges as if they were all: attention is over these and the node itself, a sum is one of
-      fewer, and `PNAConv` scales by their number. So do they in PyG's own loaders.
+    - The rest take the sampled edges for all edges: attention covers these and the node itself, a sum has fewer terms,
+      and `PNAConv` scales by their number. With PyG's own loaders they do the same.
 
-    Convolutions that are made for features of edges (`edge_dim` and the like) get those of the block's edges as
-    `edge_attr`, and fill in self loops as PyG does. Another one, that takes `edge_attr` without an option for it, says
-    so by an attribute `reads_edges`.
+    Convolutions made for edge features (`edge_dim` and the like) get those of the block's edges as `edge_attr`, and
+    fill in self loops as PyG does. If a convolution takes `edge_attr` without an option for it, set its attribute
+    `reads_edges` to True.
 
-    Trained by ``bulk``, ``grappa`` and ``sar`` on any number of ranks, under ``sar`` with the mode ``halo``; ``retexo``
-    takes Millrace's own models only. What PyG keeps for each edge is bounded in evaluation, not in training.
+    ``bulk``, ``grappa`` and ``sar`` (mode ``halo``) train it on any number of ranks; ``retexo`` takes only Millrace's
+    own models. PyG keeps numbers for each edge; their memory is bounded in evaluation, not in training.
     """
 
     reads_blocks = True
