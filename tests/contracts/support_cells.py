@@ -29,6 +29,7 @@ import pytest
 import torch
 
 import millrace as mr
+from millrace.pipeline.telemetry.events import StepDone
 from millrace.stages.comm.base import Group
 from millrace.tests.contracts import pretended_device
 from millrace.tests.contracts.forked_cluster import fork_server
@@ -53,24 +54,27 @@ def execute(name: str) -> None:
     """Run a cell, kill it by SIGKILL, go on with it and compare.
 
     Raises:
-        AssertionError: it was not killed in the middle, or ended with other parameters.
+        AssertionError: it was not killed in the middle, began anew, or ended with other parameters.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         with _device(name):
-            whole = _run(name, out / "whole")
+            whole, steps = _run(name, out / "whole")
             assert run_ranks(_killed, 1, name, out / "killed", mortal=(0,)) == [None]
             assert list((out / "killed" / "checkpoints").glob("step-*")) and not (out / "killed/result.json").exists()
-            again = _run(name, out / "killed", resume=True)
+            again, left = _run(name, out / "killed", resume=True)
+        assert 0 < left < steps, f"{left} of {steps} steps were taken after the kill"
         assert again.epochs == whole.epochs and again.parameters_sha256 == whole.parameters_sha256, name
 
 
-def _run(name: str, out: Path, **more: Any) -> Any:
-    """The result of a cell's job."""
+def _run(name: str, out: Path, **more: Any) -> tuple[mr.Result, int]:
+    """The result of a cell's job, and the steps that it took."""
+    events: list[Any] = []
     cell = next(cell for cell in page().asked() if cell.name == name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return mr.run(cell.dataset, out=out, **cell.arguments | OPTIONS | more)
+        result = mr.run(cell.dataset, out=out, emit=events.append, **cell.arguments | OPTIONS | more)
+    return result, sum(isinstance(event, StepDone) for event in events)
 
 
 def _killed(group: Group, name: str, out: Path) -> None:
