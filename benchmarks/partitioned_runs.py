@@ -122,6 +122,7 @@ def here(
         "sample_s": seconds["sample"] / epochs,
         "cpu_s": sum(r["cpu_s"] for r in reports),
         "sha256": reports[0]["parameters_sha256"],
+        "test_accuracy": reports[0]["test_accuracy"],
         "test_metrics": reports[0]["test_metrics"],
         "minibatches": sum(r["minibatches"] for r in reports),
         "bytes": [r["bytes"] for r in reports],
