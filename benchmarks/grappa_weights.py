@@ -1,0 +1,226 @@
+"""Whether Grappa's correction and shrinkage change the accuracy of isolated training: effects with intervals.
+
+    python benchmarks/grappa_weights.py [--data DIR] [--only cora] [--seeds 8] [--json grappa_weights.json] [--table]
+
+Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872. Their conditions: no halo, the sweep, few epochs a super-epoch (here
+two, of 30: 16 ranks meet each other once), 4 and 16 parts, by hash and by METIS, 2 and 5 layers; a homophilous
+graph (cora; accuracy) and a heterophilous one (minesweeper, whose four fifths of one class ask for ROC AUC). Without a
+correction, with ``batch``, and with ``batch`` shrunk. Half of the nodes train, a quarter tests, drawn by the seed.
+GraphSAGE of width 32, dropout 0.2, fanout 10, Adam, learning rate 0.01, five or six steps an epoch; the last parameters
+are tested. All of this was fixed before anything was trained, and is the same for both graphs.
+
+Ranks have the same parameters at all times, so one process trains for all of them: the nodes and edges that each rank
+sees are copied, the copies are one graph of separate pieces, and the weights of seeds come from the product's
+`CoverageCorrected`. `tests/benchmarks/test_grappa_weights.py` holds it against runs of as many ranks. A minibatch is
+drawn among the seeds of all ranks, so a rank's share varies.
+
+Printed: points beside no correction, seed by seed, as the mean and half of Student's interval of 95 %, for each cell,
+and for the means over a graph's cells. Every run is in ``--json`` at once, and is not run again.
+"""
+
+import argparse
+import json
+import os
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.stats import rankdata
+from torch.nn import functional as F
+
+import millrace as mr
+from millrace.benchmarks.grappa_accuracy import gap
+from millrace.stages.partition.registry import partitioner
+from millrace.stages.placement.chunk_schedule import ChunkSchedule
+from millrace.stages.reduce.corrected import CoverageCorrected
+from millrace.storage.dataset import Dataset
+from millrace.storage.features import ArrayFeatures
+from millrace.storage.graph import Graph
+
+IdArray = npt.NDArray[np.int64]
+GRAPHS = {"cora": 256, "minesweeper": 1024}
+"""Seeds of a step, over all ranks."""
+AUC = ("minesweeper",)
+SPLIT = "fraction:0.5,0.25"
+EPOCHS, EVERY, FANOUT, HIDDEN, DROPOUT, LR, DECAY = 30, 2, 10, 32, 0.2, 0.01, 5e-4
+WAYS: dict[str, CoverageCorrected | None] = {
+    "none": None,
+    "batch": CoverageCorrected(),
+    "shrunk": CoverageCorrected(shrink="empirical"),
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What all ranks see in a super-epoch: copies of nodes, those of rank p from ``first[p]`` on."""
+
+    graph: Graph
+    nodes: IdArray
+    """[n], the node that each is a copy of."""
+    first: IdArray
+    """[P + 1]."""
+    base: npt.NDArray[np.bool_]
+    """[n], of a rank's own chunk, where its seeds are."""
+    coverage: npt.NDArray[np.float64]
+    """[n], share of in-edges that the rank sees; 1 for a node without any."""
+
+    @classmethod
+    def by(cls, graph: Graph, part: npt.NDArray[np.int32], schedule: ChunkSchedule, super_epoch: int) -> "Seen":
+        """That of a super-epoch; `part` is the chunk of each node. Self loops do not count for coverage."""
+        src, dst = graph.indices.astype(np.int64), np.repeat(np.arange(graph.num_nodes), graph.in_degree)
+        edges, nodes, base, first = [], [], [], [0]
+        for rank in range(schedule.ranks):
+            chunks = (*schedule.base(rank, super_epoch), *schedule.variable(rank, super_epoch))
+            there = np.isin(part, chunks)
+            ids = np.flatnonzero(there)
+            copy = np.full(graph.num_nodes, -1)
+            copy[ids] = first[-1] + np.arange(len(ids))
+            kept = there[src] & there[dst]
+            edges.append((copy[src[kept]], copy[dst[kept]]))
+            nodes.append(ids)
+            base.append(part[ids] == rank)
+            first.append(first[-1] + len(ids))
+        of, (u, v) = np.concatenate(nodes), (np.concatenate(ends) for ends in zip(*edges))
+        seen = np.bincount(v[u != v], minlength=len(of))
+        whole = np.bincount(dst[src != dst], minlength=graph.num_nodes)[of]
+        coverage = np.divide(seen, whole, out=np.ones(len(of)), where=whole > 0)
+        return cls(mr.from_edges(u, v, len(of)), of, np.array(first), np.concatenate(base), coverage)
+
+    def dataset(self, whole: Dataset, rows: npt.NDArray[Any]) -> Dataset:
+        """The copies as data, whose train nodes are the seeds of all ranks."""
+        train = np.zeros(whole.num_nodes, bool)
+        train[whole.split.train] = True
+        seeds, none = np.flatnonzero(self.base & train[self.nodes]), np.empty(0, np.int64)
+        split = mr.Split(seeds, none, none)
+        features, labels = ArrayFeatures(rows[self.nodes]), whole.labels[self.nodes]
+        return Dataset(whole.name, self.graph, features, labels, split, whole.num_classes, whole.task)
+
+
+class Together:
+    """The group of all ranks, in turns: sums are known once each has said its share."""
+
+    def __init__(self) -> None:
+        self.shares: list[torch.Tensor] = []
+        self.done = False
+
+    def all_reduce(self, x: torch.Tensor, kind: str) -> None:
+        """The sum over ranks, once it is known."""
+        if self.done:
+            x.copy_(torch.stack(self.shares).sum(0))
+        else:
+            self.shares.append(x.clone())
+
+
+def weights(way: str, coverage: list[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
+    """The weight of each seed of each rank, and what their sum is divided by, from float64 coverages."""
+    rule = WAYS[way]
+    if rule is None:
+        return [torch.ones_like(c) for c in coverage], float(sum(len(c) for c in coverage))
+    group: Any = Together()
+    for _ in range(2):
+        found = [rule.weigh(c, group) for c in coverage]
+        group.done = True
+    return [w for w, _ in found], sum(count for _, count in found)
+
+
+def train(
+    whole: Dataset, ranks: int, method: str, way: str, seed: int, *,
+    layers: int, batch: int, fanout: int = FANOUT, epochs: int = EPOCHS, dropout: float = DROPOUT, hidden: int = HIDDEN,
+) -> torch.nn.Module:  # fmt: skip
+    """A model trained by isolated ranks, `EVERY` epochs a super-epoch."""
+    part = partitioner(method).assign(whole.graph, ranks, seed).part(np.arange(whole.num_nodes))
+    rows, schedule = whole.features.gather(np.arange(whole.num_nodes)), ChunkSchedule(seed, ranks)
+    torch.manual_seed(seed)
+    model = mr.GraphSAGE(hidden=hidden, layers=layers, dropout=dropout).build(rows.shape[1], whole.num_classes)
+    optimizer = torch.optim.Adam(model.parameters(), lr=LR, weight_decay=DECAY)
+    for epoch in range(epochs):
+        if epoch % EVERY == 0:
+            seen = Seen.by(whole.graph, part, schedule, epoch // EVERY)
+            data = seen.dataset(whole, rows)
+        sampled = {"fanout": [fanout] * layers, "batch_size": batch, "epochs": 1, "seed": 1000 * seed + epoch}
+        for minibatch in mr.minibatches(data, **sampled):
+            rank = np.searchsorted(seen.first, minibatch.seeds, "right") - 1
+            at = [np.flatnonzero(rank == p) for p in range(ranks)]
+            of_rank, count = weights(way, [torch.from_numpy(seen.coverage[minibatch.seeds[i]]) for i in at])
+            optimizer.zero_grad()
+            losses = F.cross_entropy(model(minibatch.neighbourhoods, minibatch.h), minibatch.y, reduction="none")
+            weight = torch.cat(of_rank).to(losses.dtype)
+            ((weight * losses[torch.from_numpy(np.concatenate(at))]).sum() / count).backward()
+            optimizer.step()
+    return model
+
+
+def figure(graph: str, model: torch.nn.Module, whole: Dataset) -> float:
+    """Test accuracy in percent, or the area under the ROC curve."""
+    logits, y = mr.infer(model.eval(), whole, nodes="test").numpy(), whole.labels[whole.split.test]
+    if graph not in AUC:
+        return 100 * float((logits.argmax(1) == y).mean())
+    order, positive = rankdata(logits[:, 1] - logits[:, 0]), y == 1
+    above = order[positive].sum() - positive.sum() * (positive.sum() + 1) / 2
+    return 100 * float(above / (positive.sum() * (~positive).sum()))
+
+
+def cells() -> list[tuple[int, str, int]]:
+    """Parts, how they are cut, and layers."""
+    return list(product((4, 16), ("hash", "metis-work"), (2, 5)))
+
+
+def effects(runs: Mapping[str, float], graph: str, seeds: range) -> list[dict[str, Any]]:
+    """Print the differences of a graph to no correction, and give them."""
+    lines: list[dict[str, Any]] = []
+    for way in list(WAYS)[1:]:
+        apart: dict[int, list[float]] = {}
+        for ranks, method, layers in cells():
+            key = f"{graph}/{ranks} {method}/{layers} layers"
+            held = [s for s in seeds if f"{key}/{way}/{s}" in runs and f"{key}/none/{s}" in runs]
+            tests, plain = ({s: runs[f"{key}/{w}/{s}"] for s in held} for w in (way, "none"))
+            if (effect := gap(tests, plain)) is not None:
+                lines.append({"cell": key, "way": way, "seeds": len(held), "none": statistics.mean(plain.values())})
+                lines[-1] |= effect
+                for s in held:
+                    apart.setdefault(s, []).append(tests[s] - plain[s])
+        means = {s: statistics.mean(found) for s, found in apart.items() if len(found) == len(cells())}
+        if (over := gap(means, dict.fromkeys(means, 0.0))) is not None:
+            lines.append({"cell": f"{graph}/all cells", "way": way, "seeds": len(means), **over})
+    for line in lines:
+        none = f"{line['none']:6.1f}" if "none" in line else " " * 6
+        print(f"{line['cell']:36}{line['seeds']:3}{none}  {line['way']:7}{line['mean']:+6.2f} +- {line['half']:.2f}")
+    return lines
+
+
+def main() -> int:
+    """Train what is lacking, and print the effects."""
+    parser = argparse.ArgumentParser(description="Effects of Grappa's correction and shrinkage on accuracy.")
+    folder = Path(os.environ.get("MILLRACE_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+    parser.add_argument("--data", type=Path, default=folder, help="folder of the .npz files")
+    parser.add_argument("--only", choices=GRAPHS)
+    parser.add_argument("--seeds", type=lambda n: range(int(n)), default=range(8), help="runs of each cell")
+    parser.add_argument("--json", type=Path, default=Path("grappa_weights.json"), help="what is there is not run again")
+    parser.add_argument("--table", action="store_true", help="run nothing, and print what is there")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    runs: dict[str, float] = json.loads(args.json.read_text())["runs"] if args.json.exists() else {}
+    names = [args.only] if args.only else list(GRAPHS)
+    for seed, graph in product(() if args.table else args.seeds, names):
+        whole = mr.open_dataset(args.data / f"{graph}.npz", split=SPLIT, seed=seed)
+        for (ranks, method, layers), way in product(cells(), WAYS):
+            key = f"{graph}/{ranks} {method}/{layers} layers/{way}/{seed}"
+            if key not in runs:
+                model = train(whole, ranks, method, way, seed, layers=layers, batch=GRAPHS[graph])
+                runs[key] = figure(graph, model, whole)
+                args.json.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
+        print(f"{graph}, seed {seed}: done", flush=True)
+    found = [line for graph in names for line in effects(runs, graph, args.seeds)]
+    if not args.table:
+        args.json.write_text(json.dumps({"runs": runs, "effects": found}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
