@@ -11,15 +11,9 @@ and a way to train. Around a centre (depth 2, 4 parts by METIS, the sweep with a
                 the sweep with half of the halo (the paper's 50 % of remote sampling) and without (the paper's 0 %),
                 chunks dealt anew
 ``correction``  of the sweep without a halo: the paper's is ``batch``. With a halo seeds have all their in-edges: all
-                corrections are then one run, to the bit
+                corrections are then one run, to the bit. `grappa_weights.py` has more seeds, on other graphs
 ``parts``       4 and 16, METIS and hash: naive isolation, the centre, the paper's; by hash in 4 also what sees the most
 ``depth``       2, 3, 4, 6 layers: naive isolation and the centre
-``weights``     the paper's conditions: 4 and 16 parts by hash and by METIS, 2 and 5 layers, super-epochs of one epoch,
-                no halo; no correction, ``batch``, and ``batch`` shrunk. Printed as differences to no correction, seed
-                by seed, each with its interval, and over all cells. Half of the nodes train, a quarter tests,
-                drawn by the seed; learning rate 0.01 and dropout 0.2, because a run is some 80 steps; the last
-                parameters are tested. All this was fixed before any of it was trained. Not in the other axes' picture.
-                ``--cells "2 layers/4 hash"`` trains those that have one of these texts in their name
 
 ``one process`` is ``bulk`` with as many seeds a step. Isolated ranks take as many steps an epoch as the one with most
 seeds needs, which is that or more, and more steps are better training where epochs are few: ``one process, more steps``
@@ -30,9 +24,8 @@ A gap is the mean over seeds of the difference to one process, on the same graph
 95 % (Student's): one that is smaller may be noise.
 
 coauthor_cs and amazon_computers: 20 train and 30 validation nodes of each class, drawn by the seed. sbm: 100,000 nodes
-in 16 classes, features that say little, 1 % train. ``weights`` has cora (homophilous) and minesweeper (heterophilous;
-ROC AUC). Every finished run is in ``--json`` at once, and is not run again: all of it but ``weights`` is 645 runs, some
-three hours of two cores, which ``records/grappa_accuracy.json`` holds; ``weights`` has 48 a seed.
+in 16 classes, features that say little, 1 % train. Every finished run is in ``--json`` at once, and is not run again:
+all of it is 645 runs, some three hours of two cores, which ``records/grappa_accuracy.json`` holds.
 """
 
 import argparse
@@ -42,7 +35,6 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +45,6 @@ from millrace.benchmarks.partitioned_runs import here
 
 SBM = "sbm:nodes=100000,classes=16,degree=12,features=32,train=0.01,val=0.05"
 SHCHUR = "random:20,30"
-HALF = "fraction:0.5,0.25"
-WEIGHTS_ALONE = ("weights",)
 
 
 @dataclass(frozen=True)
@@ -79,11 +69,6 @@ GRAPHS = {
     "coauthor_cs": Setting(epochs=12, every=2, seeds_a_step=256, fewer_seeds=100, lr=0.003),
     "sbm": Setting(epochs=24, every=4, seeds_a_step=256, fewer_seeds=200, lr=0.003),
 }
-FEW = Setting(epochs=15, every=1, seeds_a_step=256, fewer_seeds=128, lr=0.01, dropout=0.2)
-WEIGHED = {"cora": FEW, "minesweeper": replace(FEW, seeds_a_step=1024)}
-"""Of the axis ``weights``: as many epochs as a sweep of 16 parts has super-epochs, of five or six steps."""
-AUC = ("minesweeper",)
-"""Graphs of one class of four fifths, on which accuracy says little."""
 
 
 ONE = ("one process", "one process, more steps")
@@ -123,13 +108,6 @@ WAYS: dict[str, dict[str, Any]] = {
     **{f"no halo, {c}": grappa(halo=0, correction=c) for c in ("batch", "node")},
     "no halo, batch, empirical": grappa(halo=0, correction="batch", shrink="empirical"),
 }
-UNWEIGHTED = "no halo, few epochs"
-WEIGHTED = {
-    UNWEIGHTED: grappa(halo=0),
-    f"{UNWEIGHTED}, batch": grappa(halo=0, correction="batch"),
-    f"{UNWEIGHTED}, batch, empirical": grappa(halo=0, correction="batch", shrink="empirical"),
-}
-"""Ways of the axis ``weights``."""
 CENTRE, PUBLISHED = "sweep", "no halo, batch"
 COMPARED = ("naive", "naive, halo", CENTRE)
 MOST_SEEN = ("no halo", "no halo, node", "dealt, all")
@@ -138,9 +116,6 @@ MOST_SEEN = ("no halo", "no halo, node", "dealt, all")
 def cells(graph: str, axes: tuple[str, ...]) -> Iterator[Cell]:
     """Variants to train, the central one and its neighbours first."""
     at = Cell(graph)
-    if axes == WEIGHTS_ALONE:
-        yield from weighted_cells(graph)
-        return
     yield from (*(replace(at, way=way) for way in ONE), at)
     if "schedule" in axes:
         seen = ("naive", "naive, halo", "fixed", "half a halo", "no halo", "dealt, half", "dealt, all")
@@ -156,26 +131,14 @@ def cells(graph: str, axes: tuple[str, ...]) -> Iterator[Cell]:
             yield from (replace(at, way=way, layers=layers) for way in (*ONE, *COMPARED))
 
 
-def weighted_cells(graph: str) -> Iterator[Cell]:
-    """Variants of the axis ``weights``."""
-    for (parts, method), layers in product(product((4, 16), ("hash", "metis-work")), (2, 5)):
-        yield from (Cell(graph, way, layers, parts, method) for way in WEIGHTED)
-
-
-def is_asked(cell: Cell, args: argparse.Namespace) -> bool:
-    """True if ``--cells`` names the cell, or is not given."""
-    return not args.cells or any(text in cell.key for text in args.cells)
-
-
 def store_of(args: argparse.Namespace, graph: str, seed: int) -> Path:
     """The graph with the split of this seed, stored on first use."""
-    half = args.axes == WEIGHTS_ALONE
-    path = args.cache / "accuracy" / f"{graph}-{'half-' * half}{seed}"
+    path = args.cache / "accuracy" / f"{graph}-{seed}"
     if not path.exists():
         if graph == "sbm":
             dataset = mr.open_dataset(SBM, seed=seed)
         else:
-            dataset = mr.open_dataset(args.data / f"{graph}.npz", split=HALF if half else SHCHUR, seed=seed)
+            dataset = mr.open_dataset(args.data / f"{graph}.npz", split=SHCHUR, seed=seed)
         path.parent.mkdir(parents=True, exist_ok=True)
         mr.write_dataset(path, dataset, features_format="npy")
     return path
@@ -183,9 +146,8 @@ def store_of(args: argparse.Namespace, graph: str, seed: int) -> Path:
 
 def train(cell: Cell, seed: int, args: argparse.Namespace, scratch: Path) -> dict[str, float]:
     """One run. Accuracy in percent."""
-    few = cell.way in WEIGHTED
-    setting = (WEIGHED if few else GRAPHS)[cell.graph]
-    options: dict[str, Any] = {"seed": seed, "hidden": setting.hidden, "dropout": setting.dropout}
+    setting = GRAPHS[cell.graph]
+    options: dict[str, Any] = {"seed": seed, "hidden": setting.hidden}
     ranks, batch = 1, setting.seeds_a_step
     if cell.way == ONE[1]:
         batch = setting.fewer_seeds
@@ -193,12 +155,12 @@ def train(cell: Cell, seed: int, args: argparse.Namespace, scratch: Path) -> dic
         # A sweep is as long for 16 parts as for 4: each rank sees fewer of the others.
         options |= {
             "system": "grappa",
-            "grappa": {"repartition_every": setting.every, **(WAYS | WEIGHTED)[cell.way]},
+            "grappa": {"repartition_every": setting.every, **WAYS[cell.way]},
             "partition": {"method": cell.method},
         }
         ranks, batch = cell.parts, max(1, setting.seeds_a_step // cell.parts)
-    rules: dict[str, Any] = {"batch_size": batch, "lr": setting.lr, "weight_decay": setting.weight_decay}
-    rules |= {"evaluate_every": 0 if few else 3, "metrics": ["auc"] if cell.graph in AUC else []}
+    rules = {"batch_size": batch, "lr": setting.lr, "weight_decay": setting.weight_decay, "evaluate_every": 3}
+    options["dropout"] = setting.dropout
     run = here(
         store_of(args, cell.graph, seed),
         scratch,
@@ -209,7 +171,8 @@ def train(cell: Cell, seed: int, args: argparse.Namespace, scratch: Path) -> dic
         **options,
     )
     return {
-        "test": 100 * (run["test_metrics"]["auc"] if cell.graph in AUC else run["test_accuracy"]),
+        "test": 100 * run["test_accuracy"],
+        "val": 100 * run["best_accuracy"],
         "cpu_s": run["cpu_s"] * setting.epochs,
     }
 
@@ -250,29 +213,6 @@ def table(found: Mapping[str, Mapping[int, float]], graph: str, args: argparse.N
         )
         told.append(line)
     return told
-
-
-def effects(found: Mapping[str, Mapping[int, float]], graph: str) -> list[dict[str, Any]]:
-    """Print the differences of the ways of ``weights`` to no correction, in points, seed by seed: of each cell, then
-    the mean over cells of each seed."""
-    lines: list[dict[str, Any]] = []
-    print(f"\n{graph}: points beside no correction; +- half of the interval of 95 %")
-    for way in list(WEIGHTED)[1:]:
-        apart: dict[int, list[float]] = {}
-        for cell in (c for c in weighted_cells(graph) if c.way == way):
-            tests, plain = (found.get(replace(cell, way=w).key, {}) for w in (way, UNWEIGHTED))
-            if (effect := gap(tests, plain)) is not None:
-                lines.append({"cell": cell.key, **effect})
-                for seed in tests.keys() & plain.keys():
-                    apart.setdefault(seed, []).append(tests[seed] - plain[seed])
-        for line in lines:
-            if line["cell"].endswith("/" + way):
-                print(f"  {line['cell']:72} {line['mean']:+.2f} +- {line['half']:.2f}")
-        means = {seed: statistics.mean(found_here) for seed, found_here in apart.items()}
-        if (over := gap(means, dict.fromkeys(means, 0.0))) is not None:
-            lines.append({"cell": f"{graph}/all/{way}", **over})
-            print(f"  {way + ', all cells':72} {over['mean']:+.2f} +- {over['half']:.2f}", flush=True)
-    return lines
 
 
 def draw(tables: dict[str, list[dict[str, Any]]], path: Path) -> None:
@@ -326,16 +266,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Test accuracy of isolated training.")
     beside = Path(__file__).resolve().parents[2] / "shared" / "data"
     names = lambda text: tuple(text.split(","))  # noqa: E731
-    axes = ("schedule", "correction", "parts", "depth", "weights")
+    axes = ("schedule", "correction", "parts", "depth")
     parser.add_argument(
         "--data", type=Path, default=Path(os.environ.get("MILLRACE_DATA", beside)), help="folder of the .npz files"
     )
     parser.add_argument(
         "--cache", type=Path, default=Path.home() / ".cache" / "millrace-benchmarks", help="stored graphs"
     )
-    parser.add_argument("--only", type=names, help=f"of {', '.join(GRAPHS)}")
-    parser.add_argument("--axes", type=names, default=axes[:-1], help=f"of {', '.join(axes)}; weights alone")
-    parser.add_argument("--cells", type=names, help="those with one of these texts in their names")
+    parser.add_argument("--only", type=names, default=tuple(GRAPHS), help=f"of {', '.join(GRAPHS)}")
+    parser.add_argument("--axes", type=names, default=axes, help=f"of {', '.join(axes)}")
     parser.add_argument(
         "--seeds", type=lambda n: range(int(n)), default=range(5), help="runs of each cell, from seed 0"
     )
@@ -345,11 +284,8 @@ def main() -> int:
     parser.add_argument("--table", action="store_true", help="run nothing, and print what is there")
     parser.add_argument("--plot", type=Path, help="a PNG or SVG of the gaps")
     args = parser.parse_args()
-    weights = args.axes == WEIGHTS_ALONE
-    known = tuple(WEIGHED if weights else GRAPHS)
-    args.only = args.only or known
-    if not set(args.only) <= set(known) or not set(args.axes) <= set(axes[: 4 + weights]) or not len(args.seeds):
-        parser.error(f"axes are {', '.join(axes[:-1])}, or weights alone; graphs of these {', '.join(known)}")
+    if not set(args.only) <= set(GRAPHS) or not set(args.axes) <= set(axes) or not len(args.seeds):
+        parser.error(f"graphs are {', '.join(GRAPHS)}, axes {', '.join(axes)}, and there is at least one seed")
     absent = [g for g in args.only if g != "sbm" and not (args.data / f"{g}.npz").exists()]
     if absent:
         parser.error(f"{args.data} lacks {', '.join(absent)}; name the folder with --data or MILLRACE_DATA")
@@ -358,7 +294,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         # All cells by one seed before the next: an interrupted table is whole, with fewer seeds.
         for seed in args.seeds:
-            for cell in dict.fromkeys(c for g in args.only for c in cells(g, args.axes) if is_asked(c, args)):
+            for cell in dict.fromkeys(c for graph in args.only for c in cells(graph, args.axes)):
                 key = f"{cell.key}/seed {seed}"
                 if key not in runs and not args.table:
                     runs[key] = train(cell, seed, args, Path(scratch))
@@ -369,13 +305,10 @@ def main() -> int:
         cell, _, seed = key.rpartition("/seed ")
         if int(seed) in args.seeds:
             found.setdefault(cell, {})[int(seed)] = run["test"]
-    if weights:
-        report["effects"] = {graph: effects(found, graph) for graph in args.only}
-    else:
-        report["tables"] = {graph: table(found, graph, args) for graph in args.only}
+    report["tables"] = {graph: table(found, graph, args) for graph in args.only}
     if not args.table:
         args.json.write_text(json.dumps(report, indent=1) + "\n")
-    if args.plot and not weights:
+    if args.plot:
         draw(report["tables"], args.plot)
     return 0
 

@@ -123,7 +123,7 @@ def here(
         "cpu_s": sum(r["cpu_s"] for r in reports),
         "sha256": reports[0]["parameters_sha256"],
         "test_accuracy": reports[0]["test_accuracy"],
-        "test_metrics": reports[0]["test_metrics"],
+        "best_accuracy": reports[0]["best_accuracy"],
         "minibatches": sum(r["minibatches"] for r in reports),
         "bytes": [r["bytes"] for r in reports],
         "parameters": sum(p.numel() for p in prepared.model.build().parameters()),
