@@ -3,11 +3,11 @@
     python benchmarks/grappa_weights.py [--data DIR] [--only cora] [--seeds 8] [--json grappa_weights.json] [--table]
 
 Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872. Their conditions: no halo, the sweep, few epochs a super-epoch (here
-two, of 30: 16 ranks meet each other once), 4 and 16 parts, by hash and by METIS, 2 and 5 layers; a homophilous
-graph (cora, its words projected onto 128 random directions; accuracy) and a heterophilous one (minesweeper, whose four fifths of one class ask for ROC AUC). Without a
-correction, with ``batch``, and with ``batch`` shrunk. Half of the nodes train, a quarter tests, drawn by the seed.
-GraphSAGE of width 32, dropout 0.2, fanout 10, Adam, learning rate 0.01, five or six steps an epoch; the last parameters
-are tested. All of this was fixed before anything was trained, and is the same for both graphs.
+two, of 30: 16 ranks meet each other once), 4 and 16 parts, by hash and by METIS, 2 and 5 layers; a homophilous graph
+(cora, its words projected onto 128 random directions; accuracy) and a heterophilous one (minesweeper, whose four fifths
+of one class ask for ROC AUC). Without a correction, with ``batch``, and with ``batch`` shrunk. Half of the nodes train,
+a quarter tests, drawn by the seed. GraphSAGE of width 32, dropout 0.2, fanout 10, Adam, learning rate 0.01, five or six
+steps an epoch; the last parameters are tested. All of this was fixed before any accuracy was looked at.
 
 Ranks have the same parameters at all times, so one process trains for all of them: the nodes and edges that each rank
 sees are copied, the copies are one graph of separate pieces, and the weights of seeds come from the product's
