@@ -141,7 +141,7 @@ def _sampling(job: Job, dataset: Dataset) -> Sampling:
     graph draws them, since they do not depend on how it is distributed."""
     plain = make_system(job.model_copy(update={job.system: type(job.options)()}))
     if not plain.sample.uses_queue:  # its seed plan is the store's
-        raise InputError(f"system '{plain.name}' does not sample minibatches; there is nothing to precompute")
+        raise InputError(f"system '{plain.name}' does not sample minibatches; train without precomputing")
     system = make_system(job)
     if system.sample.record() != plain.sample.record():
         raise InputError(

@@ -59,9 +59,7 @@ def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None, first: 
         raise InputError(f"nodes lie in [{found.min()}, {found.max()}]; expected [0, {num_nodes})")
     if found.dtype == bool:
         if found.shape != (num_nodes,):
-            raise InputError(
-                f"nodes are a mask {list(found.shape)}; expected [{num_nodes}], true or false for each node"
-            )
+            raise InputError(f"nodes are a mask {list(found.shape)}; expected [{num_nodes}], true or false per node")
         return np.flatnonzero(found)
     if found.dtype.kind not in "iu" or found.ndim > 1:
         raise InputError(f"nodes are {found.dtype}{list(found.shape)}; {WANTED}")

@@ -270,7 +270,7 @@ class Dataset:
         self.graph.check()
         n = self.num_nodes
         if self.features.num_rows != n:
-            raise InputError(f"features have {self.features.num_rows} rows; the graph has {n} nodes")
+            raise InputError(f"features have {self.features.num_rows} rows; the graph has {n} nodes: give a row each")
         if self.task not in TASKS or type(self.num_classes) is not int or self.num_classes < 0:
             seen = f"task is '{str(self.task)[:80]}' of {str(self.num_classes)[:80]} classes"
             raise InputError(f"{seen}; expected a task of {', '.join(TASKS)}, and a whole number")
@@ -312,9 +312,7 @@ class Dataset:
             )
         if not np.isfinite(rows).all():
             bad = int(np.argmin(np.isfinite(rows).all(1)))
-            raise InputError(
-                f"features of labelled edges hold NaN or infinite values (first: row {bad}); correct the data"
-            )
+            raise InputError(f"features of labelled edges hold NaN or infinite values (first: row {bad}); correct them")
 
     def _check_names(self) -> "Dataset":
         n = self.num_nodes

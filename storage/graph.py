@@ -214,7 +214,8 @@ class Graph:
         check_unit(self.time_unit)
         if self.edge_features is not None and self.edge_features.num_rows != self.num_edges:
             raise InputError(
-                f"edge_features have {self.edge_features.num_rows} rows; the graph has {self.num_edges} edges"
+                f"edge_features have {self.edge_features.num_rows} rows; the graph has {self.num_edges} edges: "
+                "give one row for each"
             )
         return self
 
@@ -320,9 +321,7 @@ def from_edges(
     """
     src, dst = np.asarray(src), np.asarray(dst)
     if src.ndim != 1 or src.shape != dst.shape:
-        raise InputError(
-            f"src has shape {list(src.shape)} and dst {list(dst.shape)}; expected two vectors of one length"
-        )
+        raise InputError(f"src has shape {list(src.shape)} and dst {list(dst.shape)}; expected vectors of one length")
     for name, ids in (("src", src), ("dst", dst)):
         if len(ids) and ids.dtype.kind not in "iu":
             raise InputError(f"{name} holds {ids.dtype}; expected integer node ids")

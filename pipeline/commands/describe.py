@@ -72,9 +72,7 @@ def describe(path: str, minibatch: str | None, job: Job | None = None) -> dict[s
     if (folder / JOB).is_file():
         return _run(folder)
     if format_ is None and (left := [name for name in (RESULT, CHECKPOINTS) if (folder / name).exists()]):
-        raise InputError(
-            f"{folder} has a run's {' and '.join(left)}, but no {JOB}, which says what was run; put it back"
-        )
+        raise InputError(f"{folder} has a run's {' and '.join(left)}, but no {JOB}, which says what ran; put it back")
     if format_ == "samples":
         return _samples(folder, minibatch)
     earlier = format_ == "dataset" and store_of_version_1(folder, format_) is not None
@@ -180,7 +178,7 @@ def _samples(at: str | Path, minibatch: str | None) -> dict[str, Any]:
             if not 0 <= index < (per_epoch or index + 1) or index // queue.bulk_size not in queue.committed(epoch):
                 held = ", ".join(map(str, queue.epochs())) or "none"
                 raise InputError(
-                    f"{at} holds no minibatch {epoch},{index}; it has epochs {held} of {per_epoch} minibatches each"
+                    f"{at} holds no minibatch {epoch},{index}; name one of epochs {held} of {per_epoch} minibatches"
                 )
             return _minibatch(queue.get(epoch, index, timeout_s=1.0))
         return {

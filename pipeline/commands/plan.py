@@ -78,9 +78,9 @@ def plan(
     }  # fmt: skip
     table = job_table(job, flags, overrides)
     if (nodes is None) != (edges is None) or (nodes is not None and dataset is not None):
-        raise InputError("--nodes and --edges go together, in place of --dataset")
+        raise InputError("--nodes and --edges go together, in place of --dataset; give both, or --dataset alone")
     if (bandwidth is None) != (latency is None) or (bandwidth is not None and link is not None):
-        raise InputError("--bandwidth and --latency go together, in place of --link")
+        raise InputError("--bandwidth and --latency go together, in place of --link; give both, or --link alone")
     numbers, over = None, None
     if nodes is not None and edges is not None:
         numbers = Numbers(nodes, edges, num_features, classes, train_share)

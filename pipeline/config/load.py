@@ -148,7 +148,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as e:
         raise InputError(f"{path} cannot be read ({e.strerror}); expected a TOML job file") from None
     except ValueError as e:  # InputError is one
-        raise InputError(f"{path} is not valid TOML: {e}") from None
+        raise InputError(f"{path} is not valid TOML: {e}; correct it") from None
 
 
 def read_run_table(path: Path) -> dict[str, Any]:

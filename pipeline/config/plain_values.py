@@ -54,7 +54,7 @@ def require_sound(value: Any, key: str = "", depth: int = 0) -> None:
     """
     where = f"'{key[:SHOWN]}'" if key else "the configuration"
     if depth > MOST_DEPTH:
-        raise InputError(f"{where} is nested more than {MOST_DEPTH} levels deep")
+        raise InputError(f"{where} is nested too deeply; expected at most {MOST_DEPTH} levels")
     if isinstance(value, Mapping):
         for name, inner in value.items():
             require_sound(str(name), key, depth)
@@ -63,7 +63,7 @@ def require_sound(value: Any, key: str = "", depth: int = 0) -> None:
         for inner in value:
             require_sound(inner, key, depth + 1)
     elif isinstance(value, str) and "\0" in value:
-        raise InputError(f"{where} holds a NUL character")
+        raise InputError(f"{where} holds a NUL character; remove it")
     elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
         raise InputError(f"{where} is a whole number of {value.bit_length()} bits; expected at most 64")
     elif isinstance(value, float) and not math.isfinite(value):

@@ -191,9 +191,7 @@ def check_callback(callback: Any) -> None:
     own = [n for n in dir(callback) if n.startswith("on_") and callable(getattr(callback, n))]
     name = type(callback).__name__
     if isinstance(callback, type):
-        raise InputError(
-            f"callbacks has the class {callback.__name__}; expected an object of it: {callback.__name__}()"
-        )
+        raise InputError(f"callbacks has the class {callback.__name__}; give an object of it: {callback.__name__}()")
     if wrong := [n for n in own if n not in METHODS]:
         raise InputError(
             f"the callback {name} has {wrong[0]}, which nothing calls; expected {', '.join(METHODS)}"

@@ -76,4 +76,4 @@ def _called(kind: str, make: Any, argument: Any) -> Any:
     except InputError:
         raise
     except Exception as e:
-        raise InputError(f"{kind} fails when it is called ({type(e).__name__}: {first_line(e)})") from e
+        raise InputError(f"{kind} fails when it is called ({type(e).__name__}: {first_line(e)}); correct it") from e

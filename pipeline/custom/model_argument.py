@@ -59,9 +59,7 @@ def check_no_model_options(model: Any, options: Mapping[str, Any]) -> None:
     """
     given = [f"{name}={options[name]!r}" for name in options if SHORTHANDS.get(name, ("",))[0] == "model"]
     if given:
-        raise InputError(
-            f"{', '.join(given)} would not reach the model, which is a {type(model).__name__}; set it there"
-        )
+        raise InputError(f"{', '.join(given)} would not reach the model, a {type(model).__name__}; set it there")
 
 
 def check_widths(

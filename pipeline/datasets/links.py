@@ -263,9 +263,7 @@ def _drawn(dataset: Dataset, text: str, seed: int, relations: Sequence[_Relation
     """The edges of the graph, divided by shares."""
     spec = parse_split(text)
     if spec.kind != "fraction":
-        raise InputError(
-            f"split is '{text}', but the task is link; expected shares of the edges, such as {DEFAULT_SPLIT}"
-        )
+        raise InputError(f"split is '{text}', but the task is link; expected shares of edges, such as {DEFAULT_SPLIT}")
     every = _distinct_pairs(dataset.graph, relations)
     order = permutation(stream(seed, Purpose.SPLIT), np.arange(len(every)))
     ends = [round(spec.train * len(every)), round(min(1, spec.train + spec.val) * len(every))]

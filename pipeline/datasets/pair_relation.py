@@ -33,9 +33,7 @@ def with_pair_relation(dataset: Dataset, relation: Relations | None) -> Dataset:
         )
     found = with_pair_relations(dataset, relation)
     if (types := found.graph.types).predicts_several:
-        raise InputError(
-            f"relation is {relation!r}, {len(types.predicted)} relations; expected one for labels of edges"
-        )
+        raise InputError(f"relation is {relation!r}, {len(types.predicted)} relations; expected one for edge labels")
     return found
 
 

@@ -141,7 +141,7 @@ def _joined(
     for r in types.predicted:
         found, own = sets_of_one(r, replace(dataset, graph=replace(graph, types=types.predicting(r))))
         if own and (without := found.keys() & set(SPLITS) - own.keys()):
-            raise InputError(f"pairs of {types.relations[r][1]} in {sorted(without)[0]} have no times, and others have")
+            raise InputError(f"{types.relations[r][1]} has no times in {sorted(without)[0]}; give times to all or none")
         for name, rows in found.items():
             sets.setdefault(name, []).append(np.insert(rows, 2, r, axis=1))
             if name in own:

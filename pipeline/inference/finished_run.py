@@ -244,9 +244,7 @@ def load(
         StoreError: something in the folder is damaged, or the parameters do not fit the model.
     """
     if not isinstance(run, str | Path | Result):
-        raise InputError(
-            f"run is a {type(run).__name__}; expected the folder of a finished run, or the result of run()"
-        )
+        raise InputError(f"run is a {type(run).__name__}; expected a finished run's folder, or the result of run()")
     folder = expanded(run.out if isinstance(run, Result) else run)
     with allowing(allow_code):
         job = job_of(folder)

@@ -167,7 +167,7 @@ def _plan(source: GraphTables, settings: Settings, memory: int, workers: int) ->
     try:
         files = [[str(f.resolve()), *stamp_of(f)] for table in (*source.edges, *source.nodes) for f in table.files]
     except OSError as e:
-        raise InputError(f"{e.filename} cannot be read ({e.strerror})") from e
+        raise InputError(f"{e.filename} cannot be read ({e.strerror}); make it readable") from e
     chosen = {name: str(value) for name, value in vars(settings).items()}
     return {"layout": LAYOUT, "plan": digest_record({"files": files, "memory": memory, "workers": workers, **chosen})}
 

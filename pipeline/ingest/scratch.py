@@ -42,9 +42,7 @@ def scratch(out: Path, plan: Mapping[str, Any]) -> Iterator[tuple[Path, bool]]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(
-                f"another process is converting into {out}; wait for it, or choose another --out"
-            ) from None
+            raise InputError(f"another process is converting into {out}; wait, or choose another --out") from None
         except OSError:
             pass  # a file system without locks
         resumed = _plan_in(folder) == plan

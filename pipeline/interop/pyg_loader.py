@@ -299,9 +299,7 @@ class NeighborLoader(BulkLoader):
         if (named := given.pop("input_id", None)) is not None:
             ids = arguments.tensor("input_id", named)
             if ids.shape != (len(nodes),):
-                raise InputError(
-                    f"input_id has shape {list(ids.shape)}; expected [{len(nodes)}], one for each input node"
-                )
+                raise InputError(f"input_id has shape {list(ids.shape)}; expected [{len(nodes)}], one per input node")
         time = None if input_time is None else arguments.tensor("input_time", input_time)
         inputs = nodes if kind is None else (kind, nodes)
         self._begin(sampler, given, data=data, input_nodes=inputs, input_time=time, input_id=ids)

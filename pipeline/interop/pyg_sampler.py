@@ -156,9 +156,7 @@ class PyGSampler:
         seeds = self.source.global_ids(given.node, given.input_type, "input_nodes")
         if self._times is None:
             if given.time is not None:
-                raise InputError(
-                    "input_time is given without time_attr; name the attribute of data that holds the times"
-                )
+                raise InputError("input_time is given without time_attr; name the attribute of data with the times")
             return seeds, None, None
         if given.time is not None:
             return seeds, arguments.moments("input_time", given.time, len(seeds), "input node"), None

@@ -134,9 +134,7 @@ def check_cluster(job: Job) -> None:
     _check_names(options)
     wants_ucx = uses_ucx(options)
     if wants_ucx and c.tls_ca is not None:
-        raise InputError(
-            "cluster.cuda asks for UCX, which knows no TLS, and TLS files are given; leave one of them out"
-        )
+        raise InputError("cluster.cuda asks for UCX, which knows no TLS, and TLS files are given; leave one out")
     if wants_ucx and not c.insecure:
         raise InputError(
             "cluster.cuda asks for UCX, which knows no TLS: every user of this machine could run code as you; "

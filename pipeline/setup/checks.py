@@ -165,7 +165,7 @@ def check_update(job: Job, system: System, outline: Outline, model: nn.Module) -
         if train.patience is not None:
             raise InputError(f"train.patience is {train.patience} validations, but {why}; leave it out")
         if train.schedule.name == "plateau":
-            raise InputError(f"train.schedule is 'plateau', which follows validations, but {why}")
+            raise InputError(f"train.schedule is 'plateau', which follows validations, but {why}; use another")
     if train.schedule.needs_epochs and train.schedule.warmup >= job.epochs:
         raise InputError(
             f"train.schedule.warmup is {train.schedule.warmup:g} epochs of {job.epochs}, which leaves none for "
@@ -233,7 +233,7 @@ def check_own_code(
         except Exception as e:
             raise InputError(
                 f"the loss fails on logits [2, {width}] and labels {list(y.shape)} "
-                f"({type(e).__name__}: {first_line(e)})"
+                f"({type(e).__name__}: {first_line(e)}); correct it"
             ) from e
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = made_optimizer(code, parameters)
@@ -420,6 +420,4 @@ def check_parts(job: Job, system: System, num_nodes: int) -> None:
     if cut is None or parts <= num_nodes:
         return
     made = f"{job.ranks} ranks" if parts == job.ranks else f"{job.ranks} ranks with {parts // job.ranks} chunks each"
-    raise InputError(
-        f"{made} make {parts} parts, but the graph has {num_nodes} nodes; expected at most a part for each node"
-    )
+    raise InputError(f"{made} make {parts} parts, but the graph has {num_nodes} nodes; expected at most one per node")

@@ -328,7 +328,7 @@ class Result:
 
         log = self._log()
         if not log.epochs:
-            raise InputError(f"no epoch has ended in {self.out}: there is nothing to plot")
+            raise InputError(f"no epoch has ended in {self.out}, so there is nothing to plot; resume the run")
         drawn = figure(figsize=(10.5, 3.0), layout="constrained")
         draw_curves(log, vars(self), lambda count: list(drawn.subplots(1, count, squeeze=False)[0]))
         return drawn.axes

@@ -79,9 +79,7 @@ def start_of(model: nn.Module, job: Job, unit: str, types: Mapping[str, Any] | N
         given = saved_parameters(path, known_digests(folder).get(MODEL))
     except (OSError, StoreError) as e:
         reason = "there is no such file" if isinstance(e, FileNotFoundError) else str(e)
-        raise InputError(
-            f"start_from: {path} cannot be read ({reason}); expected the folder of a finished run"
-        ) from None
+        raise InputError(f"start_from: {path} cannot be read ({reason}); expected a finished run's folder") from None
     before = resolve(without_code(read_any_run_table(folder / JOB)))
     _check_same_options(before, job)
     _check_same_learned(before, job)

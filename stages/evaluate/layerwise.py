@@ -381,7 +381,7 @@ def quotient(right: float, of: float) -> float:
 def _check(graph: Graph, features: FeatureStore, degree: Tensor, max_bytes: int) -> None:
     n = graph.num_nodes
     if features.num_rows != n:
-        raise InputError(f"features have {features.num_rows} rows; the graph has {n} nodes")
+        raise InputError(f"features have {features.num_rows} rows; the graph has {n} nodes: give one row for each")
     if degree.shape not in ((n,), (n, COLUMNS)):
         raise InputError(f"degree has shape {list(degree.shape)}; expected [{n}], one for each node")
     if max_bytes < 1:

@@ -109,7 +109,7 @@ class EdgeIndexNeighbourhood:
     @property
     def edge_features(self) -> Tensor:
         """Raises InputError: there are none."""
-        raise InputError("edges have no features here")
+        raise InputError("edges have no features in a program or an explainer; use a model that reads none")
 
     def apply(
         self,

@@ -147,9 +147,7 @@ def check_parts(parts: int, num_nodes: int | None = None) -> int:
     """
     parts = whole_number("parts", parts, 1, MAX_PARTS)
     if num_nodes is not None and parts > num_nodes:
-        raise InputError(
-            f"parts is {parts}, but the graph has {num_nodes} nodes; expected at most a part for each node"
-        )
+        raise InputError(f"parts is {parts}, but the graph has {num_nodes} nodes; expected at most one per node")
     return parts
 
 

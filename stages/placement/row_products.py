@@ -65,7 +65,7 @@ class Unavailable:
             raise AttributeError(attribute)
         raise InputError(
             f"the sampler reads {attribute} of {self._name}, whose rows are on several ranks; use c.multiply and "
-            "c.induced, or have the topology replicated"
+            "c.induced, or bulk.topology = 'replicated'"
         )
 
 

@@ -443,4 +443,4 @@ class TemporalSampler:
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
         """See `Sampler.sample_by_owners`. Raises InputError: rows are drawn from a whole graph."""
-        raise InputError("the sampler temporal draws from a whole graph; have it replicated")
+        raise InputError('the sampler temporal draws from a whole graph; use bulk.topology = "replicated"')

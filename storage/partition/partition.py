@@ -132,7 +132,7 @@ def extract_partition(graph: Graph, book: PartitionBook, part: int) -> Partition
         IndexError: there is no such partition.
     """
     if book.num_nodes != graph.num_nodes:
-        raise InputError(f"the partition book is for {book.num_nodes} nodes; the graph has {graph.num_nodes}")
+        raise InputError(f"the partition book has {book.num_nodes} nodes; expected the graph's {graph.num_nodes}")
     owned = book.owned(part)
     return partition_of(owned, graph.take(owned), book, part)
 

@@ -46,7 +46,7 @@ class Moment:
         found = given.astype(kind)
         back = found.astype("datetime64[us]")
         if abs((back - given) / np.timedelta64(1, "D")) > 400:
-            raise InputError(f"{what} is '{self.text}', but the dataset's times count {unit}, which end before")
+            raise InputError(f"{what} is '{self.text}', but times in {unit} end before; give an earlier date")
         if last and self.is_day and back == given:  # of a unit that does not divide the day, the one with it
             return max(_count(found), _count((given + np.timedelta64(1, "D")).astype(kind)) - 1)
         return _count(found)
@@ -143,7 +143,7 @@ def in_one_unit(arrays: Iterable[Any]) -> tuple[list[Any], str | None]:
     found = [a if a is None or a.dtype.kind != "M" else a.astype(finest, copy=False) for a in given]
     for before, after in ((b, a) for b, a in zip(given, found) if b is not None and a is not None):
         if after is not before and (after.astype(before.dtype) != before)[~np.isnat(before)].any():
-            raise InputError(f"times count {unit}, as the finest of them do, but one is too far from 1970 for that")
+            raise InputError(f"a time is too far from 1970 for {unit}, the finest unit given; use coarser units")
     return found, unit if multiple == 1 and is_unit(unit) else None
 
 

@@ -316,7 +316,7 @@ def test_as_many_ranks_as_nodes_and_no_more(tmp_path):
     train_phases(data, tmp_path / "many", {"ranks": ranks, **table})
     mr.run(data, config={"system": "retexo", "threads": 1, **table}, out=tmp_path / "one")
     with pytest.raises(
-        mr.InputError, match="5 ranks make 5 parts, but the graph has 4 nodes; expected at most a part for each node"
+        mr.InputError, match="5 ranks make 5 parts, but the graph has 4 nodes; expected at most one per node"
     ):
         mr.run(data, config={"system": "retexo", "ranks": 5, **table}, out=tmp_path / "none")
     assert not (tmp_path / "none").exists()

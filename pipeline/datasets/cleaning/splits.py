@@ -172,9 +172,7 @@ def _chosen(
     if spec.kind in ("time", "until"):
         if times is None:
             give = "node_time" if unit == "node" else "their times"
-            raise InputError(
-                f"split is '{text}', but {unit}s have no times; give {give}, or use split=fraction:0.6,0.2"
-            )
+            raise InputError(f"split is '{text}', but {unit}s have no times; give {give}, or split=fraction:0.6,0.2")
         labelled = np.flatnonzero(is_labelled(labels))
         return Split(*(labelled[part] for part in by_time(times[labelled], spec, str(text), time_unit)))
     split = (

@@ -119,9 +119,7 @@ def count_nodes(raw: Raw) -> dict[str | None, int]:
             if (known := counts.setdefault(t, count)) != count:
                 if t is None:
                     raise InputError(f"there are {count} nodes and {known} labels; expected one for each")
-                raise InputError(
-                    f"there are {known} labels of '{t}', and num_nodes says {count}; expected one for each"
-                )
+                raise InputError(f"there are {known} labels of '{t}', and num_nodes says {count}; give one for each")
         elif t not in counts and own.features is None:
             raise InputError(f"node type '{t}' has no features; expected num_nodes={{'{t}': ...}} for it")
         elif t not in counts:

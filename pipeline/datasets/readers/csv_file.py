@@ -191,9 +191,7 @@ def _header(path: Path, usual: str, example: str) -> tuple[list[str], str, bool]
         names, delimiter = next(csv.reader(names, delimiter=other)), other
     stripped = [n.strip() for n in names]
     if not any(stripped):
-        raise InputError(
-            f"{path} is empty, or its first line is; expected a header such as {example} in its first line"
-        )
+        raise InputError(f"{path} is empty, or its first line is; expected a header such as {example} there")
     if all(_is_number(n) for n in stripped):
         if example != EDGES or len(names) < 2:
             raise InputError(

@@ -58,7 +58,7 @@ def by_relation(
     column = str(options.relation_column)
     if column not in read.rows.column_names:
         shown = ", ".join(read.rows.column_names)
-        raise InputError(f"{source.path}: edges has no column '{column}' (read.relation_column); it holds {shown}")
+        raise InputError(f"{source.path}: edges have no column '{column}'; set read.relation_column to one of {shown}")
     values = read.rows[column].cast(pa.large_string())
     if values.null_count:
         raise InputError(

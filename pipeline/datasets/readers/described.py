@@ -135,7 +135,7 @@ def check_edge_rows(source: object, rows: Sequence[tuple[SourceTable, int]]) -> 
     table = rows[0][0]
     file = table.files[0].name if table.files else table.title
     if table.rows is not None:
-        raise InputError(f"{source} has no edges")
+        raise InputError(f"{source} has no edges; expected at least one")
     raise InputError(f"{source}: {file} has a header and no rows; expected an edge in each row")
 
 

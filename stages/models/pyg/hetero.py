@@ -123,7 +123,7 @@ class HeteroPyGModel(Model):
         if isinstance(neighbourhood, HaloNeighbourhood):
             neighbourhood, h = neighbourhood.as_block(h)
         if not isinstance(neighbourhood, ListNeighbourhood):
-            raise InputError(f"PyG's modules need blocks, but got a {type(neighbourhood).__name__}")
+            raise InputError(f"PyG's modules need blocks, but got a {type(neighbourhood).__name__}; use rgcn here")
         nodes, widths, last = neighbourhood.node_types(), self.widths[i + 1], i == self.num_layers - 1
         found = self.outputs(i, neighbourhood, h)
         width, parts = widths[0] if last else max(widths), []
@@ -207,14 +207,14 @@ def _try_out(model: HeteroPyGModel, given: TypedInput) -> None:
                 ) from e
             raise InputError(
                 f"{said} fails on rows of {', '.join(f'{n} ({w} columns)' for n, w in sizes if w)} "
-                f"({type(e).__name__}: {first_line(e)})"
+                f"({type(e).__name__}: {first_line(e)}); correct the layer"
             ) from e
         _check_rows(said, found, types.node_types, i == model.num_layers - 1)
         model.widths.append(tuple(found[n].shape[1] if n in found else 0 for n in types.node_types))
         try:
             pairs = [(model.layer(i, half, h[half.block.src]), model.layer(i, all_, h)[first]) for all_, half in blocks]
         except Exception as e:
-            raise InputError(f"{said} fails on a block ({type(e).__name__}: {first_line(e)})") from e
+            raise InputError(f"{said} fails on a block ({type(e).__name__}: {first_line(e)}); correct the layer") from e
         if not all(torch.allclose(out, whole, rtol=1e-3, atol=1e-4) for out, whole in pairs):
             raise InputError(
                 f"{said} computes other rows on a block than on the whole graph; use one whose row for a node depends "
@@ -243,9 +243,7 @@ def _check_relations(said: str, layer: nn.Module, types: GraphTypes) -> None:
                 f"expected one of {'; '.join(map(','.join, types.relations))}"
             )
         if reads_edge_attr(conv) and not (types.edge_widths and types.edge_widths[types.relations.index(relation)]):
-            raise InputError(
-                f"{said} has a {name} that reads features of edges, but edges of {','.join(relation)} have none"
-            )
+            raise InputError(f"{said} has a {name} that reads edge features; give edges of {','.join(relation)} some")
 
 
 def _check_rows(said: str, found: Any, node_types: Sequence[str], last: bool) -> None:
@@ -254,4 +252,4 @@ def _check_rows(said: str, found: Any, node_types: Sequence[str], last: bool) ->
         if name not in node_types or rows.shape[:-1] != (SMALL,):
             raise InputError(f"{said} returned {list(rows.shape)} for '{name}'; expected [n, D] for node types")
     if last and node_types[0] not in found:
-        raise InputError(f"{said} returns no rows of the node type '{node_types[0]}', which is predicted")
+        raise InputError(f"{said} returns no rows of the node type '{node_types[0]}', which is predicted; return them")

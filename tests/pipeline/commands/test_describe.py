@@ -63,5 +63,5 @@ def test_other_faults_are_refused(tmp_path):
 
 def test_a_run_without_its_job_is_no_table(tmp_path):
     (tmp_path / "result.json").write_text("{}")
-    with pytest.raises(InputError, match=r"has a run's result\.json, but no job\.toml, which says what was run"):
+    with pytest.raises(InputError, match=r"has a run's result\.json, but no job\.toml, which says what ran"):
         describe(str(tmp_path), None)

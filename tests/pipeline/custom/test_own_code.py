@@ -80,7 +80,7 @@ class Trained(torch.nn.Module):
         ({"metrics": [lambda out, y: 0.0]}, "metrics: '<lambda>' is no name; name each"),
         ({"metrics": {"loss": lambda out, y: 0.0}}, "metrics: 'loss' is taken"),
         ({"metrics": [F.cross_entropy, F.cross_entropy]}, "metrics: 'cross_entropy' is taken"),
-        ({"callbacks": [mr.Callback]}, r"the class Callback; expected an object of it: Callback\(\)"),
+        ({"callbacks": [mr.Callback]}, r"the class Callback; give an object of it: Callback\(\)"),
         ({"callbacks": [mr.Callback()]}, "the callback Callback has none of on_start"),
     ],
 )

@@ -145,7 +145,7 @@ def test_sources_without_labels_have_links(tmp_path):
 def test_other_mistakes(tmp_path):
     with pytest.raises(InputError, match="split and pairs are both given"):
         mr.link_dataset(path(), pairs={"train": [[0, 1]]}, split="fraction:0.5,0.2")
-    with pytest.raises(InputError, match="expected shares of the edges"):
+    with pytest.raises(InputError, match="expected shares of edges"):
         mr.link_dataset(path(), split="random:20,30")
     with pytest.raises(InputError, match="split is 3; expected public"):
         mr.link_dataset(path(), split=3)

@@ -188,7 +188,7 @@ def test_a_model_alone(run, data):
     assert len(mr.predict(model, SOURCE, "val")) == len(data.split.val)
     with pytest.raises(mr.InputError, match="dataset is missing"):
         mr.predict(model)
-    with pytest.raises(mr.InputError, match="run is a Dataset; expected the folder of a finished run"):
+    with pytest.raises(mr.InputError, match="run is a Dataset; expected a finished run's folder"):
         mr.predict(data)
 
 

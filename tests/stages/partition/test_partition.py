@@ -277,9 +277,7 @@ def test_the_stage_writes_every_row_once(tmp_path, method, multilabel):
 @pytest.mark.parametrize("method", ALL, ids=NAMES)
 def test_as_many_parts_as_nodes_are_written_and_more_are_refused(tmp_path, method):
     few = toy(nodes=8)
-    with pytest.raises(
-        InputError, match="parts is 9, but the graph has 8 nodes; expected at most a part for each node"
-    ):
+    with pytest.raises(InputError, match="parts is 9, but the graph has 8 nodes; expected at most one per node"):
         partition_dataset(few, method, 9, tmp_path / "out")
     assert not (tmp_path / "out").exists()
     if method.name == "hash":

@@ -70,7 +70,7 @@ BOOK = RangeBook(np.array([0, 2, 4]))
 
 
 def test_a_book_for_another_graph_is_refused():
-    with pytest.raises(InputError, match="for 4 nodes; the graph has 5"):
+    with pytest.raises(InputError, match="has 4 nodes; expected the graph's 5"):
         extract_partition(from_edges([], [], 5), BOOK, 0)
     with pytest.raises(IndexError):
         extract_partition(GRAPH, BOOK, 2)

@@ -76,7 +76,7 @@ def read_mtx(path: Path) -> OwnArrays:
             raise InputError(f"{path} has {len(row):,} entries, and its header says {size[2]:,}; copy it again")
         for numbers, most in ((row, size[0]), (col, size[1])):
             if len(numbers) and not 0 <= numbers.min() <= numbers.max() < most:
-                raise InputError(f"{path} has an entry outside of its {size[0]:,} rows and {size[1]:,} columns")
+                raise InputError(f"{path}: correct the entry outside of its {size[0]:,} rows and {size[1]:,} columns")
         if symmetry != "general":
             off, sign = row != col, -1 if symmetry == "skew-symmetric" else 1
             row, col = np.concatenate([row, col[off]]), np.concatenate([col, row[off]])

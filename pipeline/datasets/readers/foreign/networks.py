@@ -49,7 +49,7 @@ def read_network(path: Path, name: str) -> GraphTables:
         own = {"read_gml": _read_gml, "read_gexf": _read_gexf}.get(reader)
         graph: Any = getattr(nx, reader)(path, **kind) if own is None else own(nx, path)
         if not hasattr(graph, "nodes"):
-            raise InputError(f"it holds {len(graph)} graphs, not one")
+            raise InputError(f"it holds {len(graph)} graphs; expected one")
         nodes = {node: dict(attributes) for node, attributes in graph.nodes(data=True)}
         edges = [(source, target, dict(attributes)) for source, target, attributes in graph.edges(data=True)]
     except Exception as e:  # damage makes NetworkX's parsers raise errors of many kinds

@@ -140,9 +140,7 @@ def read_property_graph(folder: Path, name: str, options: ReadOptions) -> GraphT
     parts = _with_numbers(parts)
     nodes, edges = ([part for part in parts if part.header.kind == kind] for kind in ("nodes", "edges"))
     if not edges:
-        raise InputError(
-            f"{folder} has no file of edges; expected a header with :START_ID and :END_ID, or ~from and ~to"
-        )
+        raise InputError(f"{folder} has no file of edges; expected a header with :START_ID and :END_ID, or ~from, ~to")
     notes = [f"Files of a property graph: {', '.join(part.path.name for part in parts)}."]
     node_types, relations = _distinct(nodes), _distinct(edges)
     if len(node_types) <= 1 and len(relations) <= 1:

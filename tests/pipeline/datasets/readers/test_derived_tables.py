@@ -35,7 +35,7 @@ def test_relations_of_a_column(tmp_path):
     data = same(folder, tmp_path, mr.ReadOptions(**OPTIONS, relation_column="how"), split="fraction:0.5,0.2")
     assert data.graph.types.relations == (("node", "knows", "node"), ("node", "likes", "node"))
     assert np.bincount(data.graph.edge_type).tolist() == [V // 2, V // 2]
-    with pytest.raises(InputError, match="has no column 'kind_of'"):
+    with pytest.raises(InputError, match="edges have no column 'kind_of'"):
         mr.open_dataset(folder, options=mr.ReadOptions(**OPTIONS, relation_column="kind_of"))
 
 

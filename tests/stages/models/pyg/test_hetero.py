@@ -173,7 +173,7 @@ def test_what_does_not_fit_is_refused(data: Dataset) -> None:
         ([one(pyg.SAGEConv(-1, 2))], "the last layer has 2 columns for 'paper', but the dataset has 3 classes"),
         (
             [one(attend, types.relations[1])],
-            "written_by,author have",
+            "give edges of paper,written_by,author some",
         ),
         ([one(pyg.SAGEConv((-1, -1), 3), types.relations[1])], "returns no rows of the node type 'paper'"),
         ([pyg.SAGEConv(5, 3)], "the model is a PyGModel, .* use HeteroPyGModel"),
