@@ -7,6 +7,7 @@ from typing import Any
 
 from ...storage.stored.data_card import described
 from ..config.systems import SYSTEMS
+from ..setup.open_data import with_keys
 from ..setup.result import read_card, versions
 from ..telemetry.main_metric import main_metric_of
 from ..telemetry.palette import FAINT, INK, KIND_MEANINGS, STAGE_MEANINGS, STAGES, VARIABLES
@@ -55,10 +56,8 @@ def render_stores(records: Sequence[StoreRecord]) -> str:
 
 
 def _written() -> dict[str, str]:
-    return {
-        "written": f"{datetime.now():%Y-%m-%d %H:%M}",
-        "millrace": versions().get("millrace-gnn", "of unknown version"),
-    }
+    version = versions().get("millrace-gnn", "of unknown version")
+    return {"written": f"{datetime.now():%Y-%m-%d %H:%M}", "millrace": version}
 
 
 def section(run: RunRecord, line: Timeline | None, summary: Summary, pictures: dict[str, Picture]) -> dict[str, Any]:
@@ -84,7 +83,8 @@ def section(run: RunRecord, line: Timeline | None, summary: Summary, pictures: d
         **{key: result.get(key) or [] for key in ("hot_rows", "phases", "lost")},
         **{key: result.get(key) or {} for key in ("clients", "versions")},
         **{key: getattr(run, key) for key in ("name", "status", "quality", "partitioner", "config")},
-        "data": described(read_card(run.folder), MOST_NOTES),
+        "data": described(card := read_card(run.folder), MOST_NOTES),
+        "data_notes": [with_keys(note) for note in (card or {}).get("notes", ())],
         "notes": [(float(line.positions(at)) if line else 0.0, text) for at, text in list(run.log.notes)[:MOST_NOTES]],
         "more_notes": max(0, len(run.log.notes) - MOST_NOTES),
         "changed": sorted(run.changed),
@@ -133,9 +133,8 @@ def _by_relation(result: dict[str, Any]) -> dict[str, Any]:
 
 def _taken_for(c: int, row: list[int], names: list[str]) -> str:
     """The wrong class that is predicted most often for class c, and how often."""
-    wrong = [0 if other == c else n for other, n in enumerate(row)]
-    most = max(wrong)
-    return f"{names[wrong.index(most)]} ({most:,})" if most else ""
+    wrong = [*row[:c], 0, *row[c + 1 :]]
+    return f"{names[wrong.index(max(wrong))]} ({max(wrong):,})" if max(wrong) else ""
 
 
 def _facts(run: RunRecord, summary: Summary) -> list[tuple[str, str]]:
@@ -160,4 +159,4 @@ def _seconds(result: dict[str, Any], line: Timeline | None, summary: Summary) ->
     ranks = zip(line.ranks if line else (), summary.seconds)
     rows = [(f"rank {rank}", {**spent, "total": sum(spent.values())}) for rank, spent in ranks]
     whole = {name: s for name, s in result.get("seconds", {}).items() if name != "per_epoch"}
-    return [*rows, ("result.json", whole)] if "seconds" in result else rows
+    return [*rows, ("largest", whole)] if "seconds" in result else rows

@@ -1,6 +1,5 @@
 """Summary of a run: a headline, findings, and a few numbers."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,14 +66,13 @@ def summarise(run: RunRecord, line: Timeline | None) -> Summary:
     shares = {name: sum(s[name] for s in seconds) / whole for name in ROWS} if whole else {}
     waits = line.waits().tolist() if line and len(seconds) > 1 else []
     result, logs = run.result or {}, [log for _, log in sorted(run.log.ranks.items())]
-    peaks = [int(max(log.beats["rss_bytes"])) for log in logs]
+    peaks = result.get("peak_rss_bytes") or [int(max(log.beats["rss_bytes"])) for log in logs]
     total_s = result.get("seconds", {}).get("total") or (line.length if line else 0.0)
     counted = {k: v for k, v in result.get("bytes", {}).items() if k != "per_rank"}
     counted = counted or _added([log.lives[-1]["bytes"] for log in logs])
     epochs = result.get("epochs", len(run.log.epochs))
     said = _headline(run, shares, total_s, epochs), _findings(run, line, waits)
     spent = seconds, shares, waits
-    peaks = result.get("peak_rss_bytes") or peaks
     return Summary(*said, *spent, counted, sent=_sent(run), peak_rss_bytes=peaks, total_s=total_s, epochs=epochs)
 
 
@@ -154,6 +152,7 @@ def _began_late(run: RunRecord, line: Timeline) -> tuple[float, str] | None:
     if not SLOW_START * line.length < first < line.length:
         return None
     before = line.over_ranks(last=first)
+    before["other"] += first * len(line.ranks) - sum(before.values())  # until the ranks began
     return first, max(before, key=lambda stage: before[stage])
 
 
@@ -170,11 +169,12 @@ def _waited_for(line: Timeline, waits: "np.ndarray[Any, Any]") -> dict[str, floa
     """The rank that the others waited for, if they did for long."""
     if waits.size < 4:
         return None
-    numbers, caused = list(line.ranks), waits.sum(axis=0)
-    slow, others = int(caused.argmax()), (len(numbers) - 1) * line.length
-    if caused[slow] < WORTH_SAYING * others or math.isclose(caused[slow], 0):
+    caused = waits.sum(axis=0)
+    slow = int(caused.argmax())
+    rank, own = list(line.ranks)[slow], line.seconds(list(line.ranks)[slow])
+    all_ranks, others = line.over_ranks(), len(line.ranks) - 1
+    lived = sum(all_ranks.values()) - sum(own.values())
+    if caused[slow] <= WORTH_SAYING * lived:
         return None
-    computed = [line.seconds(rank)["forward_backward"] for rank in numbers]
-    theirs = (sum(computed) - computed[slow]) / (len(numbers) - 1)
-    lost = {"caused": caused[slow], "share": caused[slow] / others}
-    return {"rank": numbers[slow], **lost, "computed": computed[slow], "theirs": theirs}
+    computed, theirs = own["forward_backward"], (all_ranks["forward_backward"] - own["forward_backward"]) / others
+    return {"rank": rank, "caused": caused[slow], "share": caused[slow] / lived, "computed": computed, "theirs": theirs}

@@ -166,8 +166,6 @@ class Timeline:
         """
         numbers = sorted(self.ranks)
         table = np.zeros((len(numbers), len(numbers)))
-        if len(numbers) < 2:
-            return table
         bins = int(np.clip(self.length / WAIT_BIN_S, 1, MOST_WAIT_BINS))
         shares = np.stack([self.shares(rank, bins)[1] for rank in numbers])
         waited = shares[:, :, [ROWS.index(name) for name in WAITING]].sum(axis=2) * self.length / bins

@@ -72,8 +72,7 @@ def report(runs: Any, out: str | Path | None = None) -> Report:
     read: list[comparison.Run] = [(r, line, summarise(r, line)) for r, line in zip(records, map(timeline, records))]
     drawn = [_drawn(figures.pictures_of(*run), f"{number}-" * several) for number, run in enumerate(read)]
     compared = _drawn(comparison.pictures_of(read), "compared-") if several else {}
-    named = {f"{r.name}/{n}" if several else n: p for r, found in zip(records, drawn) for n, p in found.items()}
-    named = {**compared, **named}
+    named = compared | {f"{r.name}/{n}" if several else n: p for r, own in zip(records, drawn) for n, p in own.items()}
     numbers = [summary.as_record(record) for record, _, summary in read]
     return _written(render(read, drawn, compared), folders[0] / FOLDER, out, named, numbers)
 

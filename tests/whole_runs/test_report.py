@@ -159,7 +159,7 @@ def test_the_page_says_what_the_result_says(runs, reported, system):
     assert f"{result['model']} was trained with {system} on {DATASET} (400 nodes" in page.words
     for key in ("val_accuracy", "test_accuracy", "train_loss"):
         assert f"{key.replace('val_', 'validation ').replace('_', ' ')}{result[key]:.4f}" in page.words
-    seconds = page.row("result.json")
+    seconds = page.row("largest")
     shown = ["" if name == "other" else f"{result['seconds'][name]:.2f}" for name in (*ROWS, "total", "sample")]
     assert seconds == shown
     channels = page.row("bytes")
@@ -170,7 +170,7 @@ def test_the_page_says_what_the_result_says(runs, reported, system):
         assert {c: row[c] for c in ("network", "store", "evaluation")} == {
             c: f"{result['bytes'][c].get(kind, 0):,}" for c in ("network", "store", "evaluation")
         }
-    at = page.rows.index(["class", "nodes", "precision", "recall", "F1", "mostly taken for"])
+    at = page.rows.index(["class", "nodes", "precision", "recall", "F1", "most often mistaken for"])
     for c, row in enumerate(result["confusion"]):
         wrong = max(n for other, n in enumerate(row) if other != c)
         recall = row[c] / max(1, sum(row))
@@ -259,6 +259,13 @@ def test_counts_by_class_that_do_not_fit_are_left_out(copied):
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_notes_on_the_data_are_shown(copied):
+    card = {"columns": [], "notes": ["Ids had gaps (missing_ids=compact)."]}
+    (copied / "data_card.json").write_text(json.dumps(card))
+    assert "Ids had gaps (read.missing_ids=compact)." in page_of(mr.report(copied)).words
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_was_stopped(copied):
     """By request: it has a result, without a test accuracy."""
     record = result_of(copied)
@@ -291,7 +298,7 @@ def test_an_old_run_without_pulses(copied):
     page = page_of(report)
     assert "has no pulses of ranks" in page.words
     assert set(report.pictures) == {"curves", "bytes"} and report.runs[0]["shares"] == {}
-    assert page.row("result.json")[0] == f"{old['seconds']['forward_backward']:.2f}"
+    assert page.row("largest")[0] == f"{old['seconds']['forward_backward']:.2f}"
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -483,14 +490,17 @@ def test_what_is_found(copied):
     assert late.startswith("The first step was done after 20.0 s of 40.0 s (mostly queue_wait)")
     assert sampling.startswith("Sampling is a bottleneck:") and "Sample once" in sampling
     assert "diverged" in diverged
+    log.ranks[0] = log_of(busy[:25], begin=1015.0)
+    unstarted = summarise(found, timeline(found)).findings[0]
+    assert unstarted.startswith("The first step was done after 20.0 s of 40.0 s: processes start"), "no rank ran then"
     assert summary.shares["queue_wait"] == pytest.approx(0.6)
     slow = log_of([{"forward_backward": float(i + 1)} for i in range(n)])
     quick = log_of([{"forward_backward": 0.5 * (i + 1), "reduce": 0.5 * (i + 1)} for i in range(n)])
     log.ranks.clear()
     log.ranks.update({0: quick, 1: slow})
     waited = summarise(found, timeline(found)).findings[-2]
-    assert waited.startswith("The others waited for rank 1: 20.0 s in all, 50% of their time")
-    assert "It computed for 40.0 s (forward_backward), they for 20.0 s on average." in waited
+    assert waited.startswith("Other ranks waited for rank 1: 20.0 s in all, 50% of their time")
+    assert "Rank 1 computed for 40.0 s (forward_backward), the others for 20.0 s on average." in waited
 
 
 def test_epochs_of_one_step_are_found(copied):
