@@ -158,12 +158,10 @@ def train(whole: Dataset, model: torch.nn.Module, cell: Cell, way: str, seed: in
     part = partitioner(cell.method).assign(whole.graph, cell.ranks, seed).part(np.arange(whole.num_nodes))
     rows, schedule = whole.features.gather(np.arange(whole.num_nodes)), ChunkSchedule(seed, cell.ranks)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR, weight_decay=DECAY)
+    sampled = {"fanout": [amount.fanout] * cell.layers, "batch_size": amount.batch, "epochs": 1}
     for epoch in range(amount.epochs):
-        if epoch % EVERY == 0:
-            seen = Seen.by(whole.graph, part, schedule, epoch // EVERY)
-            data = seen.dataset(whole, rows)
-        sampled = {"fanout": [amount.fanout] * cell.layers, "batch_size": amount.batch, "epochs": 1}
-        for minibatch in mr.minibatches(data, seed=1000 * seed + epoch, **sampled):
+        seen = Seen.by(whole.graph, part, schedule, epoch // EVERY)
+        for minibatch in mr.minibatches(seen.dataset(whole, rows), seed=1000 * seed + epoch, **sampled):
             rank = np.searchsorted(seen.first, minibatch.seeds, "right") - 1
             at = [np.flatnonzero(rank == p) for p in range(cell.ranks)]
             of_rank, count = weights(way, [torch.from_numpy(seen.coverage[minibatch.seeds[i]]) for i in at])
