@@ -77,7 +77,7 @@ def write_dataset(
         StoreError: `path` exists and `overwrite` is false, or the store that the dataset comes from is damaged.
         RunError: the disk is full.
     """
-    _check_formats(features_format, graph_format, feature_dtype)
+    check_formats({"features_format": features_format, "graph_format": graph_format}, feature_dtype)
     require_dataset(dataset)
     dataset.check()
     path, graph, split, features = Path(path), dataset.graph, dataset.split, dataset.features
@@ -152,8 +152,9 @@ def write_dataset(
     return open_store(path, KIND)
 
 
-def _check_formats(features_format: str, graph_format: str, feature_dtype: str | None) -> None:
-    for name, chosen in (("features_format", features_format), ("graph_format", graph_format)):
+def check_formats(formats: Mapping[str, str], feature_dtype: str | None) -> None:
+    """Raise InputError unless the formats of arrays, by the names of their arguments, and the dtype are known."""
+    for name, chosen in formats.items():
         if chosen not in ("zarr", "npy"):
             raise InputError(f"{name} is '{chosen}'; expected 'zarr' or 'npy'{nearest(chosen, ['zarr', 'npy'])}")
     if feature_dtype is not None and feature_dtype not in FEATURE_DTYPES:

@@ -26,6 +26,8 @@ ARRAYS = {
     "time": ("edge_label_time", "edge_time"),
 }
 """Names of the arrays of labelled edges beside ``edge_label``; the second where all edges are labelled."""
+NAMES = [key for keys in ARRAYS.values() for key in keys]
+OF_SETS = [f"{part}_{form}" for part in SPLITS for form in ("idx", "mask")]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,17 +56,12 @@ def labelled_edges(source: Any, options: ReadOptions, dataset: Dataset) -> Label
     """
     path = path_of(source)
     if options.pairs is not None:
-        path = expanded(options.pairs)
-        require_file(path)
-        if path.suffix == ".npz":
-            return _of_npz(path, dataset)
-        return _of_tables(SourceTable("edges", (path,)), path, options, dataset)
-    if path is None and not isinstance(source, str | Path):
+        require_file(path := expanded(options.pairs))
+    elif path is None and not isinstance(source, str | Path):
         return _of_pyg(source, dataset)
-    if path is not None and path.is_file() and not is_table(path):
-        return _of_npz(path, dataset)
     if path is not None:
-        return _of_tables(_edge_table(path, dataset), path, options, dataset)
+        is_npz = path.suffix == ".npz" if options.pairs is not None else path.is_file() and not is_table(path)
+        return _of_npz(path, dataset) if is_npz else _of_tables(_edge_table(path, dataset), path, options, dataset)
     raise InputError(
         f"labels_of is 'edges', but {source} has no labels of edges; give pairs, a table with the columns src, dst and "
         "label"
@@ -75,8 +72,7 @@ def edges_of_file(path: Path, options: ReadOptions, dataset: Dataset, ends: Ends
     """The edges of a file that are to be predicted, whose labels are not read. `ends` as in `as_pairs`."""
     require_file(path)
     if path.suffix == ".npz":
-        names = [key for keys in ARRAYS.values() for key in keys]
-        return _unlabelled(load_members(path, names)[0], dataset, str(path), ends)
+        return _unlabelled(load_members(path, NAMES)[0], dataset, str(path), ends)
     if path.suffix == ".npy":
         pairs, _ = read_pairs(path, dataset, ends)
         return LabelledEdges(pairs, GivenLabels(np.zeros(len(pairs))))
@@ -89,9 +85,8 @@ def all_edges(source: Any, options: ReadOptions, dataset: Dataset, ends: Ends) -
     """
     path = path_of(source)
     if path is None:
-        names = [key for keys in ARRAYS.values() for key in keys]
         data, where = store_of_pairs(source, dataset.graph.types, f"the PyG data for {dataset.name}")
-        return _unlabelled({key: host(data[key]) for key in names if key in data}, dataset, where, ends)
+        return _unlabelled({key: host(data[key]) for key in NAMES if key in data}, dataset, where, ends)
     if path.is_file() and not is_table(path):
         return edges_of_file(path, options, dataset, ends)
     return _of_tables(_edge_table(path, dataset), path, options, dataset, ends)
@@ -152,8 +147,7 @@ def _of_tables(
 
 
 def _of_npz(path: Path, dataset: Dataset) -> LabelledEdges:
-    sets = [f"{part}_{form}" for part in SPLITS for form in ("idx", "mask")]
-    arrays, held = load_members(path, ("edge_label", *(key for keys in ARRAYS.values() for key in keys), *sets))
+    arrays, held = load_members(path, ("edge_label", *NAMES, *OF_SETS))
     if "edge_label" not in arrays:
         raise InputError(
             f"{path} has no key 'edge_label', and labels_of is 'edges'; it holds {', '.join(held) or 'nothing'}"
@@ -163,19 +157,17 @@ def _of_npz(path: Path, dataset: Dataset) -> LabelledEdges:
 
 def _of_pyg(data: Any, dataset: Dataset) -> LabelledEdges:
     data, where = store_of_pairs(data, dataset.graph.types, f"the PyG data for {dataset.name}")
-    names = ("edge_label", *(key for keys in ARRAYS.values() for key in keys))
-    sets = [f"{part}_{form}" for part in SPLITS for form in ("idx", "mask")]
     by_part = {part: f"{part}_edge_label" for part in SPLITS}
     if all(key not in data for key in ("edge_label", *by_part.values())):
         raise InputError(f"{where} has no edge_label, and labels_of is 'edges'; expected a label for each edge")
     if "edge_label" not in data:  # as `Dataset.to_pyg` writes them
         parts = {
-            part: {key: host(data[f"{part}_{key}"]) for key in names if f"{part}_{key}" in data}
+            part: {key: host(data[f"{part}_{key}"]) for key in ("edge_label", *NAMES) if f"{part}_{key}" in data}
             for part, key in by_part.items()
             if key in data
         }
         return _joined(parts, dataset, where)
-    arrays = {key: host(data[key]) for key in (*names, *sets) if key in data}
+    arrays = {key: host(data[key]) for key in ("edge_label", *NAMES, *OF_SETS) if key in data}
     found = _of_arrays(arrays, dataset, where)
     return _with_task(found, data["edge_label"])
 
@@ -215,10 +207,9 @@ def _of_arrays(
         if rows is not None and (not rows.ndim or len(rows) != n):
             raise InputError(f"{where}: {name} has shape {list(rows.shape)}; expected a row for each of {n} edges")
     split = {}
-    for part in SPLITS:
-        for form in ("idx", "mask"):
-            if f"{part}_{form}" in arrays:
-                given = arrays[f"{part}_{form}"]
-                split.setdefault(part, given.astype(bool) if form == "mask" else given)
+    for name in OF_SETS:
+        part, _, form = name.partition("_")
+        if name in arrays:
+            split.setdefault(part, arrays[name].astype(bool) if form == "mask" else arrays[name])
     pairs = as_pairs(ends.T, dataset, f"{where}: {key}", nodes)
     return LabelledEdges(pairs, GivenLabels(labels), found["features"], found["time"], split)

@@ -98,9 +98,12 @@ def link_dataset(
         sets = _drawn(dataset, split or DEFAULT_SPLIT, whole_number("seed", seed), relations)
         if split is None:
             notes.append("85 % of the edges train, 5 % validate, the rest test (split=fraction:0.85,0.05).")
+    dataset = replace(dataset, notes=tuple(notes))
     if times:
-        return _timed(dataset, sets, times, relations)
-    return _divided(replace(dataset, notes=tuple(notes)), sets, relations, overlapping_splits)
+        _check_timed(dataset, sets, relations)
+        time = like_edges(np.concatenate([times[name] for name in SPLITS if name in times]), graph)
+        return _of_sets(dataset, graph, sets, relations, time)
+    return _divided(dataset, sets, relations, overlapping_splits)
 
 
 def links_of_sets(dataset: Dataset, sets: dict[str, PairArray], overlapping_splits: Overlaps = "error") -> Dataset:
@@ -126,17 +129,20 @@ def _divided(
         )
     sets = {name: _distinct(name, rows, graph.num_nodes, relations, notes) for name, rows in sets.items()}
     _check(sets, dataset, relations)
+    return _of_sets(replace(dataset, notes=tuple(notes)), kept, sets, relations)
+
+
+def _of_sets(
+    dataset: Dataset,
+    graph: Graph,
+    sets: Mapping[str, PairArray],
+    relations: Sequence["_Relation"],
+    time: npt.NDArray[Any] | None = None,
+) -> Dataset:
+    """The dataset with another graph, of sets that are checked."""
     labels, numbers = _as_labels(sets)
-    return replace(
-        dataset,
-        graph=_with_symmetric(kept, relations),
-        labels=labels,
-        split=numbers,
-        num_classes=1,
-        task="link",
-        notes=tuple(notes),
-        class_names=None,
-    ).check()
+    dataset = replace(dataset, num_classes=1, task="link", class_names=None, pair_time=time)
+    return replace(dataset, graph=_with_symmetric(graph, relations), labels=labels, split=numbers).check()
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,10 +176,8 @@ def _relations_of(graph: Graph) -> list[_Relation]:
     return [_Relation(r, one, is_symmetric(graph, one)) for r, one in every]
 
 
-def _timed(
-    dataset: Dataset, sets: dict[str, PairArray], times: dict[str, npt.NDArray[Any]], relations: Sequence[_Relation]
-) -> Dataset:
-    """The dataset of pairs with times."""
+def _check_timed(dataset: Dataset, sets: dict[str, PairArray], relations: Sequence[_Relation]) -> None:
+    """Raise InputError unless sets of pairs with times fit the graph."""
     for name, rows in sets.items():
         for one in relations:
             keys = _canonical(one.pairs(rows), dataset.num_nodes, one.symmetric)
@@ -181,18 +185,6 @@ def _timed(
                 raise InputError(f"a pair is in the {name} set at several times; expected each once, at its first time")
     _check(sets, dataset, relations)
     _check_reverse_times(dataset.graph)
-    labels, numbers = _as_labels(sets)
-    time = like_edges(np.concatenate([times[name] for name in SPLITS if name in times]), dataset.graph)
-    return replace(
-        dataset,
-        graph=_with_symmetric(dataset.graph, relations),
-        labels=labels,
-        split=numbers,
-        num_classes=1,
-        task="link",
-        class_names=None,
-        pair_time=time,
-    ).check()
 
 
 def _check_reverse_times(graph: Graph) -> None:

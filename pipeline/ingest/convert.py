@@ -24,7 +24,6 @@ from ..dashboard.command import recorded_stages
 from ..datasets import is_name
 from ..datasets.cleaning.options import ReadOptions, require_options
 from ..datasets.readers.registry import reader_of
-from ..datasets.readers.tables import is_in_pieces
 from ..datasets.schema.source import GraphTables
 from ..opening import open_with_cluster
 from ..setup.open_data import with_keys
@@ -36,7 +35,7 @@ from .source import Formats, Settings, find_source, stamp_of
 from .tasks import Execute, Stages, inline, parse_memory
 from .url_files import fetched_store, holds_store, uploaded
 
-LAYOUT = 8
+LAYOUT = 9
 """Changes with the files of an ingest under way: one of another version is not gone on with."""
 DEFAULT_MEMORY = "2GiB"
 IN_PIECES = (
@@ -121,8 +120,6 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
     reader = None if at_url else reader_of(spec)
     if not at_url and (reader is None or reader.name != "tables"):
         return ""
-    if not at_url and not is_in_pieces(find_source(expanded(spec), options)):
-        return "files other than Parquet and CSV are read as a whole"
     asked = {
         Need.COMPONENT: options.components == "largest",
         Need.LINKS: options.task == "link",
@@ -131,12 +128,10 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
     for row in IN_PIECES:
         if asked[row.need]:
             return f"{row.part} {row.because}"
-    if options.dangling_edges == "add" or options.relation_column is not None:
-        return "nodes and relations are those of all edges"
+    if options.dangling_edges == "add":
+        return "nodes are those of all edges"
     if options.dangling_edges == "drop" and options.nan_features in ("mean", "median", "indicator"):
         return "features of edges are filled by those that are kept"
-    if options.one_hot is not None:
-        return "the values of one_hot are those of whole columns"
     return "edges_on=gpu sorts the edges on GPUs" if options.edges_on == "gpu" else None
 
 
@@ -243,9 +238,10 @@ def convert(
 ) -> Store:
     """Write a dataset as a Millrace store; it opens fast, and can leave its features on disk.
 
-    Parquet and CSV files of edges and nodes, of one type or several, are read in pieces and sorted on disk: memory
-    grows with neither edges nor features. `open_dataset` first opens all other inputs, and tables with
-    ``task=link``, ``components=largest`` or ``edges_on=gpu``. The store is the same, to the bit.
+    Files of tables of edges and nodes, of one type or several, are read in pieces and sorted on disk: memory grows
+    with neither edges nor features. `open_dataset` first opens all other inputs, and tables with ``task=link``,
+    ``labels_of=edges``, ``components=largest``, ``dangling_edges=add`` or ``edges_on=gpu``. The store is the same,
+    to the bit.
 
     A killed call leaves ``.ingest-NAME`` beside `out`; repeat the call to go on from there.
 

@@ -109,11 +109,6 @@ def node_names(folder: Path) -> NodeNames:
     return NodeNames(letters, _mapped(folder / "starts.npy"))
 
 
-def _new(path: Path, dtype: npt.DTypeLike, count: int) -> AnyArray:
-    """An array in a file, which is not in the memory of this process."""
-    return new_npy(path, dtype, (count,))
-
-
 def sort_ids(folder: Path, spans: Sequence[tuple[int, int]], what: str) -> dict[str, Any]:
     """Sort the integer ids of a column, called `what`, into a file. `spans` are first rows and numbers of rows.
 
@@ -125,7 +120,7 @@ def sort_ids(folder: Path, spans: Sequence[tuple[int, int]], what: str) -> dict[
         path = file_of(folder, "id", number)
         pieces.append(np.load(path, mmap_mode="r") if path.exists() else np.arange(first, first + rows))
     total, kind = sum(len(p) for p in pieces), np.result_type(*pieces)
-    ids = _new(folder / "ids.npy", kind, total)
+    ids = new_npy(folder / "ids.npy", kind, (total,))
     at = 0
     for piece in pieces:
         ids[at : at + len(piece)] = piece
@@ -147,7 +142,8 @@ def index_names(folder: Path, spans: int, what: str) -> dict[str, Any]:
     """
     lengths = [np.load(file_of(folder, "length", k), mmap_mode="r") for k in range(spans)]
     total = sum(len(n) for n in lengths)
-    starts, index = _new(folder / "starts.npy", np.int64, total + 1), _new(folder / "index.npy", np.uint64, total)
+    starts = new_npy(folder / "starts.npy", np.int64, (total + 1,))
+    index = new_npy(folder / "index.npy", np.uint64, (total,))
     mask, at, byte = _mask(total), 0, 0
     with open(folder / "names.text", "wb") as file:
         for k, of_span in enumerate(lengths):

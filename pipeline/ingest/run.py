@@ -32,10 +32,9 @@ from ..datasets.cleaning.node_ids import check_id_column, unknown
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.raw import about, noted
 from ..datasets.cleaning.typed import note_of_types, reversed_relations
-from ..datasets.readers.csv_file import is_csv
 from ..datasets.readers.described import check_options, check_unread_columns, described, dropped_notes, is_typed
 from ..datasets.readers.parquet import UnequalListsError, feature_rows, labels_of
-from ..datasets.schema.source import GraphTables, SourceTable
+from ..datasets.schema.source import GraphTables
 from . import edges as edge_tasks
 from . import features as feature_tasks
 from .arrays import Matrix, Output, Piece, Written, make_outputs, sample_of, write_slice
@@ -43,8 +42,9 @@ from .budget import Budget, DiskNeed, check_disk, held_by
 from .edges import edge_table
 from .features import check_table_lists
 from .nodes import NodeTable, WrittenRows, called_by_text, settle_labels
+from .opened import open_tables
 from .scratch import STORE
-from .source import Settings, Table, describe, import_csv
+from .source import Settings
 from .spill import cell_sizes
 from .tasks import Stages
 from .times import NO_TIMES, gather_times, settled_times
@@ -61,7 +61,6 @@ class Ingest:
     def __init__(self, source: GraphTables, settings: Settings, budget: Budget, stages: Stages) -> None:
         self.source, self.settings, self.budget, self.stages = source, settings, budget, stages
         self.folder, self.store = stages.folder, stages.folder / STORE
-        self.notes = list(source.notes)
         self.outputs: list[Output] = []
         self.integer_names: bool | None = None
         self.card: columns_of.Card = []
@@ -109,20 +108,12 @@ class Ingest:
                 more["edges_of_types"] = np.sum([r["of_relations"] for r in groups], axis=0).tolist()
         self._write_manifest(features, **more)
 
-    def _table(self, table: SourceTable, stage: str) -> Table:
-        """The columns of a table; CSV is imported first."""
-        if not is_csv(table.files[0]):
-            return describe(table)
-        imported = [self.folder / "import" / f"{stage}-{k:06d}.parquet" for k in range(len(table.files))]
-        items = [(file, table.kind, self.settings.options, into) for file, into in zip(table.files, imported)]
-        found = self.stages.run(f"import-{stage}", f"reading {table.title} from CSV", import_csv, items)
-        return describe(table, imported, found)
-
     def _describe(self) -> None:
         """The columns of all tables, and what they refuse before rows are read."""
-        source, options = self.source, self.settings.options
-        number = {t: i for kind in (source.nodes, source.edges) for i, t in enumerate(kind)}
-        tables = [self._table(t, f"{t.kind}-{number[t]}" if self.typed else t.kind) for t in source.tables]
+        options = self.settings.options
+        self.source, tables = open_tables(self.source, options, self.stages, self.budget, self.typed)
+        source, self.notes = self.source, list(self.source.notes)
+        options = replace(options, relation_column=None) if self.typed else options
         schema = described(source, tables, options, self.notes)
         self.read, self.target = schema.record(), schema.target
         check_unread_columns(schema, tables, options, self.settings.split is None and options.split is None)

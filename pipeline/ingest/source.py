@@ -2,25 +2,27 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...storage.errors import InputError, RunError, nearest
-from ...storage.store.narrow import FEATURE_DTYPES
+from ...storage.dataset_store import check_formats
+from ...storage.errors import InputError, RunError
 from ..datasets.cleaning.arrow import reading
+from ..datasets.cleaning.class_names import with_one_hot
 from ..datasets.cleaning.node_ids import as_numbers, is_text
 from ..datasets.cleaning.options import DEFAULT_OPTIONS, ReadOptions
-from ..datasets.readers.csv_file import LABEL_KINDS, AsText, fits, is_csv, read_blocks, typed_label
+from ..datasets.readers.csv_file import LABEL_KINDS, AsText, fits, is_csv, never, read_blocks, typed_label
 from ..datasets.readers.npy_edges import ends_table, is_npy, open_ends
 from ..datasets.readers.tables import (
     EXAMPLES,
     as_label,
     as_text,
     check_ratio,
+    file_batches,
     joined,
     plain,
     tables_of_edge_file,
@@ -28,10 +30,9 @@ from ..datasets.readers.tables import (
 )
 from ..datasets.schema.columns import is_list
 from ..datasets.schema.files import note_missing_parts, tables_of
-from ..datasets.schema.source import GraphTables, Kind, SourceTable
+from ..datasets.schema.source import GraphTables, SourceTable
 from .url_files import UrlFile, names_at, opened
 
-FORMATS = ("zarr", "npy")
 BUFFER_BYTES = 1 << 20
 """Bytes of a column that are read at a time."""
 ROWS_PER_GROUP = 1 << 20
@@ -53,13 +54,7 @@ class Formats:
 
     def check(self) -> "Formats":
         """Raise InputError unless all are known."""
-        for name in ("features", "graph"):
-            if (value := getattr(self, name)) not in FORMATS:
-                raise InputError(f"{name} is '{value}'; expected zarr or npy{nearest(value, list(FORMATS))}")
-        kind = self.feature_dtype
-        if kind is not None and kind not in FEATURE_DTYPES:
-            known = f"{', '.join(FEATURE_DTYPES)}{nearest(str(kind), FEATURE_DTYPES)}"
-            raise InputError(f"feature_dtype is '{kind}'; expected {known}")
+        check_formats({"features": self.features, "graph": self.graph}, self.feature_dtype)
         return self
 
 
@@ -101,6 +96,10 @@ class Table:
     num_rows: int
     row_bytes: int
     """Bytes of a row in memory, estimated."""
+    read_as: pa.Schema
+    """Types of columns before those of `one_hot` become lists."""
+    one_hot: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """See `with_one_hot`."""
     numbers: Mapping[str, bool] = field(default_factory=dict)
     """True for a column of CSV that is read as text, if all its values are whole numbers."""
 
@@ -123,6 +122,16 @@ class Table:
     def schema(self) -> pa.Schema:
         """Columns, and their types."""
         return self.empty.schema
+
+    def with_values(self, one_hot: Mapping[str, Sequence[str]]) -> "Table":
+        """The table with features of 0 and 1 for the values of some columns."""
+        more = 4 * sum(map(len, one_hot.values()))
+        empty = with_one_hot(self.empty, one_hot)
+        return replace(self, one_hot=one_hot, empty=empty, row_bytes=self.row_bytes + more)
+
+    def file_of(self, path: File) -> File:
+        """The user's file that a path has rows of."""
+        return self.files[self.paths.index(path)] if len(self.paths) == len(self.files) else path
 
     def pieces(self, columns: Sequence[str], rows: int = PIECE_ROWS) -> Iterator[pa.Table]:
         """The rows of some columns, so many at a time."""
@@ -149,20 +158,19 @@ def stamp_of(path: File) -> tuple[int, int]:
     return stat.st_size, stat.st_mtime_ns
 
 
-def describe(
-    table: SourceTable, imported: Sequence[Path] | None = None, seen: Sequence[Mapping[str, Any]] = ()
-) -> Table:
+def describe(table: SourceTable, imported: Sequence[Path] = (), seen: Sequence[Mapping[str, Any]] = ()) -> Table:
     """The table in some Parquet or ``.npy`` files; reads their footers or headers.
 
     Args:
         table: with the user's files.
-        imported: Parquet files that were made of them, if they are CSV.
-        seen: what `import_csv` says of each of these.
+        imported: Parquet files that were made of them, unless they are read as they are.
+        seen: what `import_file` says of each of these.
 
     Raises:
         InputError: a file is neither, or their columns differ in type.
     """
-    files, paths = table.files, tuple(imported or table.files)
+    paths = tuple(imported or table.files)
+    files = table.files if len(table.files) == len(paths) else paths
     empties, rows, size = [], 0, 0
     for file, path in zip(files, paths):
         with reading(file):
@@ -173,33 +181,42 @@ def describe(
                 size += ends.nbytes
                 continue
             metadata = pq.read_metadata(opened(path))
-            if imported is None:
+            if not imported:
                 check_ratio(path, metadata, stamp_of(path)[0])
             empties.append(metadata.schema.to_arrow_schema().empty_table())
             rows += metadata.num_rows
             size += sum(metadata.row_group(g).total_byte_size for g in range(metadata.num_row_groups))
     heads = tuple(empty.schema for empty in empties)
-    empty = plain(joined(empties, files, from_csv=imported is not None))
+    empty = plain(joined(empties, files, from_csv=is_csv(files[0])))
     for name in {name for of_file in seen for name in of_file["labels"]}:
         kinds = set.intersection(*(set(of_file["labels"].get(name, LABEL_KINDS)) for of_file in seen))
         empty = empty.set_column(empty.column_names.index(name), name, typed_label(empty[name], kinds))
     names = {name for of_file in seen for name in of_file["numbers"]}
     numbers = {name: all(of_file["numbers"].get(name, False) for of_file in seen) for name in names}
-    return Table(table, paths, empty, heads, rows, max(1, size // max(1, rows)), numbers=numbers)
+    each = max(1, size // max(1, rows))
+    return Table(table, paths, empty, heads, rows, each, read_as=empty.schema, numbers=numbers)
 
 
-def import_csv(path: Path, kind: Kind, options: ReadOptions, into: Path) -> dict[str, Any]:
-    """Write a CSV file as Parquet, block by block; say of each column of ids whether all are whole numbers, and of each
-    one of labels what it `fits`."""
+def import_file(table: SourceTable, number: int, options: ReadOptions, into: Path) -> dict[str, Any]:
+    """Write a file of a table as Parquet, block by block; say of each column of ids in CSV whether all are whole
+    numbers, and of each one of labels there what it `fits`."""
     into.parent.mkdir(exist_ok=True)
-    texts, labels = as_text(kind, options), as_label(kind, options)
+    path, kind = table.files[number], table.kind
+    from_csv = is_csv(path) and table.hive is None
+    texts, labels = (as_text(kind, options), as_label(kind, options)) if from_csv else (never, never)
     with _Import(texts, labels, into) as imported, reading(path):
-        read_blocks(path, texts, EXAMPLES[kind], imported.begin, labels)
+        if from_csv:
+            read_blocks(path, texts, EXAMPLES[kind], imported.begin, labels)
+        else:
+            schema, batches = file_batches(table, path)
+            add = imported.begin(schema)
+            for batch in batches:
+                add(pa.Table.from_batches([batch]))
     return {"numbers": imported.are_numbers, "labels": imported.labels}
 
 
 class _Import:
-    """Writes the Parquet file of a CSV file. Use as a context manager."""
+    """Writes the Parquet file of a file. Use as a context manager."""
 
     def __init__(self, texts: AsText, as_label: AsText, into: Path) -> None:
         self._texts, self._as_label, self._into = texts, as_label, into
@@ -249,8 +266,8 @@ class _Import:
 def spans_of(table: Table, rows: int) -> list[Span]:
     """The table's rows in pieces of about `rows`, of Parquet at least one row group each."""
     spans, first = [], 0
-    for own, file in zip(table.files, table.paths):
-        with reading(own):
+    for file in table.paths:
+        with reading(table.file_of(file)):
             stamp = stamp_of(file)
             if is_npy(file):
                 total = open_ends(file).shape[1]
@@ -294,7 +311,7 @@ def batches(table: Table, span: Span, columns: Sequence[str], rows: int) -> Iter
         raise RunError(
             f"{span.path} is gone, or has changed, since the ingest began; put it back and give the same command again"
         ) from e
-    with reading(table.files[table.paths.index(span.path)]), file:
+    with reading(table.file_of(span.path)), file:
         picked = [c for c in wanted if c in file.schema_arrow.names]
         if not picked:
             for first in range(0, span.rows, rows):
@@ -316,7 +333,7 @@ def _conformed(found: pa.Table, table: Table, wanted: Sequence[str], rows: int) 
     """The columns `wanted` in the table's types; a file without one has nulls."""
     found, columns = plain(found), {}
     for name in wanted:
-        kind = table.empty.schema.field(name).type
+        kind = table.read_as.field(name).type
         if name not in found.column_names:
             columns[name] = pa.chunked_array([pa.nulls(rows, kind)])
         else:
@@ -325,4 +342,4 @@ def _conformed(found: pa.Table, table: Table, wanted: Sequence[str], rows: int) 
             columns[name] = (
                 found[name] if same else typed_label(found[name], [str(kind)]) if label else found[name].cast(kind)
             )
-    return pa.table(columns)
+    return with_one_hot(pa.table(columns), table.one_hot)

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -41,22 +41,21 @@ def numbered(labels: Any) -> Numbered:
         labels: [V] text: a pyarrow array or chunked array, or a sequence of strings and None.
     """
     import pyarrow as pa
-    import pyarrow.compute
 
-    # pyarrow generates these functions when it is imported: type checkers cannot see them.
-    compute: Any = pyarrow.compute
+    from .arrow import pc
+
     column: Any = (
         labels if isinstance(labels, pa.Array | pa.ChunkedArray) else pa.array(list(labels), pa.large_string())
     )
     column = column.cast(pa.large_string())
-    uses = compute.value_counts(column)
+    uses = pc.value_counts(column)
     seen, counts = uses.field("values"), uses.field("counts").to_numpy()
-    bare = compute.utf8_trim_whitespace(seen)
-    stripped = int(counts[compute.not_equal(seen, bare).fill_null(False).to_numpy(zero_copy_only=False)].sum())
+    bare = pc.utf8_trim_whitespace(seen)
+    stripped = int(counts[pc.not_equal(seen, bare).fill_null(False).to_numpy(zero_copy_only=False)].sum())
     if stripped:
-        column = compute.utf8_trim_whitespace(column)
+        column = pc.utf8_trim_whitespace(column)
     names = sorted({n for n in bare.to_pylist() if n}, key=by_value)
-    at = compute.index_in(column, value_set=pa.array(names, pa.large_string()))
+    at = pc.index_in(column, value_set=pa.array(names, pa.large_string()))
     return Numbered(at.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64), tuple(names), stripped)
 
 
@@ -115,29 +114,42 @@ VALUES = b"one_hot"
 """Key of the values in the metadata of a field."""
 
 
-def with_one_hot(table: "pa.Table", named: Sequence[str], title: str) -> "pa.Table":
-    """The table with lists of 0 and 1 in the columns among `named` that it has; all 0 for a null or empty text. Values
-    are in the order of class names, and in the metadata of the field.
+def one_hot_values(table: "pa.Table", named: Sequence[str], title: str) -> dict[str, tuple[str, ...]]:
+    """The values that columns among `named` have in a piece of a table, at most one more than there may be.
 
     Raises:
-        InputError: a column holds lists, or too many values.
+        InputError: a column holds lists.
     """
     import pyarrow as pa
 
-    for name in named:
-        if name not in table.column_names:
-            continue
-        column, at = table[name], table.column_names.index(name)
-        if pa.types.is_nested(column.type):
-            raise InputError(f"column {title}.{name} is {column.type}; expected text or numbers for read.one_hot")
-        codes, values, *_ = numbered(column)
-        if len(values) > MOST_VALUES:
+    for name in (n for n in named if n in table.column_names and pa.types.is_nested(table[n].type)):
+        raise InputError(f"column {title}.{name} is {table[name].type}; expected text or numbers for read.one_hot")
+    return {f"{title}.{n}": numbered(table[n]).class_names[: MOST_VALUES + 1] for n in named if n in table.column_names}
+
+
+def with_one_hot(table: "pa.Table", values: Mapping[str, Sequence[str]]) -> "pa.Table":
+    """A piece of a table with lists of 0 and 1 in the columns that have `values`, called as `one_hot_values` does; all
+    0 for a null or empty text. Values are in the order of class names, and in the metadata of the field.
+
+    Raises:
+        InputError: a column has too many values.
+    """
+    import pyarrow as pa
+
+    from .arrow import pc
+
+    for what, names in values.items():
+        if len(names) > MOST_VALUES:
             raise InputError(
-                f"column {title}.{name} has {len(values):,} values, each a feature with read.one_hot; expected at most "
-                f"{MOST_VALUES:,}: join rare ones, or leave it out"
+                f"column {what} has more than {MOST_VALUES:,} values, each a feature with read.one_hot: join rare "
+                "ones, or leave it out"
             )
-        rows = (codes[:, None] == np.arange(max(1, len(values)))).astype(np.float32)
+        if (name := what.partition(".")[2]) not in table.column_names:
+            continue
+        text = pc.utf8_trim_whitespace(table[name].cast(pa.large_string()))
+        codes = pc.index_in(text, value_set=pa.array(names, pa.large_string())).to_numpy(zero_copy_only=False)
+        rows = (codes[:, None] == np.arange(max(1, len(names)))).astype(np.float32)
         lists = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
-        field = pa.field(name, lists.type, metadata={VALUES: ", ".join(values).encode()})
-        table = table.set_column(at, field, lists)
+        field = pa.field(name, lists.type, metadata={VALUES: ", ".join(names).encode()})
+        table = table.set_column(table.column_names.index(name), field, lists)
     return table

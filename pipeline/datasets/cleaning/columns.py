@@ -45,7 +45,8 @@ def clean_features(
     """
     if features is None:
         return np.zeros((num_nodes, 0), np.float32)
-    features = features if hasattr(features, "todense") else _array(features)
+    if not (sparse := hasattr(features, "todense")):
+        features = _array(features)
     if len(features.shape) != 2 or features.shape[0] != num_nodes:
         raise InputError(
             f"features have shape {list(features.shape)}; expected [{num_nodes}, F], a row for each of the nodes"
@@ -54,23 +55,15 @@ def clean_features(
         return np.zeros((num_nodes, 0), np.float32)
     if features.dtype.kind not in "biuf":
         raise InputError(f"features are {features.dtype}; expected numbers: encode them before saving")
-    dense = 4 * features.shape[0] * features.shape[1]
-    if (
-        hasattr(features, "todense")
-        and dense > LARGE_BYTES
-        and features.nnz * SPARSEST < features.shape[0] * features.shape[1]
-    ):
+    values = features.shape[0] * features.shape[1]
+    if sparse and 4 * values > LARGE_BYTES and features.nnz * SPARSEST < values:
         raise InputError(
-            f"features are {list(features.shape)} with {features.nnz} values, which take {dense >> 20:,} MiB as rows; "
-            "keep fewer columns"
+            f"features are {list(features.shape)} with {features.nnz} values, which take {4 * values >> 20:,} MiB as "
+            "rows; keep fewer columns"
         )
     with np.errstate(over="ignore"):
-        if hasattr(features, "todense"):
-            x = np.ascontiguousarray(features.astype(np.float32).toarray())
-        else:
-            x = np.array(features, np.float32, order="C")
-    given = None if hasattr(features, "todense") else features
-    return filled(x, given, options, notes, Of(columns, called=of), card)
+        x = np.array(features.astype(np.float32).toarray() if sparse else features, np.float32, order="C")
+    return filled(x, None if sparse else features, options, notes, Of(columns, called=of), card)
 
 
 def clean_edge_features(

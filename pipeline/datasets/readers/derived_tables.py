@@ -50,28 +50,30 @@ def with_nodes_of_edges(
     return replace(source, tables=tables, notes=(*source.notes, *notes)), added
 
 
-def by_relation(
-    source: GraphTables, nodes: list[ReadTable], edges: list[ReadTable], options: ReadOptions
-) -> tuple[GraphTables, list[ReadTable], list[ReadTable]]:
-    """The source with a table of edges for each value of `relation_column`."""
-    ((read),) = edges
-    column = str(options.relation_column)
-    if column not in read.rows.column_names:
-        shown = ", ".join(read.rows.column_names)
-        raise InputError(f"{source.path}: edges have no column '{column}'; set read.relation_column to one of {shown}")
-    values = read.rows[column].cast(pa.large_string())
-    if values.null_count:
+def rows_by_relation(rows: pa.Table, column: str) -> dict[str, pa.Table]:
+    """The rows of a piece of a table of edges by their values in a column, without that column. Rows with a null are
+    left out."""
+    values = rows[column].cast(pa.large_string())
+    names = sorted(values.unique().drop_null().to_pylist())
+    return {name: rows.filter(pc.equal(values, name)).drop_columns([column]) for name in names}
+
+
+def by_relation(source: GraphTables, column: str, relations: Sequence[str]) -> GraphTables:
+    """The source with a table of edges for each of the `relations`, values of `relation_column`."""
+    nodes = [replace(table, type=ONE_TYPE) for table in source.nodes]
+    edges = [replace(source.edges[0], type=(ONE_TYPE, name, ONE_TYPE)) for name in relations]
+    note = f"Relations are the values of {column} (relation_column={column}): {', '.join(relations)}."
+    return replace(source, tables=(*nodes, *edges), notes=(*source.notes, note))
+
+
+def check_relation_column(source: object, column: str, names: Sequence[str], nulls: int) -> None:
+    """Raise InputError unless a table of edges with columns `names` has a relation in each row."""
+    if column not in names:
         raise InputError(
-            f"{source.path}: column edges.{column} holds {values.null_count} nulls; expected a relation in each row"
+            f"{source}: edges have no column '{column}'; set read.relation_column to one of {', '.join(names)}"
         )
-    found, names = list[ReadTable](), sorted(values.unique().to_pylist())
-    for value in names:
-        rows = read.rows.filter(pc.equal(values, value)).drop_columns([column])
-        found.append(ReadTable(replace(read.source, type=(ONE_TYPE, value, ONE_TYPE)), rows, read.heads))
-    of_nodes = [replace(r, source=replace(r.source, type=ONE_TYPE)) for r in nodes]
-    tables = (*(r.source for r in of_nodes), *(r.source for r in found))
-    note = f"Relations are the values of {column} (relation_column={column}): {', '.join(names)}."
-    return replace(source, tables=tables, notes=(*source.notes, note)), of_nodes, found
+    if nulls:
+        raise InputError(f"{source}: column edges.{column} holds {nulls} nulls; expected a relation in each row")
 
 
 def schema_only(table: SourceTable) -> ReadTable:

@@ -17,7 +17,7 @@ from ..cleaning.raw import AnyArray, Ordered, Raw, RawEdges, RawNodes, about, no
 from ..schema.columns import NONE, Columns
 from ..schema.roles import Schema, schema_of
 from ..schema.source import GraphTables
-from .derived_tables import by_relation, schema_only, with_nodes_of_edges
+from .derived_tables import by_relation, check_relation_column, rows_by_relation, schema_only, with_nodes_of_edges
 from .described import (
     check_edge_rows,
     check_options,
@@ -92,7 +92,13 @@ class _Reading:
             source, added = with_nodes_of_edges(source, edges, options)
             nodes = [*added, *nodes]
         if options.relation_column is not None and not source.is_typed:
-            source, nodes, edges = by_relation(source, nodes, edges, options)
+            column, (read,) = options.relation_column, edges
+            check_relation_column(source.path, column, read.rows.column_names, 0)
+            check_relation_column(source.path, column, read.rows.column_names, read.rows[column].null_count)
+            parts = rows_by_relation(read.rows, column)
+            source = by_relation(source, column, list(parts))
+            nodes = [replace(own, source=t) for own, t in zip(nodes, source.nodes)]
+            edges = [ReadTable(t, rows, read.heads) for t, rows in zip(source.edges, parts.values())]
             self.options = options = replace(options, relation_column=None)
         self.source = source
         reads = iter(nodes), iter(edges)

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from ....storage.errors import InputError, NoLabelsError, first_line
 from ....storage.store.paths import expanded
 from ..cleaning.arrow import reading, with_columns
-from ..cleaning.class_names import with_one_hot
+from ..cleaning.class_names import one_hot_values, with_one_hot
 from ..cleaning.options import ReadOptions
 from ..cleaning.raw import Hint
 from ..schema import files as of_folder
@@ -23,7 +23,7 @@ from ..schema.source import GraphTables, Kind, SourceTable
 from ..schema.words import fold, is_text_first, label_columns
 from .csv_file import EDGES, fits, is_csv, read_csv, typed_label
 from .foreign.kinds import first_line_of
-from .foreign.table_files import read_table_file
+from .foreign.table_files import Batches, table_batches
 from .npy_edges import is_npy, read_ends
 from .npz_members import BOMB_BYTES
 
@@ -96,23 +96,28 @@ def _with_folder_columns(table: SourceTable, folder: Path) -> SourceTable:
     """The table with the columns that names of folders below `folder` say (``kind=x/part-0.parquet``), if any do."""
     if not any("=" in part for file in table.files for part in file.relative_to(folder).parts[:-1]):
         return table
+    return replace(table, hive=folder / table.files[0].relative_to(folder).parts[0])
+
+
+def is_read_as_it_is(table: SourceTable) -> bool:
+    """True if rows lie in files of Parquet or NumPy alone, of which pieces are read."""
+    return table.hive is None and all(file.name.lower().endswith((".parquet", ".npy")) for file in table.files)
+
+
+def file_batches(table: SourceTable, path: Path) -> Batches:
+    """Columns of a file that is neither Parquet, CSV nor NumPy, or has columns in names of folders, and its rows in
+    batches. Raises InputError if it is damaged; also while rows are read."""
+    if table.hive is None:
+        return table_batches(path)
     from pyarrow import dataset
 
-    base = folder / table.files[0].relative_to(folder).parts[0]
-    kind = of_folder.suffix_of(table.files[0].name).split(".")[1]
-    with reading(base):
-        files: Any = [str(file) for file in table.files]
+    kind = of_folder.suffix_of(path.name).split(".")[1]
+    form = {"jsonl": "json", "ndjson": "json", "arrow": "ipc", "tsv": "csv"}.get(kind, kind)
+    with reading(table.hive):
+        more: Any = {"format": form, "partition_base_dir": str(table.hive)}
         hive = dataset.partitioning(flavor="hive")
-        rows = dataset.dataset(files, format=kind, partitioning=hive, partition_base_dir=str(base)).to_table()
-    return replace(table, rows=rows)
-
-
-def is_in_pieces(source: GraphTables) -> bool:
-    """True if all rows lie in files of Parquet, CSV or NumPy, which can be read in pieces."""
-    files = [file for table in source.tables for file in table.files]
-    return all(t.rows is None for t in source.tables) and all(
-        file.name.lower().endswith((".parquet", ".npy")) or is_csv(file) for file in files
-    )
+        schema = dataset.dataset([str(file) for file in table.files], partitioning=hive, **more).schema
+        return schema, iter(dataset.dataset([str(path)], schema, partitioning=hive, **more).to_batches())
 
 
 def tables_of_edge_file(path: Path, options: ReadOptions, name: str | None = None) -> GraphTables:
@@ -244,24 +249,25 @@ def read_rows(table: SourceTable, options: ReadOptions) -> ReadTable:
     if table.rows is not None:
         found, rows = [table.rows], plain(table.rows)
     else:
-        found = [read_file(path, table.kind, options) for path in table.files]
+        found = [read_file(table, path, options) for path in table.files]
         rows = plain(joined(found, table.files, from_csv=is_csv(table.files[0])))
-        if is_csv(table.files[0]):
+        if is_csv(table.files[0]) and table.hive is None:
             labels = [name for name in rows.column_names if as_label(table.kind, options)(name)]
             rows = with_columns(rows, {name: typed_label(rows[name], fits(rows[name])) for name in labels})
     if (named := options.names("one_hot")) is not None:
-        rows = with_one_hot(rows, named, table.title)
+        rows = with_one_hot(rows, one_hot_values(rows, named, table.title))
     return ReadTable(table, rows, tuple(t.schema for t in found))
 
 
-def read_file(path: Path, kind: Kind, options: ReadOptions) -> pa.Table:
-    """Rows of one file. Raises InputError if it cannot be read."""
+def read_file(table: SourceTable, path: Path, options: ReadOptions) -> pa.Table:
+    """Rows of one file of a table. Raises InputError if it cannot be read."""
     with reading(path):
-        if is_csv(path):
-            return read_csv(path, as_text(kind, options), EXAMPLES[kind], as_label(kind, options))
-        if is_npy(path):
-            return read_ends(path)
-        return read_parquet(path) if path.name.lower().endswith(".parquet") else read_table_file(path)
+        if is_read_as_it_is(table):
+            return read_ends(path) if is_npy(path) else read_parquet(path)
+        if is_csv(path) and table.hive is None:
+            return read_csv(path, as_text(table.kind, options), EXAMPLES[table.kind], as_label(table.kind, options))
+        schema, batches = file_batches(table, path)
+        return pa.Table.from_batches(list(batches), schema)
 
 
 def joined(tables: Sequence[pa.Table], files: Sequence[Any], *, from_csv: bool) -> pa.Table:

@@ -9,8 +9,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import millrace as mr
-from millrace.pipeline.datasets.cleaning.class_names import with_one_hot
+from millrace.pipeline.datasets.cleaning.class_names import one_hot_values, with_one_hot
+from millrace.pipeline.ingest import convert
 from millrace.tests.contracts.edges_by_name import rows_of
+from millrace.tests.contracts.ingest import same
 
 NODES = "id,age,city,job,label\na,1,york,9,x\nb,2,ulm,10,y\nc,3,,9,x\nd,4,ulm,9,y\n"
 WANTED = {"a": [1, 0, 1, 1, 0], "b": [2, 1, 0, 0, 1], "c": [3, 0, 0, 1, 0], "d": [4, 1, 0, 1, 0]}
@@ -25,18 +27,36 @@ def _folder(tmp_path, nodes=NODES):
 
 def test_each_value_is_a_feature(tmp_path):
     options = mr.ReadOptions(direction="directed", feature_columns="age", one_hot="city,job")
-    dataset = mr.open_dataset(_folder(tmp_path), options=options)
+    dataset = _in_pieces(_folder(tmp_path), tmp_path, options)
     assert rows_of(dataset) == WANTED
     assert any(
         "Column city of nodes is a feature for each value (one_hot): ulm, york." in note for note in dataset.notes
     )
-    mr.convert(tmp_path / "g", tmp_path / "store", options=options, verbose=False)
-    assert rows_of(mr.open_dataset(tmp_path / "store")) == WANTED
+
+
+def _in_pieces(folder, tmp_path, options):
+    """The dataset of a folder, in memory and in pieces."""
+    assert convert._why_in_memory(folder, options) is None
+    return same(folder, tmp_path, options)
+
+
+def test_files_that_differ(tmp_path):
+    """Values are those of all files, in the type that all have; a file without the column has none."""
+    folder = _folder(tmp_path)
+    (folder / "nodes.csv").unlink()
+    for k, column in enumerate(({"job": ["9", "10 "]}, {"job": [None, "7"]}, {})):
+        ids = [f"{'abcdef'[2 * k + i]}" for i in range(2)]
+        pq.write_table(pa.table({"id": ids, "label": [0, 1], **column}), folder / f"nodes-{k}.parquet")
+    options = mr.ReadOptions(direction="directed", one_hot="job,kind", nan_features="zero")
+    dataset = _in_pieces(folder, tmp_path, options)
+    assert rows_of(dataset) == {
+        v: [float(job == value) for value in (7, 9, 10)] for v, job in zip("abcdef", (9, 10, None, 7, None, None))
+    }
 
 
 def test_of_edges(tmp_path):
     options = mr.ReadOptions(direction="directed", one_hot="kind")
-    dataset = mr.open_dataset(_folder(tmp_path), options=options)
+    dataset = _in_pieces(_folder(tmp_path), tmp_path, options)
     kinds = np.asarray(dataset.graph.edge_features.gather(np.arange(3)))
     assert kinds.tolist() == [[1, 0], [0, 1], [1, 0]]
 
@@ -56,11 +76,12 @@ def test_refused(tmp_path, options, words):
 
 def test_limits():
     table = pa.table({"a": [f"{i}" for i in range(1001)], "b": [[1]] * 1001})
-    with pytest.raises(mr.InputError, match=r"nodes\.a has 1,001 values"):
-        with_one_hot(table, ["a"], "nodes")
+    with pytest.raises(mr.InputError, match=r"nodes\.a has more than 1,000 values"):
+        with_one_hot(table, one_hot_values(table, ["a"], "nodes"))
     with pytest.raises(mr.InputError, match=r"nodes\.b is list<item: int64>; expected text or numbers"):
-        with_one_hot(table, ["b"], "nodes")
-    empty = with_one_hot(pa.table({"a": pa.array([None, ""])}), ["a"], "nodes")
+        one_hot_values(table, ["b"], "nodes")
+    empty = pa.table({"a": pa.array([None, ""])})
+    empty = with_one_hot(empty, one_hot_values(empty, ["a"], "nodes"))
     assert empty["a"].to_pylist() == [[0], [0]]
 
 

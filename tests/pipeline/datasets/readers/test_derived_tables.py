@@ -1,11 +1,13 @@
 """Tables that are made of others: nodes of the ends of edges, and relations of a column."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import millrace as mr
+from millrace.pipeline.ingest import convert
 from millrace.storage.errors import InputError
-from millrace.tests.contracts.ingest import same
+from millrace.tests.contracts.ingest import cut_small, parquet, same
 
 V = 24
 OPTIONS = {"direction": "directed", "feature_columns": "age", "label_columns": "kind"}
@@ -32,11 +34,34 @@ def test_relations_of_a_column(tmp_path):
     nodes = "id,age,kind\n" + "".join(f"{v},{v},k{v % 3}\n" for v in reversed(range(V)))
     rows = "".join(f"{v},{(v + 1) % V},{['knows', 'likes'][v % 2]}\n" for v in range(V))
     folder = write(tmp_path / "g", nodes=nodes, edges="src,dst,how\n" + rows)
+    options = mr.ReadOptions(**OPTIONS, relation_column="how")
+    assert convert._why_in_memory(folder, options) is None
     data = same(folder, tmp_path, mr.ReadOptions(**OPTIONS, relation_column="how"), split="fraction:0.5,0.2")
     assert data.graph.types.relations == (("node", "knows", "node"), ("node", "likes", "node"))
     assert np.bincount(data.graph.edge_type).tolist() == [V // 2, V // 2]
-    with pytest.raises(InputError, match="edges have no column 'kind_of'"):
-        mr.open_dataset(folder, options=mr.ReadOptions(**OPTIONS, relation_column="kind_of"))
+    (folder / "edges.csv").write_text("src,dst,how\n0,1,\n" + rows)
+    for column, found in (("kind_of", "edges have no column 'kind_of'"), ("how", "column edges.how holds 1 nulls")):
+        with pytest.raises(InputError, match=found) as want:
+            mr.open_dataset(folder, options=mr.ReadOptions(**OPTIONS, relation_column=column))
+        with pytest.raises(InputError) as got:
+            mr.convert(
+                folder, tmp_path / "out", options=mr.ReadOptions(**OPTIONS, relation_column=column), verbose=False
+            )
+        assert str(got.value).replace("read.", "") == str(want.value).replace("read.", "")
+
+
+def test_relations_in_many_pieces(tmp_path, monkeypatch):
+    """Each value of a column in many row groups, with weights, features and nodes whose ids have gaps."""
+    cut_small(monkeypatch)
+    rng, folder = np.random.default_rng(0), tmp_path / "g"
+    ids = rng.choice(1000, 40, replace=False)
+    kind = pa.array(np.array(["a", "b c", "ü"])[rng.integers(0, 3, 300)])
+    ends = {end: ids[rng.integers(0, 40, 300)] for end in ("src", "dst")}
+    parquet(folder, "edges", pa.table({**ends, "kind": kind, "weight": rng.random(300), "feature_0": rng.random(300)}))
+    parquet(folder, "nodes", pa.table({"id": ids, "label": rng.integers(0, 2, 40), "feature_0": rng.random(40)}))
+    options = mr.ReadOptions(relation_column="kind", missing_ids="compact")
+    data = same(folder, tmp_path, options, split="fraction:0.5,0.2")
+    assert data.graph.num_edges == 300 and data.graph.types.num_relations == 3
 
 
 def test_nodes_of_edges_that_are_numbers(tmp_path):

@@ -3,7 +3,6 @@
 import gzip
 import json
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.feather
@@ -13,8 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 import millrace as mr
+from millrace.pipeline.datasets.readers.foreign import table_files
+from millrace.pipeline.ingest import convert
 from millrace.tests.contracts.edges_by_name import edges_of, names_of, rows_of
+from millrace.tests.contracts.ingest import cut_small, same
 
+pytestmark = pytest.mark.usefixtures("small_pieces")
 OPTIONS = mr.ReadOptions(direction="directed", feature_columns="age", label_columns="kind")
 N = 30
 TABLES = {
@@ -23,6 +26,11 @@ TABLES = {
     ),
     "edges": pa.table({"src": [f"p{i:02d}" for i in range(N)], "dst": [f"p{i * 7 % N:02d}" for i in range(N)]}),
 }
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    cut_small(monkeypatch)
 
 
 def _stream(table, path):
@@ -69,13 +77,10 @@ def _expect(dataset):
 
 
 def _agree(path, out, options=OPTIONS):
-    """Open a source, and convert it into a store of the same bytes."""
-    dataset = mr.open_dataset(path, options=options)
-    mr.convert(path, out, options=options, verbose=False)
-    stored = mr.open_dataset(out)
-    assert edges_of(stored) == edges_of(dataset) and rows_of(stored) == rows_of(dataset)
-    np.testing.assert_array_equal(stored.labels, dataset.labels)
-    return dataset
+    """Open a source, and convert it in pieces into a store of the same bytes."""
+    (out.parent / "aside").mkdir()
+    assert convert._why_in_memory(path, options) is None
+    return same(path, out.parent / "aside", options)
 
 
 @pytest.mark.parametrize("suffix", WRITERS)
@@ -91,6 +96,21 @@ def test_damaged(tmp_path, suffix):
     (tmp_path / f"edges{suffix}").write_bytes(b"\x00hello")
     with pytest.raises(mr.InputError, match=f"edges{suffix} cannot be read"):
         mr.open_dataset(tmp_path / f"edges{suffix}", options=mr.ReadOptions(task="link"))
+
+
+def test_lines_of_which_blocks_have_other_types(tmp_path, monkeypatch):
+    """A column is of the type that all of its values have, and null where a line lacks it."""
+    monkeypatch.setattr(table_files, "LINES_BYTES", 64)
+    rows = [{"src": i, "dst": (i + 1) % 9, "w": i if i < 5 else i / 2} for i in range(9)]
+    rows[1]["on"], rows[7]["on"], rows[8]["more"] = "2024-01-31 10:00:00", "never", [1.5]
+    path = tmp_path / "edges.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    schema, batches = table_files.table_batches(path)
+    found = pa.Table.from_batches(list(batches), schema).to_pylist()
+    assert found == [dict.fromkeys(schema.names) | row | {"w": float(row["w"])} for row in rows]
+    (tmp_path / "empty.jsonl").write_text(" \n")
+    with pytest.raises(mr.InputError, match="Empty JSON file"):
+        table_files.table_batches(tmp_path / "empty.jsonl")
 
 
 def test_text_in_another_encoding(tmp_path):

@@ -1,0 +1,84 @@
+"""The tables of an ingest with their columns, once files, values and relations that need it are gone through."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..datasets.cleaning.class_names import MOST_VALUES, by_value, one_hot_values
+from ..datasets.cleaning.options import ReadOptions
+from ..datasets.readers.derived_tables import by_relation, check_relation_column, rows_by_relation
+from ..datasets.readers.tables import is_read_as_it_is
+from ..datasets.schema.source import GraphTables, SourceTable
+from .budget import Budget
+from .source import PIECE_ROWS, ROWS_PER_GROUP, Span, Table, batches, describe, import_file, spans_of
+from .tasks import Stages
+
+
+def open_tables(
+    source: GraphTables, options: ReadOptions, stages: Stages, budget: Budget, typed: bool
+) -> tuple[GraphTables, list[Table]]:
+    """The source and its tables in their order, with one of edges for each value of `relation_column`.
+
+    Raises:
+        InputError: a file cannot be read, or a column is missing.
+    """
+    number = {t: i for kind in (source.nodes, source.edges) for i, t in enumerate(kind)}
+    stage = {t: f"{t.kind}-{number[t]}" if typed else t.kind for t in source.tables}
+    tables = [_opened(t, stage[t], options, stages, budget) for t in source.tables]
+    if (column := options.relation_column) is None or source.is_typed:
+        return source, tables
+    nodes, (edges,) = ([t for t in tables if t.source.kind == kind] for kind in ("nodes", "edges"))
+    check_relation_column(source.path, column, edges.schema.names, 0)
+    items = [(stages.folder, edges, column, k, span) for k, span in enumerate(_spans(edges, budget))]
+    found = stages.run("relations", f"edges by {column}", split_relations, items)
+    check_relation_column(source.path, column, edges.schema.names, sum(r["nulls"] for r in found))
+    relations = sorted({name for record in found for name in record["paths"]})
+    source = by_relation(source, column, relations)
+    paths = [[Path(r["paths"][name]) for r in found if name in r["paths"]] for name in relations]
+    made = [replace(describe(t, of), heads=edges.heads, numbers=edges.numbers) for t, of in zip(source.edges, paths)]
+    return source, [*(replace(own, source=t) for own, t in zip(nodes, source.nodes)), *made]
+
+
+def _opened(table: SourceTable, stage: str, options: ReadOptions, stages: Stages, budget: Budget) -> Table:
+    """The columns of a table; what is neither Parquet nor NumPy is imported first."""
+    imported, seen = list[Path](), list[dict[str, Any]]()
+    if not is_read_as_it_is(table):
+        imported = [stages.folder / "import" / f"{stage}-{k:06d}.parquet" for k in range(len(table.files))]
+        items = [(table, k, options, into) for k, into in enumerate(imported)]
+        seen = stages.run(f"import-{stage}", f"reading files of {table.title}", import_file, items)
+    found = describe(table, imported, seen)
+    if not (named := [n for n in options.names("one_hot") or () if n in found.schema.names]):
+        return found
+    values = one_hot_values(found.empty, named, table.title)
+    items = [(found, named, span) for span in _spans(found, budget)]
+    for record in stages.run(f"values-{stage}", f"values of {', '.join(named)}", find_values, items):
+        values = {what: tuple(sorted({*names, *record[what]}, key=by_value)) for what, names in values.items()}
+    return found.with_values(values)
+
+
+def _spans(table: Table, budget: Budget) -> list[Span]:
+    return spans_of(table, budget.span(budget.rows(2 * table.row_bytes), table.num_rows))
+
+
+def split_relations(folder: Path, table: Table, column: str, number: int, span: Span) -> dict[str, Any]:
+    """Write the edges of a span as Parquet files, one for each value of a column."""
+    (folder / "relations").mkdir(exist_ok=True)
+    rows = pa.concat_tables(batches(table, span, table.schema.names, PIECE_ROWS))
+    found = rows_by_relation(rows, column)
+    paths = {name: folder / "relations" / f"{number:06d}-{k:05d}.parquet" for k, name in enumerate(found)}
+    for name, path in paths.items():
+        pq.write_table(found[name], path, row_group_size=ROWS_PER_GROUP)
+    return {"nulls": rows[column].null_count, "paths": {name: str(path) for name, path in paths.items()}}
+
+
+def find_values(table: Table, named: Sequence[str], span: Span) -> dict[str, list[str]]:
+    """The values that a span has in columns of `one_hot`: see `one_hot_values`."""
+    found: dict[str, set[str]] = {}
+    for batch in batches(table, span, named, PIECE_ROWS):
+        for what, names in one_hot_values(batch, named, table.source.title).items():
+            found[what] = {*found.get(what, ()), *names}
+    return {what: sorted(names, key=by_value)[: MOST_VALUES + 1] for what, names in found.items()}
