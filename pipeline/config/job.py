@@ -41,9 +41,9 @@ class Job(Section):
     system: str = ""
     """The training system. Its options are in the section of the same name."""
     epochs: int = Field(default=30, ge=1)
-    """Passes over the train split; for each layer, if layers are trained one after the other."""
+    """Passes over the train split. If layers are trained one after the other, each layer has as many."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Random seed: of the split, the initial parameters, minibatches and dropout; `seeds` sets them apart."""
+    """Random seed of the split, the initial parameters, minibatches and dropout; the section `seeds` sets each."""
     ranks: int = Field(default=1, ge=1)
     """P: trainer processes."""
     executor: Literal["inline", "dask"] | None = None
@@ -58,14 +58,14 @@ class Job(Section):
     """Sampling kernels: compiled, or a GPU's; ``matrix``: SciPy's products (slow), which check a `MatrixSampler`;
     ``cugraph``: RAPIDS, for the sampler ``neighbor``, with other random numbers. By default chosen by `device`."""
     track: list[str] = Field(default_factory=list)
-    """Trackers that are told of the run: ``tensorboard``, ``mlflow``, ``wandb``, or those of other packages. One may be
-    given as a plain word."""
+    """Trackers that record the run: ``tensorboard``, ``mlflow``, ``wandb``, or those of other packages. A single
+    tracker may be a plain word."""
     check: bool = False
     """Check the invariants of every message."""
     start_from: str | None = None
-    """Folder of a finished run with the initial parameters, for example a run trained layer by layer that is to be
-    tuned end to end, or one of links that teaches one of nodes. Where a run predicts something else, the first layers
-    are taken, and the head is new."""
+    """Folder of a finished run whose parameters this run starts from: for example, to tune a run end to end that was
+    trained layer by layer, or to start a run on nodes from one on links. If that run predicts something else, this run
+    takes its first layers, and has a new head."""
     model: dict[str, Any] = Field(default_factory=lambda: {"name": "sage"})
     """``name``, and the options of that model."""
     sampler: dict[str, Any] = Field(default_factory=lambda: {"name": "neighbor"})

@@ -42,13 +42,13 @@ class Schedule(Section):
     """Change of the learning rate while a run trains. It multiplies `train.lr`, and that of each parameter group."""
 
     name: Literal["constant", "cosine", "linear", "step", "plateau"] = "constant"
-    """``cosine`` and ``linear`` fall from the whole rate to `final` of it over the run's epochs; ``step`` multiplies by
-    `factor` after every `every` epochs; ``plateau`` when validation has been no better `patience` times. With layers
-    trained one after the other, each goes through a schedule of its own."""
+    """``cosine`` and ``linear`` lower the rate over the run's epochs, to `final` times its value. ``step`` multiplies
+    the rate by `factor` after every `every` epochs, and ``plateau`` after `patience` validations without a new best. If
+    layers are trained one after the other, each layer has its own schedule."""
     warmup: float = Field(default=0.0, ge=0)
     """Epochs in which the rate first rises in equal steps; a fraction is fine."""
     final: float = Field(default=0.0, ge=0, le=1)
-    """Share of the rate at which ``cosine`` and ``linear`` end."""
+    """Factor of the rate at the end of ``cosine`` and ``linear``."""
     every: int = Field(default=10, ge=1)
     """Epochs between the steps of ``step``."""
     factor: float = Field(default=0.1, gt=0, lt=1)
@@ -66,36 +66,37 @@ class ParameterGroup(Section):
     """Parameters with a learning rate or weight decay of their own."""
 
     match: str
-    """A pattern of names as ``fnmatch`` has it, such as ``convs.0.*``; a parameter belongs to the first that it
-    matches."""
+    """A pattern of parameter names for ``fnmatch``, such as ``convs.0.*``. A parameter belongs to the first group that
+    it matches."""
     lr: float | None = Field(default=None, ge=0, le=1e6)
-    """In place of `train.lr`; 0 keeps them as they are."""
+    """Learning rate of the group in place of `train.lr`; 0 keeps its parameters as they are."""
     weight_decay: float | None = Field(default=None, ge=0)
-    """In place of `train.weight_decay`."""
+    """Weight decay of the group in place of `train.weight_decay`."""
 
 
 class LossOptions(Section):
-    """Loss of a step, the mean over its seeds. A loss of your own in code takes its place."""
+    """Loss of a step, the mean over its seeds. Your own loss in code replaces it."""
 
     name: Literal["cross_entropy", "bce", "focal", "mse", "mae", "huber", "margin", "infonce"] | None = None
     """``cross_entropy`` (the default of multi-class), ``bce`` (binary cross entropy: of binary, multi-label and links),
-    ``focal``, ``mse`` (of a regression), ``mae`` or ``huber``; ``margin`` or ``infonce`` (of links). Over several
-    columns it is a mean; labels that are not known (NaN) add nothing."""
+    ``focal``, ``mse`` (of a regression), ``mae`` or ``huber``; ``margin`` or ``infonce`` (of links). With several
+    columns, the loss is their mean; unknown labels (NaN) add nothing."""
     class_weights: Literal["balanced"] | list[float] | None = None
-    """Factor of a node's loss by its class: a number for each, or ``balanced``, which is n / (C n_c) for n train
-    nodes, n_c of the class. Multi-class and binary. The sum is divided by the number of seeds, whatever their
-    weights."""
+    """Factor of a node's loss by its class: a number for each class, or ``balanced``: n / (C n_c) for n train nodes,
+    n_c of them of the class. For multi-class and binary labels. The loss is still divided by the number of seeds, not
+    by their weights."""
     pos_weight: Literal["balanced"] | float | list[float] | None = None
-    """Factor of the loss where a label is 1, for all columns or each: binary and multi-label. ``balanced``: train nodes
-    without the label for each one with it. Links with ``bce``: of a positive pair, ``balanced``: its negatives."""
+    """Factor of the loss where a label is 1, one for all columns or one for each: for binary and multi-label.
+    ``balanced``: the train nodes without the label, divided by those with it. For links with ``bce``: factor of
+    positive pairs; ``balanced``: the number of negatives of a pair."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
-    """Share of each label that is spread over all classes, with ``cross_entropy``."""
+    """Share of each label that ``cross_entropy`` spreads over all classes."""
     gamma: float = Field(default=2.0, ge=1)
     """Exponent of ``focal``."""
     delta: float = Field(default=1.0, gt=0)
     """Error from which ``huber`` is linear."""
     margin: float = Field(default=1.0, gt=0)
-    """Distance from which a negative below its positive pair costs nothing, with ``margin``."""
+    """With ``margin``, a negative costs nothing if its score is at least this much below its positive pair's."""
     temperature: float = Field(default=1.0, gt=0)
     """Divisor of the scores, with ``infonce``."""
 
@@ -115,7 +116,7 @@ class LossOptions(Section):
 
 
 class Seeds(Section):
-    """Seeds of their own for parts of a run; by default all are the job's `seed`."""
+    """Separate random seeds for parts of a run; by default all are the job's `seed`."""
 
     split: int | None = Field(default=None, ge=0, lt=2**63)
     """Seed of a split that is drawn."""
@@ -133,19 +134,19 @@ class Train(Section):
     minibatches_per_step: int | None = Field(default=None, ge=1)
     """Minibatches in an optimiser step, over all ranks; by default one per rank."""
     optimizer: str = "adam"
-    """One of torch's in lower case: ``adam``, ``adamw``, ``sgd``, ``rmsprop``, ``nadam``, ``adagrad``, ...; with its
-    defaults but for `lr`, `weight_decay` and `optimizer_options`."""
+    """One of torch's optimisers in lower case: ``adam``, ``adamw``, ``sgd``, ``rmsprop``, ``nadam``, ``adagrad``, ...;
+    with torch's defaults except for `lr`, `weight_decay` and `optimizer_options`."""
     optimizer_options: dict[str, Any] = Field(default_factory=dict)
     """More options of the optimiser, by torch's names: ``{momentum = 0.9, nesterov = true}``."""
     schedule: Schedule = Schedule()
     """Change of the learning rate; a plain name is its `name`."""
     groups: list[ParameterGroup] = Field(default_factory=list)
-    """Parameters with a learning rate or weight decay of their own."""
+    """Groups of parameters with their own learning rate or weight decay."""
     clip_norm: float | None = Field(default=None, gt=0)
-    """Scale a step's gradient down to this norm where it is longer, over all parameters together."""
+    """Scale a step's gradient, over all parameters together, down to this norm if its norm is larger."""
     ema: float | None = Field(default=None, gt=0, lt=1)
-    """Keep an exponential moving average of the parameters with this decay a step, such as 0.999: the average is what
-    is validated, tested and saved."""
+    """Keep an exponential moving average of the parameters with this decay per step, such as 0.999. The run validates,
+    tests and saves the average."""
     matmul_precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of matrix products' operands while training in float32; ``bfloat16`` is faster on processors that
     support it, and activations that the backward pass multiplies are kept in it."""
@@ -173,8 +174,8 @@ class Train(Section):
     and ``hits@10``, and also know hits at 1, 3, 50 and 100. They may be words between commas."""
     monitor: str | None = None
     """Metric that chooses the best epoch, and that `patience` and the schedule ``plateau`` follow: ``accuracy``, one of
-    `metrics`, or the name of your own, with a minus in front if it is to be small (``-brier``). The loss and errors are
-    to be small anyway. By default the accuracy, ``rmse`` or, of links, ``mrr`` (under ``retexo``, its mode decides)."""
+    `metrics`, or the name of your own metric. A minus in front (``-brier``) means that smaller is better; the loss and
+    errors need none. By default the accuracy, ``rmse`` or, of links, ``mrr`` (under ``retexo``, its mode decides)."""
 
     @field_validator("optimizer")
     @classmethod
@@ -197,16 +198,16 @@ class Learned(Section):
     """Learnt features: a row of numbers for each node, trained with the model. A plain number is its `width`."""
 
     width: int = Field(default=0, ge=0, le=65536)
-    """Numbers of a node; 0: there are none."""
+    """Learnt numbers of each node; 0: none."""
     beside: bool = True
-    """Read them beside the features of the dataset; otherwise in their place."""
+    """true: the model reads learnt features and the dataset's; false: only learnt features."""
     optimizer: Literal["adagrad", "adam", "sgd"] = "adagrad"
     """Optimiser of the rows, which changes only those that a step reads: torch's ``Adagrad``, ``SparseAdam`` or
     ``SGD``."""
     lr: float | None = Field(default=None, gt=0, le=1e6)
     """Learning rate of the rows; by default `train.lr`. `train.schedule` multiplies it too."""
     weight_decay: float = Field(default=0.0, ge=0, le=1e6)
-    """Factor of a row that is added to its gradient in each step that reads it (an L2 penalty of those rows)."""
+    """L2 penalty of the rows that a step reads: the gradient of a row grows by this factor times the row."""
 
     def num_read(self, num_features: int) -> int:
         """Columns that the model reads of a dataset with `num_features`."""
@@ -222,25 +223,25 @@ class Links(Section):
     """Score of a pair: ``dot`` product; ``distmult``, with a learnt weight for each column; ``complex`` (ComplEx),
     whose scores depend on the direction; ``mlp``, two dense layers on the product of the rows."""
     negatives: Literal["uniform", "degree", "destinations", "batch", "given"] = "uniform"
-    """Negatives of a positive pair (u, v) in training: (u, w) for a node w of all (``uniform``), in proportion to its
-    in-degree (``degree``), of those that are the destination of a pair (``destinations``), or the destination of
-    another pair of the minibatch (``batch``); ``given``: pairs of the
-    given negatives. A drawn one may by chance be positive."""
+    """Negatives of a positive pair (u, v) in training: (u, w), where w is any node (``uniform``), a node in proportion
+    to its in-degree (``degree``), a node that is the destination of some pair (``destinations``), or the destination of
+    another pair of the minibatch (``batch``). ``given``: pairs of the dataset's negatives. A drawn negative may be
+    positive by chance."""
     negative_ends: Literal["destination", "either", "both"] = "destination"
     """Ends of a negative that are drawn: ``destination`` keeps u; ``either`` keeps u in the first half of the negatives
     and v in the others, as knowledge graphs are trained; ``both`` draws both. Sources are drawn by the same law: in
     proportion to the out-degree (``degree``), of the nodes that are sources of pairs (``destinations``)."""
     shared_negatives: bool = False
-    """The pairs of a minibatch share their drawn ends, so that hundreds of negatives cost little: scores are one matrix
-    product. Not for negatives of the ``batch`` or ``given`` ones."""
+    """All pairs of a minibatch share their drawn ends. Hundreds of negatives then cost little, because one matrix
+    product gives all scores. Not for the negatives ``batch`` and ``given``."""
     exclude_known: bool = False
-    """A drawn negative that is a train pair of its relation counts nothing. Not under ``grappa``, whose ranks do not
-    know all pairs."""
+    """Ignore a drawn negative that is a train pair of its relation. Not under ``grappa``, whose ranks do not know all
+    pairs."""
     num_negatives: int = Field(default=1, ge=1, le=65536)
     """Negatives of each positive pair."""
     ranked: Literal["destination", "both"] = "destination"
-    """Ends of a pair that are ranked: ``destination`` among all destinations; ``both`` its source among sources too,
-    as figures on knowledge graphs are published: MRR and Hits@k are then means over twice as many ranks."""
+    """Ends of a pair that evaluation ranks: ``destination`` among all destinations; ``both``: also the source among all
+    sources, as in published figures on knowledge graphs. MRR and Hits@k are then means over twice as many ranks."""
 
 
 BULK_ON_GPU = 64
@@ -256,10 +257,9 @@ class Queue(Section):
     bulk_size: int = Field(default=8, ge=1)
     """k, minibatches sampled together; by default 64 if a GPU samples."""
     max_bytes: int = Field(default=512 << 20, ge=1)
-    """Most bytes of structure of the sampled minibatches that wait."""
+    """Largest size of waiting sampled minibatches, in bytes of structure."""
     keep: Literal["none", "epoch", "all"] = "none"
-    """Minibatches that a Zarr queue keeps once they have been trained on: none, those of the epoch under way, or
-    all."""
+    """Minibatches that a Zarr queue keeps after training on them: none, those of the current epoch, or all."""
     location: str | None = None
     """Place of a Zarr queue: a folder, or an object store's URL such as ``s3://bucket/prefix``; by default in the run's
     folder."""
@@ -278,7 +278,7 @@ class Partition(Section):
     """Quantity that parts share evenly, for contiguous (by default edges: nodes + in-edges) and metis-streamed (by
     default nodes; train: nodes, and train nodes too)."""
     passes: int | None = Field(default=None, ge=1)
-    """Times that ldg and fennel (by default 1) or metis-streamed (8) read the graph."""
+    """How often ldg and fennel (by default once) or metis-streamed (8 times) read the graph."""
     owners: str | None = None
     """File written by ``numpy.save`` with the part of each node, or folder of ``millrace partition --out``, in place of
     a method. Ranks read the folder's parts as they are if they are of this dataset and this many."""
@@ -313,13 +313,13 @@ class ClusterOptions(Section):
     """Response to the loss of a rank: ``restart`` all ranks from the last checkpoint; ``continue`` without it until the
     super-epoch ends (``grappa``); ``stop`` the run."""
     restarts: int = Field(default=3, ge=0)
-    """Most restarts of all ranks after a loss."""
+    """Largest number of restarts of all ranks after losses."""
     slow_peer_warning_s: float = Field(default=10.0, gt=0)
-    """Seconds without a sign of life after which a note names a rank or worker, and after which a rank of ``sar`` notes
-    whose rows it waits for."""
+    """Seconds without a sign of life after which a note names a rank or worker. Under ``sar``, a rank that waits so
+    long also names the rank whose rows it waits for."""
     silence_limit_s: float | None = Field(default=None, gt=0)
-    """Seconds without a sign of life after which a rank or worker counts as lost; by default it is only named in a
-    note. A scheduler that is silent for as long, by default for a minute, ends the run."""
+    """Seconds without a sign of life after which a rank or worker counts as lost; by default, only a note names it. A
+    scheduler that is silent for as long (by default a minute) ends the run."""
     keep_freed_bytes: int = Field(default=1 << 30, ge=0)
     """Freed memory that a rank keeps for its next step, where the C library is glibc; 0 leaves the allocator alone."""
     backend: Literal["nccl", "gloo"] | None = None
@@ -362,12 +362,12 @@ class Gpu(Section):
     """Place of neighbour lists: ``device`` memory, ``pinned`` memory of the host, which kernels read directly, or
     (``auto``) the device if they fit."""
     features: Literal["auto", "device", "pinned"] = "auto"
-    """Place of feature rows, with the same choices; learnt ones that are not on the device stay in the host's own
-    memory."""
+    """Place of feature rows, with the same choices as `topology`. Learnt rows that are not on the device stay in the
+    host's ordinary memory."""
     graphs: bool = True
     """Record a step of fixed shape once as a CUDA graph, and replay it without the host."""
     cache_bytes: int = Field(default=1 << 30, ge=0)
-    """GPU memory for rows that lie on the host: those of the nodes with the most out-edges."""
+    """GPU memory that caches rows of the host: those of the nodes with the most out-edges."""
 
 
 class CheckpointEvery(Section):

@@ -185,8 +185,8 @@ class Result:
     regression or links."""
 
     status: str
-    """``done``; or ``stopped`` if the run was asked to end early: numbers are those of its last checkpoint, nothing was
-    evaluated on the test split, memory is not known (0), and `--resume` continues."""
+    """``done``; or ``stopped`` if the run was asked to end early. A stopped run has the numbers of its last checkpoint,
+    no evaluation on the test split, and unknown memory (0); `--resume` continues it."""
     system: str
     """``bulk``, ``grappa``, ``retexo`` or ``sar``."""
     model: str
@@ -224,13 +224,15 @@ class Result:
     test_accuracy: float | None
     """Test accuracy with the parameters of the best epoch; None for a regression."""
     best_epoch: int
-    """Counted from 0; -1 if nothing was validated (then the last parameters are kept)."""
+    """Epoch with the best validation, counted from 0; -1 without validation (the run then keeps the last
+    parameters)."""
     seconds: dict[str, Any]
     """Seconds by stage, the largest over ranks; stages overlap, so they need not add up. ``per_epoch`` is a list."""
     bytes: dict[str, Any]
     """Payload bytes by kind (see `storage.ledger`)."""
     waits: dict[str, dict[str, int]]
-    """Messages that the first rank waited for one after the other, by channel and kind: each costs a latency."""
+    """Messages that the first rank waited for, one after the other, by channel and kind. Each costs a network
+    latency."""
     peak_rss_bytes: list[int]
     """Largest resident size of each rank's process."""
     memory_bytes: list[dict[str, int]]
@@ -240,18 +242,18 @@ class Result:
     """For each rank, if feature rows travel between ranks: ``rows`` of others in its cache, rows of others that
     minibatches ``asked`` for, the ``hits`` among them, and ``saved_bytes``. None if no rows travel."""
     peak_device_bytes: list[int]
-    """For each rank: memory of its GPU; 0 on a CPU."""
+    """For each rank: the most GPU memory that its tensors took, in bytes; 0 on a CPU."""
     minibatches: int
     """Minibatches trained on; under `sar` and `retexo` a rank's share of a step counts as one."""
     sampled_edges: int
     """Edges in these minibatches."""
     phases: list[dict[str, Any]]
-    """A record for each phase, in systems that train a part of the model in each: bytes read from other ranks, epochs,
-    best epoch."""
+    """In systems that train a part of the model per phase, a record for each phase: bytes read from other ranks,
+    epochs, best epoch."""
     lost: list[dict[str, int]]
-    """Ranks that were lost while the others continued: `rank`, `phase`, `epoch` and `step` of the first step without
-    it, its `seeds`, and the number of `epochs` that miss them, in whole or in part. Phases, epochs and steps count from
-    0."""
+    """Ranks that were lost while the others continued: the lost `rank`; `phase`, `epoch` and `step` of the first step
+    without it; its number of `seeds`; and the number of `epochs` that miss these, in whole or in part. Phases, epochs
+    and steps count from 0."""
     clients: dict[str, Any] | None
     """Bytes that simulated clients would have sent and received; None if the ranks are the clients."""
     fingerprint: dict[str, str]
@@ -264,25 +266,25 @@ class Result:
     """Further metrics of the best epoch's validation, by name: those of `train.metrics`, and your own; of a regression
     always ``rmse``, ``mae`` and ``r2``."""
     test_metrics: dict[str, float | None] = field(default_factory=dict)
-    """The same of the test split."""
+    """The same metrics of the test split."""
     per_class: dict[str, list[float]] | None = None
-    """The test split by class: ``support`` (nodes that have it), ``precision``, ``recall`` and ``f1``, in the order of
-    classes; 0 where nothing is divided. None if nothing was tested."""
+    """The test split by class: ``support`` (nodes of the class), ``precision``, ``recall`` and ``f1``, in the order of
+    classes; 0 where a divisor is 0. None if nothing was tested."""
     confusion: list[list[int]] | None = None
     """Test nodes by their class (rows) and the class predicted (columns); None for several classes per node, and beyond
     256 classes."""
     per_relation: dict[str, dict[str, float | None]] | None = None
-    """The number of test ``pairs`` of each relation and their `test_metrics`, by its three names joined by commas,
-    where links of several are predicted; else None."""
+    """If links of several relations are predicted: for each relation (its three names joined by commas), the number of
+    test ``pairs`` and their `test_metrics`; else None."""
     types: dict[str, Any] | None = None
     """Types of a graph with several: ``node_types``, ``offsets`` (first id of each type, and V), ``relations`` (source
     type, name, destination type) and ``widths`` of the features; else None."""
     num_edge_features: int = 0
     """D, columns of the edges' features that the model reads; 0 if it reads none."""
     labels_of: str = "nodes"
-    """Things that labels, splits and metrics are of: ``nodes``, or ``edges``."""
+    """What labels, splits and metrics belong to: ``nodes`` or ``edges``."""
     num_pair_features: int = 0
-    """K, features of labelled edges that their outputs are made of; 0 if there are none."""
+    """K, the number of features of a labelled edge that its prediction reads; 0 if there are none."""
     files_sha256: dict[str, str] = field(default_factory=dict)
     """SHA-256 digests of the files ``model.pt`` and, with learnt features, ``learned.npy``. Whoever loads the run
     compares them."""

@@ -106,20 +106,20 @@ class BulkOptions(Section):
     """c, the number of ranks that hold each block, of a partitioned topology or of owned features. It divides the
     ranks."""
     cache_fraction: float = Field(default=0.0, ge=0, le=1)
-    """Share of all feature rows that each rank caches of the other ranks', if features are owned or the topology is
-    partitioned."""
+    """If features are owned or the topology is partitioned: the other ranks' feature rows that each rank caches, as a
+    share of all rows."""
     hot_by: Literal["samples", "degree"] = "samples"
     """Choice of the cached rows: those that the rank's own minibatches of the first epoch need most often, or those in
     most in-neighbour lists."""
     prefetch_bytes: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    """Bytes of rows that are fetched ahead. Of rows that other ranks own: those that may be ready or under way besides
-    those being trained on, by default 512 MiB. Of rows on disk: all that are in memory, by default a quarter of what
-    the system and its control groups leave, shared by the ranks; the more minibatches are read together, the better.
-    With 0, or less than a step's rows, fetching and training take turns."""
+    """Bytes of rows that are fetched ahead. For rows that other ranks own: those ready or under way, besides those
+    being trained on, by default 512 MiB. For rows on disk: all rows in memory, by default a quarter of what the system
+    and its control groups leave, shared by the ranks; the more minibatches are read together, the better. With 0, or
+    less than a step's rows, fetching and training take turns."""
     local_seeds: bool = False
-    """Each rank trains on those seeds of a step that it owns, as far as minibatches stay of equal size: fewer rows
-    travel. A step has the same seeds either way, but minibatches depend on the number of ranks. For a partitioned
-    topology."""
+    """For a partitioned topology: each rank trains on the step's seeds that it owns, as far as minibatches keep equal
+    sizes, so fewer rows travel. A step has the same seeds either way, but minibatches then depend on the number of
+    ranks."""
     algorithm: Algorithm = "owners"
     """Algorithm that samples a partitioned topology; minibatches are the same. ``owners``: ids travel to the rows'
     owners and drawn edges come back; ``1.5d``: rows travel along the columns of the grid, each once for the bulks of a
