@@ -16,6 +16,7 @@ CORRECTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_parameters_are_those_of_a_run(tmp_path):
     dataset = mr.open_dataset("sbm:nodes=90,classes=3,degree=6,features=5,train=0.4", seed=1)

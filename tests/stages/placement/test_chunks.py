@@ -50,6 +50,31 @@ def edges(graph: Any, name: Any = None) -> Counter[tuple[int, int, float]]:
     return Counter((name[v], name[u], w) for v, u, w in zip(dst.tolist(), graph.indices.tolist(), weight.tolist()))
 
 
+EVERY_NODE = "each rank sees every node: with grappa.rotation={} two ranks show each other all they have;"
+SOME = "each rank sees {} of {} parts of the graph at a time, {} of the nodes where parts are even"
+
+
+@pytest.mark.parametrize(
+    ("parts", "rotation", "halo", "sentence"),
+    [
+        (2, "sweep", 0, EVERY_NODE.format("sweep")),
+        (2, "fixed", 0, EVERY_NODE.format("fixed")),
+        (2, "none", 0, SOME.format(1, 2, "50%")),
+        (4, "sweep", 0, SOME.format(2, 4, "50%")),
+        (4, "none", 1, SOME.format(1, 4, "25%")),
+    ],
+)
+def test_the_first_rank_says_once_how_much_ranks_see(parts: int, rotation: Any, halo: int, sentence: str) -> None:
+    case, said = make_case(11, parts), list[str]()
+    policy = Chunks(rotation=rotation, halo=halo)
+    for rank in range(parts):
+        part, place = CasePeers(case).own(rank), None
+        for t in (0, 1):
+            place = policy.place(part, Phase(t, t, t + 1), replace(job(Seat(rank, parts), 1), tell=said.append), place)
+    assert len(said) == 1 and said[0].startswith(sentence)
+    assert ("nodes around them (on rank 0; grappa.halo)" in said[0]) == bool(halo)
+
+
 @given(
     case=CASES,
     halo=st.sampled_from([0, 1]),
