@@ -38,30 +38,30 @@ class ReadOptions:
     """
 
     direction: Direction | None = None
-    """directed: messages flow src -> dst as stored; reverse: dst -> src; undirected: both ways (the union of the edges
-    and their reverses; where both are stored, each has its own features, and the larger weight; else a reverse has
-    those of its edge). None: symmetric input is used as it is, otherwise a
-    hint of the file decides, and without a hint it is an error."""
+    """directed: messages flow src -> dst as stored; reverse: dst -> src; undirected: both ways. undirected takes the
+    union of the edges and their reverses: if both are stored, each has its own features and the larger weight; if not,
+    a reverse has the features and weight of its edge. None: symmetric input is used as it is; for other input a hint in
+    the file decides, and without a hint Millrace refuses the input."""
     duplicates: Literal["error", "merge", "keep"] = "merge"
-    """Edges stored more than once. merge: one edge, weights summed (an unweighted graph stays unweighted), with the
-    first one's features."""
+    """Edges stored more than once. merge: one edge with the sum of the weights (an unweighted graph stays unweighted)
+    and the features of the first."""
     self_loops: Literal["error", "drop", "keep"] = "keep"
     """Edges from a node to itself."""
     edges_on: Literal["cpu", "gpu"] = "cpu"
-    """Device on which the edges of a folder of Parquet are read, renumbered, counted and sorted. gpu: by RAPIDS cuDF,
-    with the same result."""
+    """Device that reads, renumbers, counts and sorts the edges of a folder of Parquet. gpu: by RAPIDS cuDF, with the
+    same result."""
     components: Literal["all", "largest"] = "all"
-    """largest: only the largest connected component (edges taken both ways), its nodes renumbered in order."""
+    """largest: keep only the largest connected component (edges count both ways), and renumber its nodes in order."""
     edge_weights: Literal["use", "ignore"] = "use"
     """ignore: read the graph as unweighted."""
     missing_ids: Literal["error", "compact"] = "error"
     """Gaps in a column of node ids. compact: renumber the nodes from 0 in ascending order of their ids."""
     nodes_file: str | None = None
-    """File of the nodes of a single file of edges, as a path from its folder; None: nodes.csv or nodes.parquet
-    there."""
+    """File of nodes that belongs to a single file of edges, as a path from the folder of the edges. None: nodes.csv or
+    nodes.parquet there."""
     id: str | None = None
-    """Column of a table of nodes with the ids that edges call them by; none: nodes are numbered by their rows. None: a
-    word for it in its name, see `schema.words`."""
+    """Column of a table of nodes with the ids that edges use; none: rows number the nodes. None: the column's name
+    decides, see `schema.words`."""
     src: str | None = None
     """Column of a table of edges with the source of each."""
     dst: str | None = None
@@ -71,7 +71,7 @@ class ReadOptions:
     relation_column: str | None = None
     """Column of a table of edges with the relation of each: the graph then has one node type and these relations."""
     dangling_edges: Literal["error", "drop", "add"] = "error"
-    """Edges with an end that is no node. drop: they are left out; add: these nodes are added, without label."""
+    """Edges with an end that is no node. drop: leave out these edges; add: add these nodes, without labels."""
     split: str | tuple[str, ...] | None = None
     """Column of a table with the set of each row (train, val or test), or columns that flag the sets, such as
     "train_mask,val_mask,test_mask"; none: the table has no split."""
@@ -79,24 +79,24 @@ class ReadOptions:
     """Columns of a table of nodes to use as features, in this order: names, or a text such as "age,income"; "*": all
     numeric columns. None: features, x, or feature_0, feature_1, ..."""
     one_hot: str | tuple[str, ...] | None = None
-    """Columns of nodes or edges, such as "city,job", of which each value becomes a feature of 0 and 1, beside the
+    """Columns of nodes or edges, such as "city,job". Each of their values becomes a feature of 0 and 1, beside the
     features that `feature_columns` names."""
     edge_feature_columns: str | tuple[str, ...] | None = None
-    """Columns of a table of edges to use as features of edges, in this order, as `feature_columns`."""
+    """Columns of a table of edges to use as edge features, in this order; same form as `feature_columns`."""
     edge_time: str | None = None
     """Column of a table of edges, or attribute of a PyG `Data`, with their times: numbers or dates. Edges with times
     are not merged."""
     node_time: str | None = None
     """Column of a table of nodes, or attribute of a PyG `Data`, with their times."""
     missing_features: Literal["error", "degree"] = "degree"
-    """An input without features. degree: two columns, 1 and log(1 + in-degree)."""
+    """An input without features. degree: make two columns, 1 and log(1 + in-degree)."""
     nan_features: Literal["error", "zero", "mean", "median", "indicator"] = "error"
-    """Missing features of nodes and edges: NaN, or infinite. Columns are scaled by known values, then filled: by 0
-    (which is the mean under normalize_features=standard), or the mean or median of the known ones. indicator: by 0, and
-    each column that misses some gets another one, behind all, of 1 where it does and 0 elsewhere."""
+    """Missing features of nodes and edges (NaN or infinite). Known values scale the columns; then 0 (the mean, under
+    normalize_features=standard), or the mean or median of the known values, fills the gaps. indicator: fill by 0, and
+    for each column with gaps add a column at the end, 1 at the gaps and 0 elsewhere."""
     indicators: tuple[str, ...] | None = None
-    """Columns that get another one under nan_features=indicator, such as nodes.age, whether they miss values or not.
-    None: those that miss some; data that a run predicts for have those of its own."""
+    """Columns such as nodes.age that get an indicator column under nan_features=indicator, with gaps or without. None:
+    the columns with gaps; other data that a run predicts for have the run's indicator columns."""
     normalize_features: Literal["none", "row", "standard", "binary"] = "none"
     """row: each row divided by the sum of its absolute values (zero rows stay zero); standard: each column less its
     mean, divided by its standard deviation; binary: 1 where not zero."""
@@ -105,15 +105,15 @@ class ReadOptions:
     None: text, flags and whole numbers are classes (multiclass), a matrix of 0 and 1 is multilabel, and other numbers
     are targets (regression)."""
     labels_of: Literal["nodes", "edges"] = "nodes"
-    """edges: labels are those of edges: the column label of their table (or `label_columns`), ``edge_label`` of an
-    ``.npz`` file or of PyG's data, or of the file `pairs`. Nodes then need none."""
+    """edges: labels belong to edges. They come from the column label of the edges' table (or `label_columns`), from
+    ``edge_label`` of an ``.npz`` file or of PyG's data, or from the file `pairs`. Nodes then need no labels."""
     labelled_edges: Literal["seen", "hidden"] = "seen"
-    """hidden: a labelled edge is predicted without itself: those of val and test are left out of the graph, and those
-    of a minibatch out of its samples. seen: all edges stay, and only labels are not known."""
+    """hidden: the model predicts a labelled edge without seeing it: the graph lacks the edges of val and test, and a
+    minibatch's samples lack its own. seen: all edges stay; only labels are unknown."""
     pairs: str | None = None
     """File of the pairs of a link task: a table with the columns src, dst, split (train, val or test) and perhaps label
     (1, or 0 for a negative), or a ``.npz`` with [n, 2] arrays train, val, test, train_negatives, val_negatives,
-    test_negatives. Of several relations it is a table, with a column relation too. None: edges of the graph, divided
+    test_negatives. For several relations, a table with a column relation too. None: edges of the graph, divided
     by the job's split. With `labels_of`: a table with the columns
     src, dst, label, and perhaps split, time and features; or an ``.npz`` with edge_label_index [2, N] and
     edge_label."""
@@ -131,10 +131,10 @@ class ReadOptions:
     target: str | None = None
     """Node type of a typed graph whose labels are predicted. None: the one that has labels."""
     ignored_labels: int | str | tuple[int | str, ...] | None = None
-    """Classes that are read as unlabelled: numbers such as 255 or -100, or names such as "unknown,N/A"; nodes with them
-    are left out of the stored split."""
+    """Classes to read as unlabelled: numbers such as 255 or -100, or names such as "unknown,N/A". The stored split
+    leaves out nodes of these classes."""
     nan_labels: Literal["error", "unlabelled"] = "error"
-    """NaN among class numbers. unlabelled: read them as -1. A target that is NaN is not known."""
+    """NaN among class numbers. unlabelled: read NaN as -1. A target that is NaN is always unknown."""
     label_gaps: Literal["error", "keep", "compact"] = "keep"
     """Class numbers without nodes. keep: the class exists and stays empty; compact: renumber the classes that occur."""
     overlapping_splits: Overlaps = "error"
