@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from ..stages.comm.solo import Solo
-from ..stages.fetch.fetch import Fetch
 from ..stages.kernels import sampling_backend
 from ..stages.messages import Phase, Placement, RankJob
 from ..stages.models import MODELS
@@ -237,8 +236,7 @@ def minibatches(
 
 def _check(sampling: Sampling) -> None:
     job, system = sampling.job, sampling.system
-    fetch = system.fetch
-    if not (system.sample.uses_queue and isinstance(fetch, Fetch)) or fetch.rows.is_owned:
+    if not (system.sample.uses_queue and system.fetch.gathers_alone):
         raise InputError(
             f"system '{system.name}' as configured has no minibatches of rows that one process can gather alone; leave "
             "system, features and topology out"

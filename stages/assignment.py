@@ -74,17 +74,14 @@ class Sizes(Protocol):
     @property
     def batch_size(self) -> int:
         """Seeds of a minibatch."""
-        ...
 
     @property
     def bulk_size(self) -> int:
         """k, minibatches of a bulk."""
-        ...
 
     @property
     def seed(self) -> int:
         """Seed of permutations and draws."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

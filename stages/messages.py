@@ -16,6 +16,7 @@ from ..storage.features import FeatureStore
 from ..storage.graph import Graph
 from ..storage.ledger import Ledger
 from ..storage.links.pairs import Pairs
+from ..storage.partition.book import RangeBook
 from ..storage.partition.edge_shards import EdgeShards
 from ..storage.queue.packed_rows import PackedRows
 from ..storage.store.scratch import Arrays
@@ -97,10 +98,29 @@ class Placement:
     pair_time: npt.NDArray[np.number] | None = field(default=None, kw_only=True)
     """[N], times of the pairs; None: they have none."""
 
+    column: Group | None = field(default=None, kw_only=True)
+    """Ranks that hold all rows between them, in their order; None: this one has all that it needs."""
+
     @property
     def seeds(self) -> npt.NDArray[np.int64]:
         """Training nodes that the seed plan divides into minibatches."""
         return self.split.train
+
+    def owners_of_rows(self, owners: int) -> tuple[RangeBook, bool]:
+        """Blocks of feature rows that so many ranks own, and whether `features` has only the rows of this rank's."""
+        return RangeBook.even(self.features.num_rows, owners), False
+
+    def owners_of_edges(self, num_edges: int, owners: int) -> tuple[RangeBook, bool]:
+        """Likewise of the rows of `num_edges` edges, and whether `edge_features` has only this rank's."""
+        return RangeBook.even(num_edges, owners), False
+
+    def relations_on_device(self, edges: Tensor, all_edges: Callable[[], Tensor]) -> Tensor:
+        """Relations of edges by their `Block.edge_id`, on the device; `all_edges` gives those of the graph's edges."""
+        return all_edges()[edges]
+
+    def labels_on_device(self, device: torch.device) -> Tensor | None:
+        """Labels by node, in the memory of a device; None: the host looks them up."""
+        return self.labels.to(device)
 
     def labels_of(self, seeds: npt.NDArray[np.integer]) -> Tensor:
         """Labels of training nodes."""
@@ -148,12 +168,10 @@ class Peers(Protocol):
 
     def part(self, number: int) -> Part:
         """A whole part."""
-        ...
 
     def rows(self, number: int, loops: bool) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
         """[N, F] features of a part's nodes, and [N], the sum of their in-edges' weights in the whole graph; with
         `loops` [N, 3], see `stages.self_loops`."""
-        ...
 
 
 class PlacedData(Protocol):
@@ -162,12 +180,10 @@ class PlacedData(Protocol):
     @property
     def graph(self) -> "Sized":
         """The structure."""
-        ...
 
     @property
     def features(self) -> FeatureStore:
         """The rows that this rank reads."""
-        ...
 
 
 class Sized(Protocol):
@@ -176,7 +192,6 @@ class Sized(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

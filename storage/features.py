@@ -29,17 +29,14 @@ class FeatureStore(Protocol):
     @property
     def num_rows(self) -> int:
         """V."""
-        ...
 
     @property
     def num_features(self) -> int:
         """F."""
-        ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """float32 or float64."""
-        ...
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
         """Rows of `ids`, [n, F].
@@ -52,7 +49,6 @@ class FeatureStore(Protocol):
             IndexError: an id is out of range.
             StoreError: the store is damaged.
         """
-        ...
 
 
 def _check_ids(ids: npt.NDArray[np.integer], num_rows: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .array_checks import present_items
 from .dataset import PAIR_ARRAYS, SPLITS, Dataset
 from .features import FeatureStore
 from .graph import Graph
@@ -134,7 +135,7 @@ def later_digests(graph: Graph) -> dict[str, Any]:
     """Entries of a graph with types or times in the record of its digest. There are none without, so that such a digest
     is that of earlier versions."""
     times = {name: getattr(graph, name) for name in ("edge_time", "node_time")}
-    found: dict[str, Any] = {name: array_digest(a) for name, a in times.items() if a is not None}
+    found: dict[str, Any] = {name: array_digest(a) for name, a in present_items(times).items()}
     if graph.types.is_single or graph.edge_type is None:
         return found
     return {**found, "types": graph.types.record(), "edge_type": array_digest(graph.edge_type)}
@@ -237,7 +238,7 @@ class DatasetDigests:
         if name != "labels":
             return array_digest(getattr(dataset.split, name))
         arrays = {"labels": dataset.labels, **{key: getattr(dataset, key) for key in PAIR_ARRAYS}}
-        digests = {key: array_digest(a) for key, a in arrays.items() if a is not None}
+        digests = {key: array_digest(a) for key, a in present_items(arrays).items()}
         return labels_digest(digests, dataset.hides_pairs)
 
     def fingerprint(self) -> dict[str, str]:
@@ -262,4 +263,4 @@ def dataset_fingerprint(
         edge_features: that of its edges' features, likewise.
     """
     known = {"features": features, "edge_features": edge_features}
-    return DatasetDigests(dataset, {k: v for k, v in known.items() if v is not None}).fingerprint()
+    return DatasetDigests(dataset, present_items(known)).fingerprint()

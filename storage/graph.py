@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .array_checks import present
 from .errors import InputError
 from .plural import are, counted
 from .times.moments import as_times, check_times, check_unit, in_one_unit
@@ -188,7 +189,7 @@ class Graph:
         """Bytes of all arrays, without features."""
         arrays = (self.indptr, self.indices, self.edge_weight, self.edge_id, self.edge_type)
         arrays += (self.edge_time, self.node_time)
-        return sum(a.nbytes for a in arrays if a is not None)
+        return sum(a.nbytes for a in present(arrays))
 
     def check(self) -> "Graph":
         """Check the invariants above.

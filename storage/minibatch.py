@@ -1,11 +1,12 @@
 """Messages between sampling and training: Block, MiniBatch, Bulk. They hold structure only, never features."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from .array_checks import present
 from .errors import StoreError
 
 IntArray = npt.NDArray[np.integer]
@@ -78,6 +79,11 @@ class MiniBatch:
         return self.blocks[0].src
 
     @property
+    def drawn_nodes(self) -> Any:
+        """[n], `nodes` where they were drawn: an array of the host, or a tensor of the device."""
+        return self.nodes
+
+    @property
     def num_edges(self) -> int:
         """Edges drawn by the sampler (a nested edge list counts once)."""
         return self.blocks[0].num_edges if self.nested else sum(b.num_edges for b in self.blocks)
@@ -86,7 +92,7 @@ class MiniBatch:
     def nbytes(self) -> int:
         """Bytes of structure (a nested edge list counts once)."""
         lists = self.blocks[:1] if self.nested else self.blocks
-        arrays = [self.nodes] + [a for b in lists for a in (b.indptr, b.indices, b.weight, b.edge_id) if a is not None]
+        arrays = [self.nodes] + [a for b in lists for a in present((b.indptr, b.indices, b.weight, b.edge_id))]
         return sum(a.nbytes for a in arrays)
 
     def renumbered(self, index: int) -> "MiniBatch":

@@ -26,14 +26,13 @@ BUDGETS: dict[str, float] = {
     # Words of sets, of folds and of no label, which were passed over without a word: 7.
     # Units of rows are read into buffers of the units before: 20, and 25 minibatches from disk take 2.0 for 3.4 s.
     # Parts that are missing, features that were packed anew at a place, a folder called karate: 9.
-    # Feather, JSON lines, ORC, columns of folders, relation_column and one_hot are converted in pieces: 72, of 150.
-    "lines_code": 66_957,
+    "lines_code": 66_870,
     # Goal: 35. A ratio: code that goes raises it.
-    "none_checks_per_kloc": 39.5,
+    "none_checks_per_kloc": 39.1,
     "none_checks_of_types": 14,
     # Several of these rose with the same features, by functions that were not looked at one by one; they fall next.
-    "functions_over_6_params": 88,  # goal: 90
-    "isinstance_on_policies": 42,  # goal: 25
+    "functions_over_6_params": 87,  # goal: 90
+    "isinstance_on_policies": 10,  # goal: 25
     "see_only_docstrings": 0,
     "any_annotations": 1992,  # goal: 1862
     "optional_arguments": 991,  # goal: 1101

@@ -21,6 +21,7 @@ from distributed import Client, LocalCluster, Security
 
 from ...stages.partition.clustered import Clustered
 from ...stages.rapids import named_cluster
+from ...storage.array_checks import present_items
 from ...storage.errors import InputError, MissingExtraError, RunError, first_line
 from ..config.held_cluster import held_at
 from ..config.load import Job
@@ -323,7 +324,7 @@ def _client(c: ClusterOptions, cluster: Any, security: Security | None) -> Clien
 
 def _security(c: ClusterOptions) -> Security | None:
     files = {"cluster.tls_ca": c.tls_ca, "cluster.tls_cert": c.tls_cert, "cluster.tls_key": c.tls_key}
-    given = {name: path for name, path in files.items() if path is not None}
+    given = present_items(files)
     if given:
         for name in files:
             if name not in given:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ...storage.array_checks import present_items
 from ...storage.store.paths import expanded
 from .shared.flags import (
     AllowCodeFlag,
@@ -60,6 +61,6 @@ def evaluate(
     for split in SPLITS:
         accuracy = report["accuracy"][split] if "accuracy" in report else None
         values = [] if accuracy is None else [f"{accuracy:.4f}"]
-        values += [f"{name} {value:.4f}" for name, value in metrics.get(split, {}).items() if value is not None]
+        values += [f"{name} {value:.4f}" for name, value in present_items(metrics.get(split, {})).items()]
         lines.append(f"  {split:<6} {', '.join(values) or 'none'}")
     show("\n".join(lines), report, as_json)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ...storage.array_checks import present_items
 from ...storage.errors import InputError
 
 _held: dict[str, Any] = {}
@@ -86,7 +87,7 @@ def cluster_table(scheduler: object = None, cluster: object = None, client: obje
     """
     keys = dict(cluster) if isinstance(cluster, Mapping) else {}
     named = {"scheduler": scheduler, "client": client, "cluster": None if isinstance(cluster, Mapping) else cluster}
-    given = {name: value for name, value in named.items() if value is not None}
+    given = present_items(named)
     if keys.get("scheduler") is not None:
         given["cluster.scheduler"] = keys["scheduler"]
     addresses = {address_of(value) for value in given.values()}

@@ -9,7 +9,8 @@ from torch import nn
 from ...stages.capabilities import Cannot, Need
 from ...stages.links.train_pairs import Negatives
 from ...stages.partition.base import Partitioner
-from ...stages.policies import FetchPolicy, PartitionPolicy, ReducePolicy, SamplePolicy, SchedulePolicy
+from ...stages.placement.base import PartitionPolicy
+from ...stages.policies import FetchPolicy, ReducePolicy, SamplePolicy, SchedulePolicy
 from ...stages.sample.base import Sampler
 from ...storage.registry import Registry, imported
 from .capabilities import OF_SYSTEM, Form, rows

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from ...stages.models import MODELS
 from ...stages.sample import SAMPLERS
+from ...storage.array_checks import present_items
 from .aliases import expanded
 from .job import Job
 from .load import resolve
@@ -101,7 +102,7 @@ def _toml(key: str, value: Any) -> str:
     """An assignment in one line."""
     value = list(value) if isinstance(value, tuple) else value
     if isinstance(value, Mapping):
-        inner = ", ".join(_toml(k, v) for k, v in value.items() if v is not None)
+        inner = ", ".join(_toml(k, v) for k, v in present_items(value).items())
         return f"{key} = {{ {inner} }}" if inner else f"{key} = {{}}"
     if isinstance(value, list):
         return f"{key} = [{', '.join(_toml('x', v).removeprefix('x = ') for v in value)}]"

@@ -12,6 +12,7 @@ from torch import nn
 
 from ...stages.evaluate.measures import BUILT_IN, Metric
 from ...stages.messages import Loss
+from ...storage.array_checks import present_items
 from ...storage.errors import InputError, first_line
 from ...storage.registry import found_by_name
 from ..config.held_cluster import cluster_table, is_held
@@ -72,10 +73,10 @@ def own_code(
     )
     given = {"loss": loss, "optimizer": optimizer, "scheduler": scheduler}
     measured, called = _metrics(metrics), _callbacks(callbacks)
-    names = {kind: _name_of(value) for kind, value in given.items() if value is not None}
+    names = {kind: _name_of(value) for kind, value in present_items(given).items()}
     names |= {"metric": ", ".join(measured)} if measured else {}
     names |= {"callback": ", ".join(_name_of(c) for c in called)} if called else {}
-    digests = {kind: describe(value) for kind, value in given.items() if value is not None}
+    digests = {kind: describe(value) for kind, value in present_items(given).items()}
     return OwnCode(loss, optimizer, scheduler, measured, called, digests, names=names)
 
 

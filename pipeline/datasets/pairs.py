@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ...storage.array_checks import present_items
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
 from ...storage.links.pairs import PairArray, node_ranges
@@ -278,11 +279,11 @@ def _given_sets(pairs: Mapping[str, Any], dataset: Dataset) -> tuple[dict[str, P
             raise InputError(
                 f"pairs has '{name}'; expected one of {', '.join(SETS)}{nearest(str(name), (*SETS, *TIMES))}"
             )
-    given = {name: rows for name, rows in pairs.items() if rows is not None}
+    given = present_items(pairs)
 
     def of_one(relation: int | None, one: Dataset) -> tuple[dict[str, PairArray], Times]:
         own = {name: _of_relation(name, rows, relation, dataset.graph.types) for name, rows in given.items()}
-        own = {name: rows for name, rows in own.items() if rows is not None}
+        own = present_items(own)
         for name in [n for n in SPLITS if hasattr(own.get(n), "is_undirected")]:  # a PyG Data or HeteroData
             own = {**_of_pyg(own.pop(name), one, name), **own}
         return _of_arrays(own, one, "pairs: ")

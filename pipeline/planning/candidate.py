@@ -9,7 +9,7 @@ from torch import nn
 
 from ...stages.models.base import reads_edges
 from ...stages.partition.cut_counts import CutCounts
-from ...stages.placement.chunks import Chunks
+from ...stages.placement.chunk_schedule import ChunkSchedule
 from ...stages.sample.base import reads_times
 from ...storage.dataset import Dataset
 from ..config.load import Job
@@ -154,15 +154,19 @@ class Candidate:
         if not self.system.sample.is_isolated:
             return self.minibatches / self.job.train.per_step(self.ranks)
         # The rank with most train nodes has most minibatches.
-        share, policy = 1 / self.ranks, self.system.partition
-        if self.cut is not None and isinstance(policy, Chunks):
-            schedule = policy.schedule(self.job.seed_of("minibatches"), self.ranks)
+        share, schedule = 1 / self.ranks, self.schedule
+        if self.cut is not None:
             train = self._train_by_parts(self.cut)
             share = max(
                 train[np.ix_((*schedule.base(rank, 0), *schedule.variable(rank, 0)), schedule.base(rank, 0))].sum()
                 for rank in range(self.ranks)
             ) / max(1, train.sum())
         return max(1.0, float(share) * self.minibatches)
+
+    @property
+    def schedule(self) -> ChunkSchedule:
+        """Parts that each rank sees in each phase."""
+        return self.system.partition.schedule(self.job.seed_of("minibatches"), self.ranks)
 
     def _train_by_parts(self, cut: CutCounts) -> npt.NDArray[np.integer]:
         """[P, P], train pairs by the parts of their sources and destinations; train nodes on the diagonal."""

@@ -8,7 +8,7 @@ trial.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +17,9 @@ from ...stages.comm.gloo import ring_bytes, sum_waits
 from ...stages.comm.nccl import even_ring_bytes
 from ...stages.fetch.ahead.units import MOST_STEPS
 from ...stages.fetch.exchange import ahead_bytes
-from ...stages.fetch.visit import VisitFetch
-from ...stages.fetch.visit import row_bytes as visited_bytes
 from ...stages.memory.quantize import row_bytes
 from ...stages.models.phased import PhasedModel
 from ...stages.partition.cut_counts import ID_BYTES, CutCounts, halo_counts
-from ...stages.placement.boundary import WithBoundary
-from ...stages.placement.chunks import Chunks
-from ...stages.placement.sharded import Sharded
 from ...stages.reduce.seed_weighted import EXTRA_NUMBERS
 from ...storage.dataset import Dataset
 from ...storage.ledger import KINDS
@@ -82,19 +77,14 @@ def moves(s: Candidate, seen: TrialResult) -> Moved:
     """Bytes of the candidate's run, with rows of minibatches as counted in its trial."""
     moved, policy = Moved(), s.system.partition
     if s.cut is not None and s.ranks > 1:
-        if isinstance(policy, WithBoundary):
-            _layer_by_layer(moved, s, s.cut)
-        elif isinstance(policy, Sharded):
-            _visits(moved, s, s.cut, policy.prune)
-        elif isinstance(policy, Chunks):
-            _chunks(moved, s, s.cut, policy)
+        policy.count(_PartTraffic(moved, s, s.cut))
     # So far everything is in proportion to the graph but for sizes of messages.
     for counts in (moved.once, moved.per_epoch):
         for channel, kind in counts:
             counts[channel, kind] *= 1 if kind == "control" else s.at.growth
     if s.ranks > 1:
         _steps(moved, s)
-    if isinstance(policy, Sharded):
+    if policy.evaluates_on_shares:
         # Columns of learnt rows, which are set anew in each step, are counted with the others.
         moved.once["store", "features"] += s.feature_bytes + s.at.numbers.nodes * row_bytes_of(s)
     if s.system.sample.uses_queue or s.has_blocks:
@@ -116,19 +106,59 @@ def _steps(moved: Moved, s: Candidate) -> None:
     moved.add_sums("control", SUMS, 8, size, 1)
 
 
-def _visits(moved: Moved, s: Candidate, cut: CutCounts, prune: bool) -> None:
-    """Full-batch training: rows and their gradients, layer by layer. A pruned layer leaves out rows that no train node
-    depends on."""
-    assert isinstance(s.system.fetch, VisitFetch)
-    width, dtype, types = s.at.numbers.edge_features, TORCH_DTYPES[s.job.dtype], s.at.dataset.graph.types
-    learned, features = s.job.learned, s.job.learned.num_read(s.at.numbers.features)
-    traffic = visited_bytes(s.system.fetch, s.model, features, dtype, width, types, learns_features=learned.width > 0)
-    rows = [cut.rows[i if prune else -1] for i in range(len(traffic))]
-    total = sum((there * r.sum(0) + back * r.sum(1) for (there, back), r in zip(traffic, rows)), np.zeros(cut.size))
-    moved.add("activations", total, int(np.count_nonzero(traffic)))
-    moved.once["network", "graph"], moved.once["network", "control"] = cut.arrange_bytes(len(traffic) if prune else 0)
-    if s.at.dataset.has_edge_labels:
-        _rows_of_edges(moved, s, cut)
+class _PartTraffic(NamedTuple):
+    """What ranks with parts move, beside gradients."""
+
+    moved: Moved
+    s: Candidate
+    cut: CutCounts
+
+    def visits(self, prune: bool) -> None:
+        """Full-batch training: rows and their gradients, layer by layer. A pruned layer leaves out rows that no train
+        node depends on."""
+        moved, s, cut = self
+        width, dtype, types = s.at.numbers.edge_features, TORCH_DTYPES[s.job.dtype], s.at.dataset.graph.types
+        learned, features = s.job.learned, s.job.learned.num_read(s.at.numbers.features)
+        traffic = s.system.fetch.row_traffic(s.model, features, dtype, width, types, learns_features=learned.width > 0)
+        rows = [cut.rows[i if prune else -1] for i in range(len(traffic))]
+        total = sum((there * r.sum(0) + back * r.sum(1) for (there, back), r in zip(traffic, rows)), np.zeros(cut.size))
+        moved.add("activations", total, int(np.count_nonzero(traffic)))
+        arranged = cut.arrange_bytes(len(traffic) if prune else 0)
+        moved.once["network", "graph"], moved.once["network", "control"] = arranged
+        if s.at.dataset.has_edge_labels:
+            _rows_of_edges(moved, s, cut)
+
+    def boundaries(self) -> None:
+        moved, s, cut = self
+        model = s.model
+        assert isinstance(model, PhasedModel)
+        arranged, moved.once["network", "control"] = cut.arrange_bytes()
+        moved.once["network", "graph"] = arranged + 2 * ID_BYTES * cut.boundary
+        for k, width in enumerate(model.phase_widths):
+            if model.phase(k).passes_messages:
+                row = row_bytes(width, model.phases.rounding, TORCH_DTYPES[s.job.dtype])
+                moved.once["network", "features" if k == 0 else "activations"] += cut.boundary * row
+
+    def views(self, halo: float) -> None:
+        """The mean of the first few super-epochs stands for those that follow."""
+        moved, s, cut = self
+        graph, super_epochs = s.at.dataset.graph, len(s.system.schedule.phases(s.job.epochs, s.model))
+        schedule, before = s.schedule, [set[int]() for _ in range(s.ranks)]
+        read, (row, edge_row) = np.zeros((min(super_epochs, max(2, s.ranks)), 2)), s.row_bytes
+        for t, rank in np.ndindex(len(read), s.ranks):
+            chunks = {*schedule.base(rank, t), *schedule.variable(rank, t)}
+            nodes, edges = halo_counts(graph, cut.book, [*chunks]) if len(chunks) < cut.size else (0, 0)
+            around, new = round(nodes * halo), [*chunks - before[rank]]
+            edges = int(cut.edges[[*chunks]].sum()) - round(edges * (1 - halo))
+            moved.most_seen = max(moved.most_seen, int(cut.nodes[[*chunks]].sum()) + around)
+            # A halo that is drawn is read again, also around the same chunks.
+            if chunks != before[rank] or 0 < halo < 1:
+                lists = sum(cut.shard_bytes(c, graph.edge_weight is not None) for c in new)
+                read[t] += lists, row * (int(cut.nodes[new].sum()) + around) + edge_row * edges
+            before[rank] = chunks
+        later = read[1:].sum(0) / max(1, len(read) - 1)
+        for kind, first, again in zip(("graph", "features"), read[0], later):
+            moved.once["store", kind] += first + (super_epochs - 1) * again
 
 
 def _rows_of_edges(moved: Moved, s: Candidate, cut: CutCounts) -> None:
@@ -144,40 +174,6 @@ def _rows_of_edges(moved: Moved, s: Candidate, cut: CutCounts) -> None:
     # Ids go to all ranks, which answer by a byte each.
     moved.once["network", "graph"] += (cut.size - 1) * len(asked) * (ID_BYTES + 1)
     moved.once["network", "control"] += 2 * ID_BYTES * cut.size * (cut.size - 1)
-
-
-def _layer_by_layer(moved: Moved, s: Candidate, cut: CutCounts) -> None:
-    """Rows of the boundary once for each phase that passes messages, after their ids and degrees."""
-    model = s.model
-    assert isinstance(model, PhasedModel)
-    arranged, moved.once["network", "control"] = cut.arrange_bytes()
-    moved.once["network", "graph"] = arranged + 2 * ID_BYTES * cut.boundary
-    for k, width in enumerate(model.phase_widths):
-        if model.phase(k).passes_messages:
-            row = row_bytes(width, model.phases.rounding, TORCH_DTYPES[s.job.dtype])
-            moved.once["network", "features" if k == 0 else "activations"] += cut.boundary * row
-
-
-def _chunks(moved: Moved, s: Candidate, cut: CutCounts, policy: Chunks) -> None:
-    """Reads of isolated ranks from stores, chunk by chunk and super-epoch by super-epoch. The mean of the first few
-    super-epochs stands for those that follow."""
-    graph, super_epochs = s.at.dataset.graph, len(s.system.schedule.phases(s.job.epochs, s.model))
-    schedule, before = policy.schedule(s.job.seed_of("minibatches"), s.ranks), [set[int]() for _ in range(s.ranks)]
-    read, (row, edge_row) = np.zeros((min(super_epochs, max(2, s.ranks)), 2)), s.row_bytes
-    for t, rank in np.ndindex(len(read), s.ranks):
-        chunks = {*schedule.base(rank, t), *schedule.variable(rank, t)}
-        nodes, edges = halo_counts(graph, cut.book, [*chunks]) if len(chunks) < cut.size else (0, 0)
-        around, new = round(nodes * policy.halo), [*chunks - before[rank]]
-        edges = int(cut.edges[[*chunks]].sum()) - round(edges * (1 - policy.halo))
-        moved.most_seen = max(moved.most_seen, int(cut.nodes[[*chunks]].sum()) + around)
-        # A halo that is drawn is read again, also around the same chunks.
-        if chunks != before[rank] or 0 < policy.halo < 1:
-            lists = sum(cut.shard_bytes(c, graph.edge_weight is not None) for c in new)
-            read[t] += lists, row * (int(cut.nodes[new].sum()) + around) + edge_row * edges
-        before[rank] = chunks
-    later = read[1:].sum(0) / max(1, len(read) - 1)
-    for kind, first, again in zip(("graph", "features"), read[0], later):
-        moved.once["store", kind] += first + (super_epochs - 1) * again
 
 
 def _minibatch_rows(moved: Moved, s: Candidate, seen: TrialResult) -> None:

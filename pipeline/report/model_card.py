@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...storage.array_checks import present_items
 from ...storage.stored.data_card import described
 from ..telemetry.printable import in_table
 
@@ -53,7 +54,7 @@ def model_card(
         rows["own code"] = ", ".join(f"{kind}: {name}" for kind, name in code.items())
     found = {"validation accuracy": result["val_accuracy"], "test accuracy": result["test_accuracy"]}
     found |= {f"{split} {name}": n for split in ("val", "test") for name, n in result[f"{split}_metrics"].items()}
-    rows |= {name: f"{value:.4f}" for name, value in found.items() if value is not None}
+    rows |= {name: f"{value:.4f}" for name, value in present_items(found).items()}
     rows["versions"] = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     title = f"# {in_table(result['model'])} on {in_table(result['dataset'])}"
     lines = [title, "", "`mr.load(FOLDER)` opens the model.", "", "| | |", "|---|---|"]

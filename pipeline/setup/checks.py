@@ -8,8 +8,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...stages.capabilities import Cannot, Need
 from ...stages.evaluate.measures import METRICS, is_small, main_metric
-from ...stages.fetch.fetch import Fetch
-from ...stages.fetch.visit import VisitFetch
 from ...stages.forward_backward import of_each_seed
 from ...stages.kernels import sampling_backend
 from ...stages.losses import NamedLoss
@@ -377,7 +375,7 @@ def check_edges(job: Job, system: System) -> None:
     optional = job.model.get("edge_width", 0) and not MODELS.find(job.model["name"]).reads_edges
     none = ", or model.edge_width = 0 to read none" if optional else ""
     refuse(Need.EDGE_FEATURES, needs_of(job, reads_edges=True), job)
-    if job.device != "cpu" and not isinstance(system.fetch, Fetch | VisitFetch):
+    if job.device != "cpu" and not system.fetch.reads_edges_on_device:
         raise InputError(
             f"{seen} device is '{job.device}', and the fetch of system '{system.name}' does not take them there; use "
             f'device = "cpu"{none}'

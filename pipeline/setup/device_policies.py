@@ -1,13 +1,11 @@
 """Policies of a rank that trains on a GPU: the place of its tensors, and the way minibatches get there."""
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...stages.capabilities import Need
-from ...stages.fetch.fetch import Fetch
-from ...stages.fetch.visit import VisitFetch
 from ...stages.messages import RankJob
 from ...storage.errors import InputError
 from ..config.capabilities import needs_of
@@ -15,6 +13,9 @@ from ..config.load import Job
 from ..config.refusals import refuse
 from ..config.systems import SYSTEMS, System
 from ..machine.gpus import check_gpus, own_device
+
+if TYPE_CHECKING:
+    from ...stages.fetch.gather_cuda import DeviceMemory
 
 
 def check_device(job: Job) -> None:
@@ -39,7 +40,7 @@ def check_types_on_device(job: Job, system: System, graph: str) -> None:
     Raises:
         InputError: names the key to change.
     """
-    if job.device != "cpu" and not isinstance(system.fetch, Fetch | VisitFetch):
+    if job.device != "cpu" and not system.fetch.reads_edges_on_device:
         raise InputError(
             f"{graph}, but device is '{job.device}', on which system '{job.system}' runs without relations in this "
             f'version; use device = "cpu", or system = "{next(iter(SYSTEMS))}"'
@@ -78,12 +79,15 @@ def on_device(system: System, rank_job: RankJob, job: Job) -> tuple[System, Rank
         rank_job: the rank's job, with its device.
         job: the configuration.
     """
-    fetch, gpu = system.fetch, job.gpu
-    if not isinstance(fetch, Fetch) or rank_job.packed is not None:
-        # Others know the device from the rank's job.
+    if rank_job.packed is not None:
         return system, rank_job
-    # Needs Triton.
-    from ...stages.fetch.gather_cuda import DeviceMemory
 
-    memory = DeviceMemory(gpu.features, gpu.cache_bytes, gpu.topology, gpu.graphs)
-    return replace(system, fetch=replace(fetch, memory=memory)), replace(rank_job, resident=job.kernel == "cuda")
+    def memory() -> "DeviceMemory":
+        # Needs Triton.
+        from ...stages.fetch.gather_cuda import DeviceMemory
+
+        gpu = job.gpu
+        return DeviceMemory(gpu.features, gpu.cache_bytes, gpu.topology, gpu.graphs)
+
+    is_resident = system.sample.sampler is not None and job.kernel == "cuda"
+    return replace(system, fetch=system.fetch.with_memory(memory)), replace(rank_job, resident=is_resident)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from ...storage.array_checks import present
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import (
     FEATURES_FILE,
@@ -281,5 +282,5 @@ def _write(path: Path, dataset: Dataset, graph: GraphAccess) -> None:
 
 def _num_bytes(dataset: Dataset) -> int:
     stores = (dataset.features, dataset.graph.edge_features)
-    rows = sum(f.num_rows * f.num_features * f.dtype.itemsize for f in stores if f is not None)
+    rows = sum(f.num_rows * f.num_features * f.dtype.itemsize for f in present(stores))
     return dataset.graph.nbytes + rows + dataset.labels.nbytes

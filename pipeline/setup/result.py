@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from ...storage.array_checks import present_items
 from ...storage.dataset import Task
 from ...storage.errors import NOT_READABLE, InputError, StoreError, first_line, install
 from ...storage.plural import counted
@@ -300,7 +301,7 @@ class Result:
             f"test {found['test'][0]}": found["test"][1],
             "train loss": self.train_loss,
         }
-        figures = ", ".join(f"{name} {value:.4f}" for name, value in values.items() if value is not None)
+        figures = ", ".join(f"{name} {value:.4f}" for name, value in present_items(values).items())
         trained = f"{self.model} on {self.dataset} by {self.system}: {counted(self.epochs, 'epoch')}"
         return f"Result({trained}, {figures or 'no finite loss'}, in {self.out})"
 

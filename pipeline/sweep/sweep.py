@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from ...stages.partition.given import Given
+from ...storage.array_checks import present
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import write_dataset
 from ...storage.errors import InputError, StoreError, first_line, whole_number
@@ -331,7 +332,7 @@ def _score(row: Mapping[str, Any], split: str) -> tuple[str, list[float] | None]
 
 def _spread(values: Sequence[float | None]) -> list[float] | None:
     """Mean and standard deviation."""
-    known = [v for v in values if v is not None]
+    known = present(values)
     if not known:
         return None
     return [statistics.mean(known), statistics.stdev(known) if len(known) > 1 else 0.0]

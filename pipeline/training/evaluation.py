@@ -27,7 +27,7 @@ from ...stages.neighbourhood.full_batch import arrange
 from ...stages.placement.merged import merged
 from ...stages.placement.row_blocks import BlockRows, Grid, numbered
 from ...stages.placement.sharded import Share, share
-from ...stages.policies import FetchPolicy, KeepsRows
+from ...stages.policies import FetchPolicy
 from ...storage.errors import Interrupted
 from ...storage.features import CountedFeatures, FeatureStore
 from ...storage.links.pairs import Pairs
@@ -129,8 +129,7 @@ def _chunks_on_device(prepared: Prepared, policy: FetchPolicy, job: RankJob) -> 
 
     placed = prepared.placement
     stores = placed.features, placed.edge_features if prepared.model.reads_edges else None
-    keeps = policy if isinstance(policy, KeepsRows) else None
-    rows = [None if keeps is None or x is None else keeps.device_rows(x, job, locked=True) for x in stores]
+    rows = [None if x is None else policy.device_rows(x, job, locked=True) for x in stores]
     return DeviceChunks(placed.graph, *rows)
 
 
@@ -190,7 +189,7 @@ def _by_leaders(
             # pyrefly: ignore[bad-argument-type]
             draws = Draws(sampler, job.seed, advance, chunk)
             return temporal_scored(job.measures, module, counted, draws, split, known)
-        rows = policy.device_rows(prepared.placement.features, job) if isinstance(policy, KeepsRows) else None
+        rows = policy.device_rows(prepared.placement.features, job)
         limits = Limits(scratch=out, on_progress=advance, base=rows, group=among)
         found = split_rows(module, counted, prepared.placement.degree, (split,), limits)
         if group.rank > 0:

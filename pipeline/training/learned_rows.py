@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from ...stages.comm.base import Group
 from ...stages.evaluate.measures import Scored
-from ...stages.fetch.visit import VisitFetch
 from ...stages.kernels.runtime.device_memory import goes_to_device
 from ...stages.learned.beside import WithLearned
 from ...stages.learned.optimizers import OPTIMIZERS
@@ -50,7 +49,7 @@ def with_learned(prepared: Prepared, system: System, rank_job: RankJob) -> tuple
         lr=job.learned.lr or job.train.lr,
         bounds=nodes.bounds,
         names=nodes.names,
-        own_only=isinstance(system.fetch, VisitFetch),
+        own_only=system.fetch.takes_own_learned,
         start=initial_learned(job, nodes.total),
         device=_place_of(prepared, nodes, rank_job),
         weight_decay=job.learned.weight_decay,

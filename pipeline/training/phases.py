@@ -2,14 +2,14 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ...stages.messages import Phase, PlacedData, Validation
-from ...stages.policies import Fetcher, FetchesAhead, PhaseFetcher
+from ...stages.policies import Fetcher
 from ...storage.checkpoint import Cursor
 from ...storage.errors import InputError
 from ..custom.callback import Numbers
@@ -109,15 +109,13 @@ class PhaseTraining:
         sample, fetcher = self.context.system.sample, self.fetcher
         first = epoch, self.steps.minibatches_of(step).start
         feed = sample.feed(self.placement, self.phase, self.context.job, first)
-        if isinstance(fetcher, FetchesAhead):
-            feed = fetcher.ahead(feed, sample, self.phase, first)
-        self.runner.feed = feed
+        self.runner.feed = feed = fetcher.ahead(feed, sample, self.phase, first)
         with self.clock.following(sample=lambda: feed.sample_s, exchange=lambda: fetcher.exchange_s):
             try:
                 yield
             finally:
                 feed.close()
-        self.progress.fetched = self.runner.hit_counts
+        self.progress.fetched = fetcher.hit_counts
 
     def checkpoint_after_step(self, requested: bool) -> None:
         """Write a checkpoint between two steps of an epoch, if it is time."""
@@ -212,11 +210,7 @@ class PhaseTraining:
     def _validate(self, whole: Validate, epoch: int) -> tuple[Validation, bool]:
         """Validation after `epoch`, and whether it is the best so far."""
         with self.clock.measure("evaluate"), self.phase_optimizer.averaged():
-            if isinstance(self.fetcher, PhaseFetcher):
-                with self.context.job.group.counting("evaluation"):
-                    found = self.fetcher.validate(self.module)
-            else:
-                found = whole(self.context.model)
+            found = self.fetcher.validated(self.module, lambda: whole(self.context.model))
             best = self.progress.take(found, epoch, self.context.model)
             if best and self.context.job.learned is not None:
                 self.context.job.learned.keep_best()
@@ -228,8 +222,7 @@ class PhaseTraining:
         if self.phase_optimizer.average is not None and progress.best_epoch < 0:
             with self.phase_optimizer.averaged():
                 progress.keep(self.context.model)
-        if isinstance(self.fetcher, PhaseFetcher):
-            self._finish_part(self.fetcher, last)
+        self.fetcher.finish(self.module, lambda leave: self._record_part(leave, last))
         if last:
             return
         for p in self.runner.parameters:
@@ -242,13 +235,13 @@ class PhaseTraining:
             callbacks.run.stop_asked = callbacks.stops_steps = False
         self.checkpoints.save(None if self.phase.fresh_optimizer else self.phase_optimizer)
 
-    def _finish_part(self, fetcher: PhaseFetcher, last: bool) -> None:
+    def _record_part(self, leave: Callable[[], dict[str, Any]], last: bool) -> None:
         """Leave to the next phase what it reads, computed with the best parameters, and record this one."""
-        progress = self.progress
+        progress, fetcher = self.progress, self.fetcher
         if progress.best_state and not last:
             self.context.model.load_state_dict(progress.best_state)
         waited, start = fetcher.exchange_s, time.perf_counter()
-        results = fetcher.finish(self.module)
+        results = leave()
         waited = fetcher.exchange_s - waited
         self.clock.add("exchange", waited)
         self.clock.add("forward_backward", time.perf_counter() - start - waited)

@@ -49,7 +49,7 @@ class Progress:
     minibatches: int = 0
     sampled_edges: int = 0
     fetched: dict[str, int] = field(default_factory=dict)
-    """Cache hits (`FetchesAhead.hit_counts`) since this process began."""
+    """Cache hits (`Fetcher.hit_counts`) since this process began."""
     pooled: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
     """Sums over all ranks at the last checkpoint. Every rank holds them, since any rank may be lost."""
     ledgers: list[list[int]] = field(default_factory=list)

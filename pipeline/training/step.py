@@ -16,7 +16,7 @@ from ...stages.messages import Fetched, Phase, PlacedData, Placement, WorkDone
 from ...stages.models.compiled import Compiled
 from ...stages.models.parts import LayerCounts
 from ...stages.neighbourhood.block import BlockNeighbourhood
-from ...stages.policies import Feed, Fetcher, FetchesAhead, PeeksAhead, RecordedStep, RecordsSteps
+from ...stages.policies import Feed, Fetcher, RecordedStep
 from ...stages.sample.base import reads_times
 from ...storage.checkpoint import Cursor
 from ...storage.minibatch import MiniBatch
@@ -93,9 +93,7 @@ class StepRunner:
     def _recorded(self, total_epochs: int) -> RecordedStep | None:
         """Steps as CUDA graphs, where the fetcher can record them. The compiler reduces launches in its own way."""
         context, reduce = self.context, self.context.system.reduce
-        if context.update.train.compile or not isinstance(self.fetcher, RecordsSteps):
-            return None
-        if not reduce.allows_recording or context.update.loss is not None:
+        if context.update.train.compile or not reduce.allows_recording or context.update.loss is not None:
             return None
         if self.phase.epochs < total_epochs and len(self.steps) * self.phase.epochs < FEWEST_STEPS:
             return None
@@ -172,7 +170,7 @@ class StepRunner:
         progress.cursor, progress.unvalidated = Cursor(self.phase.number, progress.cursor.step + 1), False
         progress.loss_seeds += seeds
         progress.sampled_edges += edges
-        hits, num_steps = self.hit_counts, len(self.steps)
+        hits, num_steps = self.fetcher.hit_counts, len(self.steps)
 
         def report(loss: float) -> None:
             progress.loss_sum += loss
@@ -221,7 +219,7 @@ class StepRunner:
         if self.context.job.learned is not None:
             return  # rows of the next minibatch change in this step
         start = time.perf_counter()
-        work = self.feed.peek(epoch, index) if isinstance(self.feed, PeeksAhead) else None
+        work = self.feed.peek(epoch, index)
         if work is None:
             return
         with self.clock.measure("fetch"):
@@ -237,11 +235,6 @@ class StepRunner:
         """The work of a minibatch and what was fetched for it, if it was begun ahead."""
         ahead, self.ahead = self.ahead, None
         return ahead[1:] if ahead is not None and ahead[0] == (epoch, index) else (None, None)
-
-    @property
-    def hit_counts(self) -> dict[str, int]:
-        """Cache hits so far, of a fetcher that has a cache."""
-        return self.fetcher.hit_counts if isinstance(self.fetcher, FetchesAhead) else {}
 
     def _account_memory(self, meter: TensorBytes | None) -> None:
         """Update `Progress.memory_bytes`; the leader reports it after the first step, where it is much."""

@@ -24,7 +24,8 @@ from ...stages.kernels import sampling_backend
 from ...stages.memory.arena import give_back
 from ...stages.messages import Part, Phase, PlacedData, Placement, RankJob, Validation
 from ...stages.models.base import reads_loops
-from ...stages.policies import PartitionPolicy
+from ...stages.placement.base import PartitionPolicy
+from ...storage.array_checks import present_items
 from ...storage.checkpoint import CheckpointStore
 from ...storage.errors import Interrupted, ShortHandedError
 from ...storage.fingerprint import digest_record
@@ -156,7 +157,7 @@ def train_and_evaluate(prepared: Prepared, out: Path, feed: QueueEnd, member: Me
             save_model(out / MODEL, model)
         if test is not None:
             callbacks.run.metrics |= {
-                f"test_{k}": v for k, v in {"accuracy": test.accuracy, **test.values}.items() if v is not None
+                f"test_{k}": v for k, v in present_items({"accuracy": test.accuracy, **test.values}).items()
             }
     return report_of(progress, member, sha256, test)
 
@@ -291,15 +292,16 @@ def report_of(progress: Progress, member: Member, sha256: str, test: Scored | No
     )
 
 
-class PlacedOnce:
+class PlacedOnce(PartitionPolicy):
     """A partition policy that places the data of each phase once, for training and evaluation."""
 
     def __init__(self, policy: PartitionPolicy) -> None:
-        self._policy, self.changes, self.has_blocks = policy, policy.changes, policy.has_blocks
-        self.partitioner, self.evaluates_on_shares = policy.partitioner, policy.evaluates_on_shares
+        self._policy = policy
+        for name in ("partitioner", "changes", "has_blocks", "evaluates_on_shares"):
+            setattr(self, name, getattr(policy, name))
         self._placed: tuple[int, PlacedData] | None = None
 
-    def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: PlacedData | None = None) -> PlacedData:
+    def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: object = None) -> PlacedData:
         if self._placed is None or (self.changes and self._placed[0] != phase.number):
             self._placed = phase.number, self._policy.place(data, phase, job, self._placed and self._placed[1])
         return self._placed[1]

@@ -30,18 +30,15 @@ class Group(Protocol):
     @property
     def rank(self) -> int:
         """This process, in [0, size)."""
-        ...
 
     @property
     def size(self) -> int:
         """P, the number of ranks."""
-        ...
 
     @property
     def present(self) -> Sequence[int]:
         """Ranks that took part in the last sum, ascending: all of them, except in a group that survives losses
         (`comm.survivors`)."""
-        ...
 
     def sub(self, name: str, ranks: Sequence[int], same_thread: bool = False) -> "Group":
         """Separate group of some of these ranks, for another thread or a smaller circle.
@@ -53,11 +50,9 @@ class Group(Protocol):
             ranks: ascending, this one among them.
             same_thread: true if one thread uses both groups, on every rank in the same order.
         """
-        ...
 
     def counting(self, channel: str) -> AbstractContextManager[None]:
         """Context in which bytes are counted under this channel of the ledger."""
-        ...
 
     def all_reduce(self, flat: Tensor, kind: str, overlap: Overlap = nothing) -> None:
         """Sum a contiguous tensor over the ranks, in place: the same bits on every rank.
@@ -68,15 +63,12 @@ class Group(Protocol):
             overlap: called at most once, while this rank's numbers are on their way: work that does not involve other
                 ranks.
         """
-        ...
 
     def any(self, flag: bool) -> bool:
         """True on every rank if `flag` is true on some rank. Counted as ``control``."""
-        ...
 
     def broadcast(self, flat: Tensor, source: int, kind: str) -> None:
         """Overwrite a contiguous tensor with that of rank `source`."""
-        ...
 
     def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
         """Send part r to rank r, and return the parts that the other ranks have for this one.
@@ -91,12 +83,10 @@ class Group(Protocol):
         Returns:
             P tensors in the order of ranks; this rank's own is ``parts[rank]`` itself.
         """
-        ...
 
     def matches_by_order(self, device: torch.device) -> bool:
         """True if `swap` matches messages of tensors on this device by the order in which both sides begin them, not
         by their tags."""
-        ...
 
     def swap(self, part: Tensor, to: int, into: Tensor, source: int, tag: int, kind: str) -> "Swap":
         """Start to send `part` to rank `to` and to receive `into` from rank `source`; returns at once.
@@ -114,7 +104,6 @@ class Group(Protocol):
             tag: in [0, `TAGS`); the same on both sides, and no other message of these two under way has it.
             kind: kind of `part` in the ledger.
         """
-        ...
 
 
 class Swap(Protocol):
@@ -123,8 +112,6 @@ class Swap(Protocol):
 
     def received(self, what: str) -> None:
         """Wait for the incoming message. Raises PeerLostError if the peer is gone."""
-        ...
 
     def sent(self, what: str) -> None:
         """Wait until the outgoing part may be changed. Raises PeerLostError if the peer is gone."""
-        ...

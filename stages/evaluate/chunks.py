@@ -46,11 +46,9 @@ class Source(Protocol):
     @property
     def device(self) -> torch.device:
         """Device of the model, where rows are needed."""
-        ...
 
     def gather(self, nodes: npt.NDArray[np.integer]) -> Tensor:
         """[n, width] of `dtype` on `device`; valid until the next call."""
-        ...
 
 
 class HostRows:

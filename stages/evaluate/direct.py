@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_checks import present
 from ...storage.features import FeatureStore, in_place
 from ...storage.graph import Graph
 from ..kernels.runtime.threads import at_most, side_by_side
@@ -221,7 +222,7 @@ class LayerBlocks:
 
     def empty(self) -> list[Tensor]:
         """No rows, and no logits if there are any: they show the widths of the results."""
-        return [rows for rows in self._block(0, 0) if rows is not None]
+        return present(self._block(0, 0))
 
     def waves(self) -> Iterator[int]:
         """Compute some blocks after the other; the rows of each."""

@@ -7,6 +7,7 @@ from ...storage.errors import InputError
 from ..messages import Phase, RankJob
 from ..neighbourhood.full_batch import FullBatch
 from ..placement.sharded import Share
+from ..policies import Feed
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,8 @@ class FullBatchWork:
         return FullBatchFeed(placement.graph)
 
 
-class FullBatchFeed:
-    """The same work every epoch. See `Feed`."""
-
-    sample_s = 0.0
+class FullBatchFeed(Feed):
+    """The same work every epoch."""
 
     def __init__(self, batch: FullBatch) -> None:
         self._batch = batch

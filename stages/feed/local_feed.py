@@ -13,6 +13,7 @@ from ..assignment import SeedPlan, isolated_plan
 from ..comm.survivors import Survivors
 from ..kernels.runtime.device_memory import wait_for_copies
 from ..messages import Phase, Placement, RankJob
+from ..policies import Feed
 from ..sample.base import Sampler
 from .queue_feed import BulkDraws, BulkSpan, Producer, QueueFeed, on_job_device
 
@@ -90,8 +91,8 @@ class Local:
         )
 
 
-class LocalFeed:
-    """A rank's own minibatches. See `Feed`."""
+class LocalFeed(Feed):
+    """A rank's own minibatches."""
 
     def __init__(self, feed: QueueFeed, minibatches: int, layers: int, job: RankJob) -> None:
         """
@@ -112,7 +113,7 @@ class LocalFeed:
         return self._feed.get(epoch, own).renumbered(index)
 
     def peek(self, epoch: int, index: int) -> MiniBatch | None:
-        """See `PeeksAhead.peek`: for the rank's own minibatches."""
+        """See `Feed.peek`: for the rank's own minibatches."""
         own = index // self._job.group.size
         work = self._feed.peek(epoch, own) if own < self._minibatches else None
         return None if work is None else work.renumbered(index)

@@ -15,6 +15,7 @@ from ..assignment import SeedPlan, Sizes
 from ..kernels import workspace_of
 from ..kernels.runtime.threads import stand_back
 from ..messages import Phase, Placement, RankJob, Seeded
+from ..policies import Feed
 from ..sample.base import Sampler
 
 WAIT_S = 1.0
@@ -212,7 +213,7 @@ def own_queue(plan: SeedPlan) -> MemoryQueue:
     return MemoryQueue(bulk_size=plan.bulk_size, max_bytes=UNBOUNDED, minibatches_per_epoch=per_epoch)
 
 
-class QueueFeed:
+class QueueFeed(Feed):
     """Consumer's end of the queue, with the producer if it runs in this process."""
 
     def __init__(
@@ -256,16 +257,10 @@ class QueueFeed:
                     raise
 
     def give_up(self) -> None:
-        """Make a waiting `get` raise QueueTimeoutError soon."""
         self._given_up = True
-
-    def expect(self, epoch: int, index: int) -> None:
-        """Announce that everything up to and including that minibatch will be read, here or on other ranks, before more
-        is released."""
 
     @property
     def stored(self) -> bool:
-        """True if the producer's bound takes no account of `expect`."""
         return self._queue.stored
 
     def release(self, epoch: int, index: int) -> None:

@@ -19,16 +19,16 @@ from ...storage.partition.book import RangeBook
 from ...storage.typed.features import stores_on_disk
 from ..comm.base import Group
 from ..feed.collective_feed import SampledByOwners
-from ..feed.queue_feed import QueueFeed, Sampled
+from ..feed.queue_feed import Sampled
 from ..memory.bytes_left import bytes_left
 from ..messages import Phase, Placement, RankJob
-from ..placement.row_blocks import BlockRows, Grid
-from ..policies import Feed
+from ..placement.row_blocks import Grid
+from ..policies import Feed, SamplePolicy
 from .ahead.units import Plan, RowsAhead
 from .feature_cache import HotBy, choose
 from .gather import HostRows, InPlace, edge_lists
 from .owned_rows import Owned, OwnedRows
-from .rows import Rows
+from .rows import Rows, RowsPolicy
 
 if TYPE_CHECKING:
     from .gather_cuda import DeviceMemory
@@ -42,9 +42,8 @@ def ahead_bytes(given: int | Literal["auto"]) -> int:
 
 
 @dataclass(frozen=True)
-class OwnedFeatures:
-    """The rank in row i of the grid keeps block i of the rows in memory, read once, and serves them to its column. See
-    `RowsPolicy`."""
+class OwnedFeatures(RowsPolicy):
+    """The rank in row i of the grid keeps block i of the rows in memory, read once, and serves them to its column."""
 
     is_owned: ClassVar[bool] = True
     replication: int = 1
@@ -57,10 +56,6 @@ class OwnedFeatures:
     prefetch_bytes: int | Literal["auto"] = "auto"
     """Rows that may be ready or under way beside those that are trained on; ``auto``: `PREFETCH_BYTES`. 0, or less than
     the rows of a step: fetching and training take turns."""
-
-    @property
-    def is_read(self) -> bool:
-        return False
 
     def open(self, placement: Placement, job: RankJob, memory: "DeviceMemory | None") -> Rows:
         """See `RowsPolicy.open`. No rank owns rows that lie beside the minibatches."""
@@ -94,10 +89,8 @@ class OwnedFeatures:
         if placement.edge_features is None:
             return None
         edges = CountedFeatures(placement.edge_features, job.ledger, "store")
-        if isinstance(placement, BlockRows):
-            return edges, 0, placement.edge_book
-        book = RangeBook(edges.num_rows * np.arange(group.size + 1, dtype=np.int64) // group.size)
-        return edges, int(book.offsets[group.rank]), book
+        book, holds_own = placement.owners_of_edges(edges.num_rows, group.size)
+        return edges, 0 if holds_own else int(book.offsets[group.rank]), book
 
     def open_rows(
         self, placement: Placement, job: RankJob, same_thread: bool = False
@@ -110,14 +103,13 @@ class OwnedFeatures:
             same_thread: see `Group.sub`.
         """
         grid = Grid(job.group.size, self.replication)
-        blocks = placement if isinstance(placement, BlockRows) else None
         # One thread uses one group, for rows and for whatever else it sends within the column.
-        column = blocks.column if blocks is not None and same_thread else None
+        column = placement.column if same_thread else None
         group = grid.subgroup(job.group, "rows", same_thread) if column is None else column
         features = CountedFeatures(placement.features, job.ledger, "store")
-        if blocks is not None:
-            return features, 0, blocks.book, group, blocks.degree
-        book = RangeBook(features.num_rows * np.arange(grid.blocks + 1, dtype=np.int64) // grid.blocks)
+        book, holds_own = placement.owners_of_rows(grid.blocks)
+        if holds_own:
+            return features, 0, book, group, placement.degree
         return features, int(book.offsets[group.rank]), book, group, None
 
 
@@ -136,16 +128,16 @@ class ExchangedRows(HostRows):
         super().__init__(placement, placement.features)
         self._policy, self._job, self._owned, self._owned_edges = policy, job, owned, owned_edges
 
-    def ahead(self, feed: Feed, sample: Any, phase: Phase, first: tuple[int, int]) -> Feed:
-        assert isinstance(feed, QueueFeed) and isinstance(sample, Sampled | SampledByOwners)
+    def ahead(self, feed: Feed, sample: SamplePolicy, phase: Phase, first: tuple[int, int]) -> Feed:
+        assert isinstance(sample, Sampled | SampledByOwners)
         job, policy = self._job, self._policy
         placement: Any = self._placement
         if policy.cache_fraction and self._owned.group.size > 1:
-            count = int(policy.cache_fraction * self._owned.book.num_nodes)
+            count, preview = int(policy.cache_fraction * self._owned.book.num_nodes), sample.preview
 
             def previewed() -> Iterator[npt.NDArray[np.integer]]:
                 # The samples of any epoch are known before it begins.
-                return (m.nodes for m in sample.preview(placement, job, first[0]))
+                return (m.nodes for m in preview(placement, job, first[0]))
 
             self._owned.keep(
                 choose(policy.hot_by, count, placement.graph, self._owned.book, self._owned.group, previewed)
@@ -156,8 +148,7 @@ class ExchangedRows(HostRows):
         )
         return self._ahead
 
-    def _begun(self, feed: QueueFeed, plan: Plan, prefetch_bytes: int) -> Any:
-        assert isinstance(self._owned, OwnedRows)
+    def _begun(self, feed: Feed, plan: Plan, prefetch_bytes: int) -> Any:
         lists_of = partial(edge_lists, placement=self._placement)
         return RowsAhead(feed, self._owned, plan, prefetch_bytes, self._owned_edges, lists_of)
 

@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 
 from ...storage.minibatch import MiniBatch
-from ..feed.queue_feed import QueueFeed
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.minibatch_cuda.rows import gather_rows
 from ..memory.lazy_rows import LazyRows
 from ..messages import Placement, RankJob
 from ..neighbourhood.resident import EdgesOnDevice
+from ..policies import Feed
 from .ahead.units import Collected, Key, Plan, Unit, Units
 from .exchange import ExchangedRows, OwnedFeatures
 from .gather_cuda import DeviceMemory, LagLimit, device_edges, resident_neighbourhoods, to_resident, upload
+from .owned_rows import Owned
 from .owned_rows_cuda import OwnedOnDevice
 from .rows import Taken
 
@@ -47,6 +48,8 @@ def opened(policy: OwnedFeatures, placement: Placement, job: RankJob, memory: De
 class ExchangedOnDevice(ExchangedRows):
     """`ExchangedRows` whose neighbourhoods are over lists on the device, like those of `DeviceRows`."""
 
+    _units_ahead: "UnitsOnDevice"
+
     def __init__(
         self,
         policy: OwnedFeatures,
@@ -59,11 +62,12 @@ class ExchangedOnDevice(ExchangedRows):
         super().__init__(policy, placement, job, owned)
         self._of_edges_there, self.device = of_edges, job.device
 
-    def _begun(self, feed: QueueFeed, plan: Plan, prefetch_bytes: int) -> "UnitsOnDevice":
-        assert isinstance(self._owned, OwnedOnDevice) and self.device is not None
-        return UnitsOnDevice(
+    def _begun(self, feed: Feed, plan: Plan, prefetch_bytes: int) -> "UnitsOnDevice":
+        assert self.device is not None
+        self._units_ahead = UnitsOnDevice(
             feed, self._owned, plan, prefetch_bytes, self.device, self._placement, of_edges=self._of_edges_there
         )
+        return self._units_ahead
 
     def take(self, work: MiniBatch) -> Taken:
         """See `Rows.take`: begins what is due, and makes the device wait for the rows of `work`."""
@@ -80,12 +84,6 @@ class ExchangedOnDevice(ExchangedRows):
     def idle(self) -> None:
         """See `Fetcher.idle`: begins what is due, and answers the requests of others."""
         self._units_ahead.begin()
-
-    @property
-    def _units_ahead(self) -> "UnitsOnDevice":
-        ahead: Any = self._ahead
-        assert isinstance(ahead, UnitsOnDevice)
-        return ahead
 
 
 class _Unit(Unit):
@@ -117,8 +115,8 @@ class UnitsOnDevice(Units[_Unit]):
 
     def __init__(
         self,
-        feed: QueueFeed,
-        owned: OwnedOnDevice,
+        feed: Feed,
+        owned: Owned[Tensor],
         plan: Plan,
         prefetch_bytes: int,
         device: torch.device,

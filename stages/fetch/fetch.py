@@ -1,10 +1,10 @@
 """Fetches minibatches: feature rows from one source, targets of seeds and degrees of nodes, each a part handed in."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,8 +18,7 @@ from ..learned.table import LearnedTable
 from ..links.planned_pairs import Degree, OfSeeds, PlannedPairs
 from ..memory.lazy_rows import LazyRows
 from ..messages import Fetched, Phase, Placement, RankJob, StepRules
-from ..placement.row_blocks import BlockRows
-from ..policies import Feed, RecordedStep, ReducePolicy, SamplePolicy
+from ..policies import Feed, Fetcher, FetchPolicy, RecordedStep, ReducePolicy, SamplePolicy
 from ..sample.resident import ResidentMiniBatch
 from ..sample.temporal import degrees_until
 from .gather import InPlace
@@ -38,13 +37,20 @@ HOST = torch.device("cpu")
 class Targets(Protocol):
     """What seeds are trained on."""
 
+    has_frames: ClassVar[bool]
+    """See `Rows.has_frames`."""
+
     def targets(self, work: MiniBatch, degree: Degree) -> tuple[Degree, OfSeeds]:
         """Degrees that layers read, given those of the graph; and what `Fetched` has of the seeds."""
-        ...
+
+    def framed(self, frame: "Frame") -> OfSeeds:
+        """What `Fetched` has of the seeds of any minibatch that is in the frame when the device reads it."""
 
 
 class Labels:
     """`Targets` of nodes."""
+
+    has_frames: ClassVar[bool] = True
 
     def __init__(self, placement: Placement, near: torch.device, to: torch.device) -> None:
         """
@@ -54,16 +60,21 @@ class Labels:
             to: device of a step.
         """
         self._placement, self._to = placement, to
-        # With a block of rows, labels of the train nodes are looked up on the host, by id.
-        self.on_device = cache(lambda: placement.labels.to(near))
-        self._are_near = near != HOST and not isinstance(placement, BlockRows)
+        self._on_device = cache(lambda: placement.labels_on_device(near))
+        self._is_near = near != HOST
 
     def targets(self, work: MiniBatch, degree: Degree) -> tuple[Degree, OfSeeds]:
-        if self._are_near and isinstance(work, ResidentMiniBatch):
-            y = self.on_device()[work.bulk.nodes_of(work.q)[: len(work.seeds)]]
-        else:
+        labels = self._on_device() if self._is_near and not work.on_host else None
+        if labels is None:
             y = self._placement.labels_of(work.seeds).to(self._to, non_blocking=True)
+        else:
+            y = labels[work.drawn_nodes[: len(work.seeds)]]
         return cache(degree), {"y": y}
+
+    def framed(self, frame: "Frame") -> OfSeeds:
+        labels = self._on_device()
+        assert labels is not None
+        return {"y": labels[frame.nodes[: frame.layout.nodes[0]]]}
 
 
 class Degrees:
@@ -101,7 +112,7 @@ class DegreesUntil(Degrees):
 
 
 @dataclass(frozen=True)
-class Fetch:
+class Fetch(FetchPolicy):
     """Fetches each node's row at most once per minibatch; every block then aggregates locally."""
 
     rows: RowsPolicy = field(default_factory=InPlace)
@@ -115,6 +126,14 @@ class Fetch:
     """Says how learnt rows (`RankJob.learned`) and the dataset's are put together; None: there are none."""
     memory: "DeviceMemory | None" = None
     """Of the rank's GPU; None: minibatches come to the host."""
+    reads_edges_on_device: ClassVar[bool] = True
+
+    @property
+    def gathers_alone(self) -> bool:
+        return not self.rows.is_owned
+
+    def with_memory(self, memory: Callable[[], "DeviceMemory"]) -> "Fetch":
+        return replace(self, memory=memory())
 
     def fetcher(self, placement: Placement, job: RankJob, module: nn.Module | None = None) -> "MinibatchFetcher":
         """See `FetchPolicy.fetcher`. All ranks call this at the same time. Reads this rank's rows and nothing later.
@@ -136,10 +155,9 @@ class Fetch:
         return MinibatchFetcher(rows, targets, degrees, weights, to, columns)
 
     def device_rows(self, features: FeatureStore, job: RankJob, locked: bool = False) -> Tensor | None:
-        if not self.memory or self.learned or not isinstance(self.rows, InPlace):
+        if not self.memory or self.learned:
             return None
-        uploaded = self.memory.uploaded(features, self.rows.read(features, job), job.device)
-        return uploaded.rows if locked or uploaded.in_device_memory else None
+        return self.rows.device_rows(features, job, self.memory, locked)
 
 
 class LearnedColumns(NamedTuple):
@@ -156,15 +174,14 @@ class LearnedColumns(NamedTuple):
 
     def beside(self, h: Tensor, work: MiniBatch) -> Tensor:
         """[n, F + D], from the other rows [n, F], which have no columns if the dataset's features are not read."""
-        nodes = work.bulk.nodes_of(work.q) if isinstance(work, ResidentMiniBatch) else work.nodes
-        learned = self.table.take(nodes).to(h.device)
+        learned = self.table.take(work.drawn_nodes).to(h.device)
         if not h.shape[1]:
             return learned
         return self.features.beside(h.gathered() if isinstance(h, LazyRows) else h, learned)
 
 
-class MinibatchFetcher:
-    """See `Fetcher`, `FetchesAhead` and `RecordsSteps`."""
+class MinibatchFetcher(Fetcher):
+    """Rows of one source, targets of seeds and degrees of nodes, for the minibatches of a rank."""
 
     def __init__(
         self,
@@ -214,16 +231,14 @@ class MinibatchFetcher:
 
     def framed(self, frame: "Frame") -> Fetched:
         """Like `fetch`, for any minibatch that is in the frame when the device reads it."""
-        assert isinstance(self.targets, Labels)
-        got, seeds = self.rows.framed(frame), frame.nodes[: frame.layout.nodes[0]]
-        degree = cache(lambda: self.degrees.all[frame.nodes])
-        return Fetched(0, 0, got.layers(degree), got.h, self.targets.on_device()[seeds])
+        got, degree = self.rows.framed(frame), cache(lambda: self.degrees.all[frame.nodes])
+        return Fetched(0, 0, got.layers(degree), got.h, **self.targets.framed(frame))
 
     def recorded(
         self, module: nn.Module, reduce: ReducePolicy, rules: StepRules, parameters: list[nn.Parameter], alone: bool
     ) -> RecordedStep | None:
-        whole = self.rows.has_frames and self.degrees.is_whole and not self._columns
-        if not (whole and isinstance(self.targets, Labels)):
+        framed = self.rows.has_frames and self.targets.has_frames and self.degrees.is_whole
+        if self._columns or not framed:
             return None
         # Needs Triton.
         graphs = import_module(".cuda_graph", __package__)

@@ -4,7 +4,7 @@ others are gathered."""
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,22 +21,20 @@ from ..neighbourhood.block import BlockNeighbourhood
 from ..policies import Feed, SamplePolicy
 from .ahead.disk_rows import FromDisk
 from .ahead.units import Plan, RowsAhead
-from .rows import Rows, Taken
+from .rows import Rows, RowsPolicy, Taken
 
 if TYPE_CHECKING:
     from .gather_cuda import DeviceMemory
 
 
 @dataclass(frozen=True)
-class InPlace:
-    """Rows of the rank's own placement, in memory or on disk. See `RowsPolicy`."""
+class InPlace(RowsPolicy):
+    """Rows of the rank's own placement, in memory or on disk."""
 
-    is_owned: ClassVar[bool] = False
     prefetch_bytes: int | Literal["auto"] = "auto"
     """Memory for rows on disk that are ready or under way, those that are trained on among them; ``auto``: a quarter of
     what is left, shared by the ranks."""
     is_read: bool = False
-    """True if rows were read, and counted, when they were placed."""
 
     def open(self, placement: Placement, job: RankJob, memory: "DeviceMemory | None") -> Rows:
         edges = placement.edge_features
@@ -49,6 +47,12 @@ class InPlace:
             return DeviceRows(placement, features, memory, job.device, of_edges)
         disk = None if self.is_read else FromDisk.chosen(placement, job, self.prefetch_bytes)
         return HostRows(placement, self.read(placement.features, job), edges and self.read(edges, job), disk)
+
+    def device_rows(
+        self, features: FeatureStore, job: RankJob, memory: "DeviceMemory", locked: bool = False
+    ) -> Tensor | None:
+        uploaded = memory.uploaded(features, self.read(features, job), job.device)
+        return uploaded.rows if locked or uploaded.in_device_memory else None
 
     def read(self, features: FeatureStore, job: RankJob) -> FeatureStore:
         """The store, whose reads count if they are to."""
@@ -81,13 +85,12 @@ class HostRows(Rows):
         self._from_disk = from_disk
 
     def ahead(self, feed: Feed, sample: SamplePolicy, phase: Phase, first: tuple[int, int]) -> Feed:
-        """See `FetchesAhead.ahead`: the feed itself where all rows are in memory."""
+        """See `Fetcher.ahead`: the feed itself where all rows are in memory."""
         disk = self._from_disk
         if not disk:
             return feed
         steps = disk.job.steps(sample.num_minibatches(self._placement, disk.job))
         lists_of = partial(edge_lists, placement=self._placement)
-        # pyrefly: ignore[bad-argument-type]
         self._ahead = disk.begun(feed, Plan(steps, phase.last_epoch, first), lists_of)
         return self._ahead
 

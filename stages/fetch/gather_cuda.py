@@ -23,7 +23,6 @@ from ..kernels.sampling.device_samples import DeviceList, Rows
 from ..memory.lazy_rows import LazyRows, torch_dtype
 from ..messages import Placement
 from ..neighbourhood.resident import EdgesOnDevice, ResidentNeighbourhood
-from ..placement.row_blocks import BlockRows
 from ..sample.resident import ResidentMiniBatch
 from ..sample.temporal import timed_graph
 from .rows import Rows as RowSource
@@ -228,14 +227,11 @@ def device_edges(placement: Placement, rows: Callable[[Tensor], Tensor] | None) 
     types = placement.graph.types
     if types.is_single and rows is None:
         return None
-    return EdgesOnDevice(types, None if types.is_single else lambda ids: _relations(placement, ids), rows)
 
+    def relations(ids: Tensor) -> Tensor:
+        return placement.relations_on_device(ids, lambda: number_on_device(placement.graph, "edge_type"))
 
-def _relations(placement: Placement, ids: Tensor) -> Tensor:
-    """Relations of edges by their `Block.edge_id`, on the device."""
-    if isinstance(placement, BlockRows):
-        return ids % placement.graph.types.num_relations
-    return number_on_device(placement.graph, "edge_type")[ids]
+    return EdgesOnDevice(types, None if types.is_single else relations, rows)
 
 
 def resident_neighbourhoods(

@@ -10,7 +10,7 @@ lists and labels.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +31,7 @@ from ..models.phased import FrozenInputs, PhaseModule
 from ..neighbourhood.full_batch import FullBatch
 from ..placement.boundary import ABSENT, BoundaryShare
 from ..placement.clients import open_clients
+from ..policies import Fetcher, FetchPolicy, RecordPart
 from .phase_store import PhaseStore, kind
 
 IdArray = npt.NDArray[np.int64]
@@ -44,7 +45,7 @@ best epoch is an early one is right more often than it is sure."""
 
 
 @dataclass(frozen=True)
-class PhaseFetch:
+class PhaseFetch(FetchPolicy):
     """Exchanges rows of other ranks once before each phase that reads neighbours."""
 
     select_by: Literal["val_accuracy", "val_loss"] = "val_accuracy"
@@ -63,8 +64,8 @@ class PhaseFetch:
         return PhaseRows(self, placement, job, module, client)
 
 
-class PhaseRows:
-    """Rows that one phase reads on one rank. See `Fetcher` and `PhaseFetcher`."""
+class PhaseRows(Fetcher):
+    """Rows that one phase reads on one rank."""
 
     def __init__(
         self,
@@ -85,8 +86,7 @@ class PhaseRows:
         self._policy, self._share, self._job, self._client = policy, share, job, client
         self._device = job.device or torch.device("cpu")
         self._edges = share.boundary
-        self.exchange_s = 0.0
-        """See `Fetcher.exchange_s`."""
+        self._waited_s = 0.0
         self._rounding: Payload = module.model.phases.rounding
         self._store = PhaseStore(job, self._edges.names)
         self._rows = self._opened(module)
@@ -97,11 +97,16 @@ class PhaseRows:
             self._work, epoch=work.epoch, clients=tuple(replace(c, epoch=work.epoch) for c in self._work.clients)
         )
 
-    def idle(self) -> None:
-        """See `Fetcher.idle`: never called, every rank has work."""
+    @property
+    def exchange_s(self) -> float:
+        return self._waited_s
 
-    def validate(self, module: nn.Module) -> Validation:
-        """See `PhaseFetcher.validate`. Uses the rows that the phase reads, so only counts are exchanged."""
+    def validated(self, module: nn.Module, whole: Callable[[], Validation]) -> Validation:
+        """See `Fetcher.validated`. Uses the rows that the phase reads, so only counts are exchanged."""
+        with self._job.group.counting("evaluation"):
+            return self._validated(module)
+
+    def _validated(self, module: nn.Module) -> Validation:
         assert isinstance(module, PhaseModule)
         with evaluating(module):
             logits, y = module.logits(self._validation), self._validation_labels
@@ -113,8 +118,11 @@ class PhaseRows:
         merit = -scored.values["loss"] if by_loss else None
         return measures.validation(replace(scored, values=kept), merit)
 
-    def finish(self, module: nn.Module) -> dict[str, Any]:
-        """See `PhaseFetcher.finish`: exchanges and stores the rows that the next phase reads."""
+    def finish(self, module: nn.Module, record: RecordPart) -> None:
+        record(lambda: self._handed_to_next(module))
+
+    def _handed_to_next(self, module: nn.Module) -> dict[str, Any]:
+        """Exchange and store the rows that the next phase reads."""
         assert isinstance(module, PhaseModule)
         model, group = module.model, self._job.group
         message: dict[str, Any] = {
@@ -232,7 +240,7 @@ class PhaseRows:
         self._agree(phase.number)
         start = time.perf_counter()
         message = self._edges.ask(encode(own, self._rounding), kind(phase), self._job.group).cpu()
-        self.exchange_s += time.perf_counter() - start
+        self._waited_s += time.perf_counter() - start
         return decode(message, self._rounding, own.dtype)
 
     def _agree(self, phase: int) -> None:

@@ -2,11 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ...storage.features import FeatureStore
 from ...storage.minibatch import MiniBatch
 from ..links.planned_pairs import Degree
 from ..messages import Phase, Placement, RankJob
@@ -64,17 +65,18 @@ class Rows(ABC):
         """Take part in a round in which this rank has no work."""
 
 
-class RowsPolicy(Protocol):
+class RowsPolicy(ABC):
     """Chooses where rows come from."""
 
-    is_owned: ClassVar[bool]
+    is_owned: ClassVar[bool] = False
     """True if ranks own them between them."""
 
     @property
     def is_read(self) -> bool:
-        """True if rows were read when they were placed, by a rank that also draws by itself."""
-        ...
+        """True if rows were read, and counted, when they were placed, by a rank that also draws by itself."""
+        return False
 
+    @abstractmethod
     def open(self, placement: Placement, job: RankJob, memory: Any) -> Rows:
         """Open the rows. All ranks call this at the same time.
 
@@ -83,4 +85,7 @@ class RowsPolicy(Protocol):
             job: of this rank.
             memory: `gather_cuda.DeviceMemory` of a rank that trains on a GPU; None: rows come to the host.
         """
-        ...
+
+    def device_rows(self, features: FeatureStore, job: RankJob, memory: Any, locked: bool = False) -> Tensor | None:
+        """See `FetchPolicy.device_rows`; None also if no rank has all of them."""
+        return None

@@ -4,7 +4,7 @@ themselves."""
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from ..neighbourhood.ring import Ring
 from ..neighbourhood.sequential.neighbourhood import SequentialNeighbourhood
 from ..placement.sharded import Share
 from ..placement.shared_pairs import SharedPairs
+from ..policies import Fetcher, FetchPolicy
 from .step_memory import row_traffic, step_bytes
 
 Mode = Literal["rematerialize", "keep", "halo"]
@@ -40,7 +41,7 @@ UNKNOWN = 1 << 50
 
 
 @dataclass(frozen=True)
-class VisitFetch:
+class VisitFetch(FetchPolicy):
     """Each layer visits its neighbours on other ranks in one of the modes."""
 
     modes: tuple[Mode | Literal["auto"], ...] = ("auto",)
@@ -52,6 +53,8 @@ class VisitFetch:
     """Rows of later ranks that may be under way before they are needed."""
     learned: WithLearned | None = None
     """Says which columns of a rank's own rows are learnt (`RankJob.learned`); None: none."""
+    reads_edges_on_device: ClassVar[bool] = True
+    takes_own_learned: ClassVar[bool] = True
 
     def for_layers(self, layers: int) -> tuple[Mode | Literal["auto"], ...]:
         """Mode of each of so many layers.
@@ -74,6 +77,31 @@ class VisitFetch:
         visits.head = None if placement.pairs is None else decoder_of(module)
         visits.learned = None if self.learned is None else (job.learned, self.learned.learned_columns)
         return visits
+
+    def row_traffic(
+        self,
+        module: nn.Module,
+        num_features: int,
+        dtype: torch.dtype,
+        edge_width: int = 0,
+        types: GraphTypes = SINGLE,
+        learns_features: bool = False,
+    ) -> list[tuple[int, int]]:
+        """See `FetchPolicy.row_traffic`. ``auto`` counts as ``halo``."""
+        wanted = self.for_layers(layered(module).num_layers)
+        modes: tuple[Mode, ...] = tuple("halo" if m == "auto" or reads_blocks(module) else m for m in wanted)
+
+        def visits(scale: int, batch: FullBatch, absent: Group) -> Sequence[Neighbourhood]:
+            rows = ArrayFeatures(np.zeros((len(batch.names), num_features), torch.zeros(0, dtype=dtype).numpy().dtype))
+            edges, of = batch.whole.num_edges, None
+            if not types.is_single:
+                of = PartTypes(types, np.full(len(batch.names), types.ends[0, 1]), np.zeros(edges, np.int64))
+            edge_rows = torch.zeros((edges, edge_width), dtype=dtype) if edge_width else None
+            labels = torch.zeros(len(rows.rows), dtype=torch.int64)
+            share = Share(batch, rows, labels, {}, edge_rows=edge_rows, types=of)
+            return Visits(share, modes, self.prefetch_bytes, absent).fetch(batch).neighbourhoods
+
+        return row_traffic(module, num_features, dtype, visits, types.is_single, learns_features)
 
     def _chosen(self, placement: Share, job: RankJob, module: nn.Module) -> tuple[Mode, ...]:
         """The mode of each layer."""
@@ -164,42 +192,6 @@ def _edge_numbers(module: nn.Module, share: Share, modes: Sequence[Mode]) -> int
     return edges * heads * share.x.element_size()
 
 
-def row_bytes(
-    policy: VisitFetch,
-    module: nn.Module,
-    num_features: int,
-    dtype: torch.dtype,
-    edge_width: int = 0,
-    types: GraphTypes = SINGLE,
-    learns_features: bool = False,
-) -> list[tuple[int, int]]:
-    """Bytes per row that one rank reads of another, by layer: see `step_memory.row_traffic`. ``auto`` counts as
-    ``halo``.
-
-    Args:
-        policy: has the modes.
-        module: the module to be trained; not changed.
-        num_features: F.
-        dtype: of the features.
-        edge_width: D, columns of the edges' features; 0: they have none.
-        types: of the graph. All edges are of the first relation.
-        learns_features: features get gradients too.
-    """
-    wanted = policy.for_layers(layered(module).num_layers)
-    modes: tuple[Mode, ...] = tuple("halo" if m == "auto" or reads_blocks(module) else m for m in wanted)
-
-    def visits(scale: int, batch: FullBatch, absent: Group) -> Sequence[Neighbourhood]:
-        rows = ArrayFeatures(np.zeros((len(batch.names), num_features), torch.zeros(0, dtype=dtype).numpy().dtype))
-        edges, of = batch.whole.num_edges, None
-        if not types.is_single:
-            of = PartTypes(types, np.full(len(batch.names), types.ends[0, 1]), np.zeros(edges, np.int64))
-        edge_rows = torch.zeros((edges, edge_width), dtype=dtype) if edge_width else None
-        share = Share(batch, rows, torch.zeros(len(rows.rows), dtype=torch.int64), {}, edge_rows=edge_rows, types=of)
-        return Visits(share, modes, policy.prefetch_bytes, absent).fetch(batch).neighbourhoods
-
-    return row_traffic(module, num_features, dtype, visits, types.is_single, learns_features)
-
-
 def _moved(modes: tuple[Mode, ...], i: int) -> tuple[Mode, ...]:
     """The modes with layer i one step nearer to ``rematerialize``."""
     frugal: Mode = "keep" if modes[i] == "halo" else "rematerialize"
@@ -219,8 +211,8 @@ def _no_edge_rows(like: Tensor | None, batch: FullBatch) -> Tensor | None:
     return None if like is None else like.new_zeros(batch.whole.num_edges, like.shape[1])
 
 
-class Visits:
-    """Neighbourhoods over one rank's share. See `Fetcher`."""
+class Visits(Fetcher):
+    """Neighbourhoods over one rank's share."""
 
     head: Any = None
     """Makes outputs of labelled edges from rows of nodes; None: nodes are labelled, or nothing is trained."""
@@ -250,7 +242,7 @@ class Visits:
         self._x, self._labels, self._edge_rows = of
         self._halos: dict[int, Halo] = {}
         self._waited_s = 0.0
-        self._ring: Ring | None = None
+        self._ring = Ring(group, prefetch_bytes, device)
         self._pairs = None if share.pairs is None else self._of_pairs(share.pairs)
 
     @property
@@ -312,7 +304,4 @@ class Visits:
 
     @property
     def exchange_s(self) -> float:
-        return self._waited_s + (self._ring.waited_s if self._ring is not None else 0.0)
-
-    def idle(self) -> None:
-        """See `Fetcher.idle`: never called, every rank has work."""
+        return self._waited_s + self._ring.waited_s

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -37,6 +37,7 @@ class PlannedPairs:
     """Ranks with plans of their own: every so many minibatches are of one plan."""
     device: torch.device | None = None
     """Place of what is trained on; None: the host."""
+    has_frames: ClassVar[bool] = False
 
     @cached_property
     def known(self) -> KnownTrainPairs:
@@ -59,6 +60,9 @@ class PlannedPairs:
             plan = replace(plan, links=placement.with_own_weights(plan.links))
         ranks = job.group.size if sample.is_isolated else 1
         return cls(plan, placement, None if module is None else decoder_of(module), ranks, job.device)
+
+    def framed(self, frame: object) -> OfSeeds:
+        raise NotImplementedError
 
     def targets(self, work: MiniBatch, degree: Degree) -> tuple[Degree, OfSeeds]:
         """Degrees in the graph without the minibatch's own edges, or before the pairs; and `Fetched.y` and

@@ -55,7 +55,6 @@ class InParts(Protocol):
             counts: sizes of this layer.
             degree: [V], see `Destinations.degree`.
         """
-        ...
 
 
 def can_be_taken_apart(conv: nn.Module) -> bool:

@@ -41,23 +41,19 @@ class EdgeCounts(Protocol):
     @property
     def num_dst(self) -> int:
         """Rows of the result."""
-        ...
 
     @property
     def num_src(self) -> int:
         """Rows that are read."""
-        ...
 
     @property
     def num_edges(self) -> int:
         """Edges present."""
-        ...
 
     @property
     def spans_ranks(self) -> bool:
         """True if rows of other ranks are aggregated too: then all ranks must make the same calls, with rows of the
         same width, whatever rows they have. The same on every rank."""
-        ...
 
 
 class Neighbourhood(EdgeCounts, Protocol):
@@ -73,21 +69,17 @@ class Neighbourhood(EdgeCounts, Protocol):
     def degree(self) -> Tensor:
         """[num_src], in-degree of each row of `h` in the whole graph (weighted: the sum of its in-edges' weights), in
         the dtype of the features. Never depends on sampling or partitioning."""
-        ...
 
     @property
     def loops(self) -> "Loops | None":
         """Self loops of the whole graph; None if it has none, or if no layer of the model `reads_loops`."""
-        ...
 
     def is_loop(self, device: torch.device) -> Tensor:
         """bool [num_edges] on that device, true for edges from a row to itself, in the order that `apply` takes."""
-        ...
 
     @property
     def names(self) -> npt.NDArray[np.int64] | None:
         """int64 [num_src]: name of each row of `h` in random streams, independent of its place; None: its position."""
-        ...
 
     @property
     def edge_features(self) -> Tensor:
@@ -97,7 +89,6 @@ class Neighbourhood(EdgeCounts, Protocol):
         Raises:
             InputError: the edges of the graph have no features.
         """
-        ...
 
     def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
         """Sum over in-edges (u, v) of coefficient * factor[u] * h[u], plus own[v] * h[v]: [num_src, D] -> [num_dst, D].
@@ -107,19 +98,15 @@ class Neighbourhood(EdgeCounts, Protocol):
             factor: [num_src], constant; ones when absent.
             own: [num_dst], differentiable; zeros when absent.
         """
-        ...
 
     def mean(self, h: Tensor) -> Tensor:
         """`sum` divided by the row's sum of coefficients: [num_src, D] -> [num_dst, D]."""
-        ...
 
     def mean_beside(self, h: Tensor) -> Tensor:
         """``[mean(h) | h[:num_dst]]``, so that one product serves both: [num_src, D] -> [num_dst, 2D]."""
-        ...
 
     def max(self, h: Tensor) -> Tensor:
         """Largest value over the present in-edges; the gradient of a tie goes to the first edge that attains it."""
-        ...
 
     def attend(self, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         """Softmax attention over the present in-edges and the row itself, which takes the place of its self loops.
@@ -137,7 +124,6 @@ class Neighbourhood(EdgeCounts, Protocol):
         Returns:
             [num_dst, H, D].
         """
-        ...
 
     def attend_both(self, z: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         """`attend` with ``logit_dst = <a_dst, z[v]>``, which needs no tensor of z's size for it.
@@ -152,7 +138,6 @@ class Neighbourhood(EdgeCounts, Protocol):
         Returns:
             [num_dst, H, D].
         """
-        ...
 
     def attend_shared(
         self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0
@@ -172,7 +157,6 @@ class Neighbourhood(EdgeCounts, Protocol):
         Returns:
             [num_dst, H, F].
         """
-        ...
 
     def apply(
         self,
@@ -195,7 +179,6 @@ class Neighbourhood(EdgeCounts, Protocol):
             own: [num_dst, ...], rows of the destinations, differentiable, which `message` gets in place of those of
                 `h`.
         """
-        ...
 
 
 def destinations(neighbourhood: Neighbourhood, h: Tensor) -> Tensor:

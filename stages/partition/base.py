@@ -27,7 +27,6 @@ class Partitioner(Protocol):
     @property
     def name(self) -> str:
         """Its name in configuration, on the command line and in fingerprints."""
-        ...
 
     def assign(self, graph: Graph, parts: int, seed: int) -> PartitionBook:
         """Owner of every node.
@@ -40,7 +39,6 @@ class Partitioner(Protocol):
         Raises:
             InputError: `parts` is not a positive integer.
         """
-        ...
 
 
 @runtime_checkable
@@ -50,7 +48,6 @@ class InPasses(Protocol):
     @property
     def passes(self) -> int:
         """Times that all rows are read."""
-        ...
 
     def assign(
         self,
@@ -70,7 +67,6 @@ class InPasses(Protocol):
             train: int64 train nodes; none by default.
             on_progress: called with (rows read, rows to read), over all passes.
         """
-        ...
 
 
 def reads_rows(partitioner: Partitioner) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
+from ...storage.array_checks import present
 from ...storage.errors import RunError
 from ...storage.graph import Graph
 from ...storage.partition.book import PartitionBook, TableBook
@@ -107,7 +108,7 @@ def _apart(
     seed: int,
 ) -> npt.NDArray[np.int32] | None:
     """`_here` in a process of its own, to which the arrays are piped. Raises RunError if it fails."""
-    arrays = [a for a in (indptr, indices, node_weights) if a is not None]
+    arrays = present((indptr, indices, node_weights))
     sent = json.dumps([parts, seed, [(a.dtype.str, len(a)) for a in arrays], os.getpid()])
     # METIS prints to the standard output: the result goes through a pipe of its own.
     reading, writing = os.pipe()

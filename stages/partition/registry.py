@@ -3,6 +3,7 @@
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from ...storage.array_checks import present_items
 from ...storage.errors import InputError
 from ...storage.registry import Registry
 from .base import Partitioner
@@ -29,7 +30,7 @@ def partitioner(name: str, **options: Any) -> Partitioner:
     Raises:
         InputError: no partitioner has that name, or this one has no such option.
     """
-    entry, given = PARTITIONERS.find(name), {k: v for k, v in options.items() if v is not None}
+    entry, given = PARTITIONERS.find(name), present_items(options)
     for option in given:
         if option not in _options(entry):
             having = [other for other, cls in PARTITIONERS.available().items() if option in _options(cls)]

@@ -21,25 +21,20 @@ class RowSource(Protocol):
     @property
     def num_nodes(self) -> int:
         """V."""
-        ...
 
     @property
     def num_edges(self) -> int:
         """E."""
-        ...
 
     @property
     def part_offsets(self) -> npt.NDArray[np.int64] | None:
         """int64 [P+1], the first node of each part and V, if nodes were renumbered part by part; else None."""
-        ...
 
     def first_edge(self, first: int, stop: int) -> npt.NDArray[np.int64]:
         """int64, first edge of each of the rows ``[first, stop)``; V is a row that begins at E."""
-        ...
 
     def rows(self, first: int, stop: int) -> TakenRows:
         """Rows ``[first, stop)``."""
-        ...
 
 
 def in_degrees(graph: RowSource, out: npt.NDArray[np.integer]) -> None:

@@ -15,6 +15,7 @@ from ..messages import Part, Phase, Placement, RankJob
 from ..neighbourhood.block import BlockNeighbourhood
 from ..neighbourhood.halo import together
 from ..self_loops import degree_rows
+from .base import PartTraffic
 from .sharded import Sharded, Share
 
 IdArray = npt.NDArray[np.int64]
@@ -36,6 +37,9 @@ class WithBoundary(Sharded):
     prune: bool = False
     inductive: bool = False
     """Train without validation and test nodes, and validate without test nodes, in the graph."""
+
+    def count(self, traffic: PartTraffic) -> None:
+        traffic.boundaries()
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Share | None = None) -> BoundaryShare:
         """The rank's share with its boundary; see `PartitionPolicy.place`."""

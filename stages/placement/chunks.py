@@ -31,6 +31,7 @@ from ..partition.base import Partitioner
 from ..partition.metis import MetisWork
 from ..random import Purpose, draw, node_words, stream
 from ..self_loops import COLUMNS, degree_rows, has_loops
+from .base import PartitionPolicy, PartTraffic
 from .chunk_schedule import ChunkSchedule, Rotation
 
 IdArray = npt.NDArray[np.int64]
@@ -101,11 +102,9 @@ class Isolated(Placement):
 
 
 @dataclass(frozen=True)
-class Chunks:
+class Chunks(PartitionPolicy):
     """Chunks of each rank, and another rank's beside them, that change from phase to phase."""
 
-    evaluates_on_shares: ClassVar[bool] = False
-    has_blocks: ClassVar[bool] = False
     changes: ClassVar[bool] = True
     partitioner: Partitioner = field(default_factory=MetisWork)
     rotation: Rotation = "sweep"
@@ -120,8 +119,10 @@ class Chunks:
     run's fingerprint), since it changes no result."""
 
     def schedule(self, seed: int, ranks: int) -> ChunkSchedule:
-        """Assignment of chunks to so many ranks."""
         return ChunkSchedule(seed, ranks, self.per_rank, self.reshuffle_fraction, self.rotation)
+
+    def count(self, traffic: PartTraffic) -> None:
+        traffic.views(self.halo)
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Isolated | None = None) -> Isolated:
         """See `PartitionPolicy.place`. Reads count in the channel ``store``: nothing comes over the network."""

@@ -9,6 +9,7 @@ Nodes are renumbered block by block, in their old order within each, so that a b
 say who owns what. See `storage.partition.reorder`. Blocks that are ranges already keep their ids.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...storage.array_checks import pieces
+from ...storage.array_checks import pieces, present
 from ...storage.dataset import Split
 from ...storage.errors import InputError
 from ...storage.graph import Graph, index_dtype, row_ranges
@@ -34,6 +35,7 @@ from ..neighbourhood.relations import EdgeTypes
 from ..partition.base import Partitioner
 from ..partition.contiguous import Contiguous
 from ..self_loops import with_loops
+from .base import PartitionPolicy
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,6 @@ class BlockRows(Placement):
     """The largest edge weight of the whole graph."""
     train_labels: Tensor | None = None
     """Labels of ``split.train``, in its order, if `labels` covers the block only."""
-    column: Group | None = None
-    """Ranks that hold all blocks between them, in their order."""
     row: Group | None = None
     """Ranks that hold this block, in the order of their columns; only for 1.5D products."""
     edge_book: RangeBook = field(default_factory=lambda: RangeBook(np.zeros(2, np.int64)))
@@ -111,6 +111,19 @@ class BlockRows(Placement):
     def first(self) -> int:
         """Global id of row 0."""
         return int(self.book.offsets[self.block])
+
+    def owners_of_rows(self, owners: int) -> tuple[RangeBook, bool]:
+        return self.book, True
+
+    def owners_of_edges(self, num_edges: int, owners: int) -> tuple[RangeBook, bool]:
+        return self.edge_book, True
+
+    def relations_on_device(self, edges: Tensor, all_edges: Callable[[], Tensor]) -> Tensor:
+        return edges % self.graph.types.num_relations
+
+    def labels_on_device(self, device: torch.device) -> Tensor | None:
+        """See `Placement.labels_on_device`: labels of the train nodes are looked up on the host, by id."""
+        return None
 
     def labels_of(self, seeds: npt.NDArray[np.integer]) -> Tensor:
         if self.train_labels is None:
@@ -141,19 +154,17 @@ class BlockRows(Placement):
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Blocks(PartitionPolicy):
     """Each rank opens only its block: c/P of graph, features and labels, and the ids of all train nodes."""
 
     replication: int = 1
     """c."""
-    evaluates_on_shares: ClassVar[bool] = False
     has_blocks: ClassVar[bool] = True
-    changes: ClassVar[bool] = False
     partitioner: Partitioner = field(default_factory=Contiguous)
     rows_meet: bool = False
     """True if the ranks of a grid row are to talk to each other."""
 
-    def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Any = None) -> BlockRows:
+    def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: object = None) -> BlockRows:
         """See `PartitionPolicy.place`. All ranks call this at the same time."""
         grid = Grid(job.group.size, self.replication)
         # On a device the training thread speaks to them.
@@ -310,7 +321,7 @@ def rows_of(
         begin, end = int(lists[first]), int(lists[stop])
         if order is not None:
             order[begin:end] = np.arange(begin, end)
-        of_edges = [a for a in (indices, weight, order) if a is not None]
+        of_edges = present((indices, weight, order))
         for array, turned in zip(
             of_edges, ascending(lists[first : stop + 1] - begin, *(a[begin:end] for a in of_edges))
         ):

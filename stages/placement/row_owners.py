@@ -22,18 +22,15 @@ class RowsHere(Protocol):
     @property
     def graph(self) -> Graph:
         """N rows, with global sources."""
-        ...
 
     @property
     def first(self) -> int | IdArray:
         """Global id of row 0, if rows are consecutive; otherwise int64 [N], that of each."""
-        ...
 
     @property
     def first_edge(self) -> int | IdArray:
         """To be added to a position in this graph's edge arrays for that in the whole graph's: one number, or int64
         [N] for the edges of each row."""
-        ...
 
 
 class Book(Protocol):
@@ -42,11 +39,9 @@ class Book(Protocol):
     @property
     def offsets(self) -> IdArray:
         """int64, for each rank, what is subtracted from ids that it is asked for."""
-        ...
 
     def part(self, ids: Ids) -> npt.NDArray[np.integer]:
         """The rank that answers for each id."""
-        ...
 
 
 class AnsweredRows:

@@ -40,7 +40,6 @@ class DrawsHere(Protocol):
     def values(self, rows: Rows, drawn: Any, num_edges: int) -> list[Tensor]:
         """Values that travel with the edges beside their sources, [num_edges] each; as many, of the same dtypes, on
         all ranks."""
-        ...
 
 
 class OwnersOnDevice:

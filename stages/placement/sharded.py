@@ -22,6 +22,7 @@ from ..neighbourhood.full_batch import FullBatch, arrange
 from ..neighbourhood.relations import PartTypes
 from ..partition.base import Partitioner
 from ..partition.metis import MetisWork
+from .base import PartitionPolicy, PartTraffic
 from .shared_pairs import SharedPairs, seeds_of
 
 TYPE_BYTES = 40
@@ -78,16 +79,17 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Sharded:
+class Sharded(PartitionPolicy):
     """Parts of any kind, one for each rank; a rank reads only its own. Costs about 1/P of the graph and the
     features."""
 
     evaluates_on_shares: ClassVar[bool] = True
-    has_blocks: ClassVar[bool] = False
-    changes: ClassVar[bool] = False
     partitioner: Partitioner = field(default_factory=MetisWork)
     prune: bool = True
     """Leave out rows and edges of each layer that the seeds' results do not depend on."""
+
+    def count(self, traffic: PartTraffic) -> None:
+        traffic.visits(self.prune)
 
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: Share | None = None) -> Share:
         """See `PartitionPolicy.place`: the same in every phase.

@@ -41,21 +41,17 @@ class Sampler(Protocol):
     @property
     def num_layers(self) -> int:
         """L, the number of blocks."""
-        ...
 
     @property
     def edge_ids(self) -> bool:
         """True if blocks keep the positions of their edges in the graph's edge arrays: a field, `Block.edge_id`."""
-        ...
 
     def record(self) -> dict[str, Any]:
         """Everything that decides a sample besides graph, seeds and seed, as plain values: part of a store's
         fingerprint."""
-        ...
 
     def check(self, graph: Graph) -> None:
         """Raises InputError if the graph lacks what this sampler needs."""
-        ...
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
         """Draw the minibatches of `request`. Their arrays are the caller's, who may overwrite them.
@@ -66,7 +62,6 @@ class Sampler(Protocol):
             kernel: the sampling backend, as `stages.kernels.sampling_backend` gives it; all draw the same bits.
             workspace: buffers to reuse from bulk to bulk; owned by one thread.
         """
-        ...
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
         """Like `sample`, with the same bits, drawn by the kernels of a GPU and left there:
@@ -81,7 +76,6 @@ class Sampler(Protocol):
             InputError: there is no GPU.
             RunError: a minibatch has more edges than its lists can index.
         """
-        ...
 
     def sample_by_owners(self, owners: "Owners", request: BulkRequest) -> Bulk:
         """Like `sample`, with the same bits, for rows that several ranks hold. All of them call this at the same time.
@@ -90,7 +84,6 @@ class Sampler(Protocol):
             owners: this rank's rows, and access to the others.
             request: of this rank's minibatches; it may have none.
         """
-        ...
 
 
 class NodeWise(Sampler, Protocol):
@@ -99,39 +92,31 @@ class NodeWise(Sampler, Protocol):
     @property
     def fanout(self) -> tuple[int, ...]:
         """Edges of a row in each hop, at most; -1: all."""
-        ...
 
     @property
     def expand(self) -> str:
         """``new``: only newly found nodes are rows of the next hop; ``all``: every node so far."""
-        ...
 
     @property
     def weighted(self) -> bool:
         """True if edges are drawn in proportion to their weights."""
-        ...
 
     @property
     def relations(self) -> dict[str, int | tuple[int, ...]]:
         """Fanout of single relations, in place of `fanout`."""
-        ...
 
     @property
     def batch_dependency(self) -> int:
         """Minibatches that share random numbers."""
-        ...
 
     def by_relation(self, types: GraphTypes) -> npt.NDArray[np.int64]:
         """int64 [L, R], fanout of each hop and relation of a graph with types."""
-        ...
 
     def fanouts(self, graph: Graph) -> npt.NDArray[np.int64] | None:
         """`by_relation` of the graph's types; None if it has one type of edges."""
-        ...
 
     def streams(self, request: BulkRequest) -> npt.NDArray[np.uint64]:
         """uint64 [k, L], random stream of each minibatch and hop."""
-        ...
 
     def draw(
         self,
@@ -144,11 +129,9 @@ class NodeWise(Sampler, Protocol):
     ) -> "Drawn":
         """One hop's edges of local rows, [n], divided by minibatch at `splits`; see
         `kernels.row_block.draw.draw_rows`. Of a graph with types, `fanout` is that of each relation, [R]."""
-        ...
 
     def sends_weights(self, graph: Graph) -> bool:
         """True if `weigh` returns weights."""
-        ...
 
     def weigh(
         self,
@@ -167,7 +150,6 @@ class NodeWise(Sampler, Protocol):
             positions: int64 [e], positions in the graph's edge arrays; None if not needed.
             fanout: of all rows, or [n] of each.
         """
-        ...
 
 
 def reads_times(sampler: object) -> bool:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...storage.array_checks import present
 from ...storage.errors import RunError
 from ..kernels.row_block.layerwise import Rates, add_up, extract, partial_sums, resolve, summed, weigh
 from ..kernels.row_block.numbering import in_order
@@ -349,7 +350,7 @@ def _gather(
     order, owned = owners.route(np.concatenate([np.empty(0, owners.dtype), *new]))
     letters = owners.exchange([(ids,) for ids in owned])
     asked = [a.take(a.count(owners.local_dtype), owners.local_dtype) for a in letters]
-    told = [of(asked) for of in answer if of is not None]
+    told = [of(asked) for of in present(answer)]
     answers = owners.exchange([[x for part in parts for x in part] for parts in zip(*told)])
     facts = [np.empty(len(order), dtype) for dtype in dtypes]
     arrived = [[a.take(len(ids), dtype) for dtype in dtypes] for a, ids in zip(answers, owned)]

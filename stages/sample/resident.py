@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_checks import present
 from ...storage.graph import Graph
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
 from ..assignment import BulkRequest
@@ -60,6 +61,10 @@ class ResidentMiniBatch(MiniBatch):
     def seeds(self) -> npt.NDArray[np.integer]:
         """[B] global ids, on the host: nobody waits for the device."""
         return self.requested
+
+    @property
+    def drawn_nodes(self) -> Tensor:
+        return self.bulk.nodes_of(self.q)
 
     def renumbered(self, index: int) -> "ResidentMiniBatch":
         return ResidentMiniBatch(self.epoch, index, self.bulk, self.q, self.edge_ids, self.requested)
@@ -237,9 +242,7 @@ def one_by_one(
         else tuple(None if a is None else to_device(a, to) for a in (x.indices, x.positions, x.weight))
         for x in lists
     ]
-    indices, positions, weight = (
-        None if p[0] is None else torch.cat([x for x in p if x is not None]) for p in zip(*parts)
-    )
+    indices, positions, weight = (None if p[0] is None else torch.cat(present(p)) for p in zip(*parts))
     assert indices is not None
     if weight is not None:
         kept = [np.diff(x.indptr) for x in lists]

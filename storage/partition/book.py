@@ -27,42 +27,33 @@ class PartitionBook(Protocol):
     @property
     def num_parts(self) -> int:
         """P."""
-        ...
 
     @property
     def num_nodes(self) -> int:
         """V."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """Digest of the book."""
-        ...
 
     def part(self, ids: Ids) -> npt.NDArray[np.int32]:
         """int32 [n], the owner of each global id. Raises IndexError for ids outside [0, V)."""
-        ...
 
     def local(self, ids: Ids) -> IdArray:
         """int64 [n], the local id of each global id within its owner. Raises IndexError for ids outside [0, V)."""
-        ...
 
     def global_ids(self, part: int | Ids, local: Ids) -> IdArray:
         """int64 [n], the global ids of `local` ids in one partition, or in one partition each."""
-        ...
 
     def owned(self, part: int) -> IdArray:
         """int64 [N], the global ids that a partition owns, ascending. Raises IndexError for a partition outside [0,
         P)."""
-        ...
 
     def sizes(self) -> IdArray:
         """int64 [P], nodes of each partition."""
-        ...
 
     def check(self) -> "PartitionBook":
         """Check the book's invariants. Raises InputError otherwise."""
-        ...
 
 
 def _in_range(ids: Ids, num_nodes: int) -> Ids:
@@ -83,6 +74,11 @@ class RangeBook:
 
     offsets: IdArray
     """int64 [P+1], non-decreasing from 0 to V."""
+
+    @classmethod
+    def even(cls, count: int, parts: int) -> "RangeBook":
+        """So many ids in so many parts, whose sizes differ by at most one."""
+        return cls(count * np.arange(parts + 1, dtype=np.int64) // parts)
 
     @property
     def num_parts(self) -> int:

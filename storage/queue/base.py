@@ -32,22 +32,18 @@ class MinibatchQueue(Protocol):
     @property
     def bulk_size(self) -> int:
         """k; minibatch i of an epoch is in bulk i // k."""
-        ...
 
     @property
     def stored(self) -> bool:
         """True if minibatches travel through a store, rather than through this process's memory."""
-        ...
 
     @property
     def packed(self) -> "PackedRows | None":
         """The `PackedRows` of features beside the bulks; None: there are none."""
-        ...
 
     @property
     def level(self) -> dict[str, int]:
         """Bulks put here and not released: ``bulks`` and ``bytes``, and the ``bound`` of the bytes."""
-        ...
 
     def put(self, bulk: Bulk, timeout_s: float) -> None:
         """Add a bulk, once there is room for it. A bulk that is there already, or was dropped already, is ignored.
@@ -60,7 +56,6 @@ class MinibatchQueue(Protocol):
             QueueTimeoutError: no room within `timeout_s` seconds: the consumers are behind.
             RunError: the queue is closed, a producer failed, or the bulk cannot be written.
         """
-        ...
 
     def get(self, epoch: int, index: int, timeout_s: float) -> MiniBatch:
         """Minibatch `index` of `epoch`, once its bulk is there. Gets do not consume: the same one can be read again.
@@ -70,23 +65,18 @@ class MinibatchQueue(Protocol):
             RunError: the queue is closed, or a producer failed (the cause is its error).
             StoreError: it was dropped already, there is no such minibatch, or its bulk is damaged.
         """
-        ...
 
     def release(self, epoch: int, index: int, consumer: int = 0) -> None:
         """Record that `consumer` no longer needs minibatches up to and including `index` of `epoch`."""
-        ...
 
     def committed(self, epoch: int) -> set[int]:
         """Numbers of the epoch's bulks that are there."""
-        ...
 
     def fail(self, error: BaseException) -> None:
         """Fail the queue: every `get` and `put`, waiting or to come, raises RunError from `error`."""
-        ...
 
     def close(self) -> None:
         """End every wait with RunError, and refuse further calls."""
-        ...
 
 
 class BoundedQueue(ABC):

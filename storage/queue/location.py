@@ -29,23 +29,18 @@ class Location(Protocol):
 
     def path(self, name: str) -> str:
         """Name of a store in messages."""
-        ...
 
     def has(self, name: str) -> bool:
         """True if a store is there."""
-        ...
 
     def names(self, under: str) -> set[str]:
         """Next component of the names of all stores below `under`."""
-        ...
 
     def manifest(self, name: str, kind: str) -> dict[str, Any]:
         """Verified manifest of a store. Raises StoreError as `read_manifest` does."""
-        ...
 
     def rows(self, name: str) -> zarr.Array:
         """Packed rows of a bulk, checked against its manifest. Raises StoreError if they differ."""
-        ...
 
     def commit(
         self,
@@ -59,33 +54,26 @@ class Location(Protocol):
     ) -> None:
         """Make a store, with or without packed rows. If another process commits it first, it is left alone, or
         overwritten if `overwrite`."""
-        ...
 
     def making(self, name: str, kind: str, meta: Mapping[str, Any]) -> AbstractContextManager[Path]:
         """A context with a folder to put files into, which are the store `name` once it ends without an error; `meta`
         is read then."""
-        ...
 
     def read(self, name: str, file: str, first: int, into: memoryview) -> Iterator[memoryview]:
         """Fill a buffer with the bytes of a store's file from `first` on, and give each piece of it once it is there.
         Raises RunError if the file ends before."""
-        ...
 
     def remove(self, name: str) -> None:
         """Remove a store; readers never see part of it."""
-        ...
 
     def remove_empty(self, name: str) -> None:
         """Remove the folder `name` if it holds no stores."""
-        ...
 
     def sweep(self) -> None:
         """Remove what killed writers left. Call only while no process writes."""
-        ...
 
     def silence(self, error: Exception) -> RunError | None:
         """The error to raise if `error` means that the location did not answer; None if it concerns the data."""
-        ...
 
 
 def unreadable(path: str, at: int, why: str) -> RunError:

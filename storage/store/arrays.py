@@ -30,16 +30,13 @@ class Rows(Protocol):
     @property
     def shape(self) -> tuple[int, ...]:
         """At least one dimension."""
-        ...
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """Dtype of the elements."""
-        ...
 
     def __getitem__(self, rows: slice, /) -> npt.NDArray[Any]:
         """Rows ``[rows.start, rows.stop)``."""
-        ...
 
 
 def chunk_rows(shape: tuple[int, ...], itemsize: int) -> int:

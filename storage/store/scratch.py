@@ -25,7 +25,6 @@ class Empty(Protocol):
 
     def __call__(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike, /) -> npt.NDArray[Any]:
         """An array."""
-        ...
 
 
 def in_memory(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:

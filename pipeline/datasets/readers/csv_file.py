@@ -37,7 +37,6 @@ class Named(Protocol):
     @property
     def name(self) -> str:
         """Its name in its folder."""
-        ...
 
 
 def is_csv(path: Named) -> bool:

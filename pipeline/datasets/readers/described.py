@@ -30,26 +30,21 @@ class OpenTable(Protocol):
     @property
     def source(self) -> SourceTable:
         """With the user's files."""
-        ...
 
     @property
     def heads(self) -> tuple[pa.Schema, ...]:
         """Columns of each file."""
-        ...
 
     @property
     def schema(self) -> pa.Schema:
         """Columns, and their types."""
-        ...
 
     @property
     def num_rows(self) -> int:
         """Number of its rows."""
-        ...
 
     def pieces(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """The rows of some columns, in pieces."""
-        ...
 
 
 def is_typed(source: GraphTables, options: ReadOptions) -> bool:

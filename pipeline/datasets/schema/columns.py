@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ....storage.array_checks import present_items
 from ....storage.errors import nearest
 from . import words
 from .source import Role, SourceTable
@@ -65,7 +66,7 @@ class Problems:
     def add(self, text: str, **keys: str | None) -> None:
         """Add a fault, and the keys that would settle it; None: there is no plausible value."""
         self.texts.append(text)
-        self.keys |= {key: value for key, value in keys.items() if value is not None}
+        self.keys |= present_items(keys)
 
     def message(self, source: object) -> str:
         """One message for all faults, with a command to paste."""

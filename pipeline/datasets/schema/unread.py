@@ -4,6 +4,7 @@ sets of a split."""
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ....storage.array_checks import present
 from ....storage.errors import InputError
 from . import words
 from .columns import Columns, is_text
@@ -69,7 +70,7 @@ def check_sets(nodes: Columns, kinds: "pa.Schema", rows: Rows, source: object) -
         seen: set[str] = set()
         flags = (*words.FLAGS[True], *words.FLAGS[False]) if words.mask_of(column) is not None else ()
         for piece in rows((column,)):
-            seen |= {v.strip() for v in piece[column].unique().to_pylist() if v is not None}
+            seen |= {v.strip() for v in present(piece[column].unique().to_pylist())}
             if not all(v == "" or words.set_of(v) or v.lower() in flags for v in seen):
                 break
         else:

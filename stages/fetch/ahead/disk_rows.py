@@ -9,16 +9,17 @@ from typing import Literal, Protocol, cast
 import numpy as np
 import numpy.typing as npt
 
+from ....storage.array_checks import present
 from ....storage.features import FeatureStore, MappedFeatures
 from ....storage.minibatch import MiniBatch
 from ....storage.store.row_file import WINDOW_BYTES, Reads
 from ....storage.typed.features import reads_together, stores_on_disk
 from ...comm.base import Group
 from ...comm.solo import Solo
-from ...feed.queue_feed import QueueFeed
 from ...memory.arena import Arena
 from ...memory.bytes_left import bytes_left
 from ...messages import Placement, RankJob
+from ...policies import Feed
 from .packed_rows import SampledRows
 from .units import Collected, Key, Plan, RowsAhead, RowSource, Unit, UnitOfRows, bytes_of, distinct
 
@@ -40,23 +41,18 @@ class UnitSource(Protocol):
 
     def is_at_hand(self, ids: npt.NDArray[np.integer]) -> bool:
         """True if these rows are better read where they lie."""
-        ...
 
     def begin(self) -> None:
         """Begin a unit."""
-        ...
 
     def adds(self, work: MiniBatch) -> int:
         """Bytes of rows that a minibatch adds to the unit."""
-        ...
 
     def collected(self, work: list[MiniBatch]) -> list[Collected]:
         """Rows of each minibatch of a unit."""
-        ...
 
     def end(self) -> None:
         """Keep no memory for units to come."""
-        ...
 
 
 class DiskRows:
@@ -132,7 +128,7 @@ class RowsFromDisk(RowsAhead):
 
     def __init__(
         self,
-        feed: QueueFeed,
+        feed: Feed,
         rows: UnitSource,
         plan: Plan,
         unit_bytes: int,
@@ -282,7 +278,7 @@ class FromDisk:
         of_edges = None if edges is None or (packed and not stores_on_disk(edges)) else DiskRows(edges)
         if packed is not None:
             rows: UnitSource = SampledRows(packed, placement, job.reads_loops)
-        elif any(stores_on_disk(each) for each in (placement.features, edges) if each is not None):
+        elif any(stores_on_disk(each) for each in present((placement.features, edges))):
             rows = DiskRows(placement.features)
         else:
             return None
@@ -295,7 +291,7 @@ class FromDisk:
         return self.rows.collected([work])[0] if self.job.packed is not None else None
 
     def begun(
-        self, feed: QueueFeed, plan: Plan, lists_of: Callable[[MiniBatch], list[npt.NDArray[np.integer]]]
+        self, feed: Feed, plan: Plan, lists_of: Callable[[MiniBatch], list[npt.NDArray[np.integer]]]
     ) -> RowsFromDisk:
         """Begin to read the rows of a feed's minibatches."""
         return RowsFromDisk(feed, self.rows, plan, self.unit_bytes, self.of_edges, lists_of, tell=self.job.tell)

@@ -3,7 +3,6 @@ in a few steps, whose rows are asked for together, and once, however many of the
 
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -18,8 +17,8 @@ from ....storage.minibatch import MiniBatch
 from ...assignment import Steps
 from ...comm.base import Group
 from ...comm.lockstep import Lockstep
-from ...feed.queue_feed import QueueFeed
 from ...kernels.row_block.numbering import Numbering
+from ...policies import Feed
 
 MOST_STEPS = 8
 """Maximum number of steps in a unit of rows that travel."""
@@ -67,7 +66,6 @@ class RowSource(Protocol):
 
     def collect(self, ids: npt.NDArray[np.integer]) -> Collected:
         """Rows of `ids`, which may be none."""
-        ...
 
 
 class Unit:
@@ -110,13 +108,13 @@ class Plan:
 U = TypeVar("U", bound=Unit)
 
 
-class Units(ABC, Generic[U]):
-    """A `Feed` that takes minibatches from another one in units, whose rows are fetched together. The first unit has
+class Units(Feed, Generic[U]):
+    """Takes minibatches from another one in units, whose rows are fetched together. The first unit has
     one step; its size decides the size of the others."""
 
     _unit: type[U]
 
-    def __init__(self, feed: QueueFeed, group: Group, plan: Plan, prefetch_bytes: int) -> None:
+    def __init__(self, feed: Feed, group: Group, plan: Plan, prefetch_bytes: int) -> None:
         """
         Args:
             feed: gives this rank's minibatches.
@@ -169,17 +167,6 @@ class Units(ABC, Generic[U]):
     def sample_s(self) -> float:
         return self._feed.sample_s
 
-    @abstractmethod
-    def get(self, epoch: int, index: int) -> MiniBatch: ...
-
-    @abstractmethod
-    def release(self, epoch: int, index: int) -> None:
-        """See `Feed.release`: `index` is the last of a step."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """See `Feed.close`. All ranks call it after the same step."""
-
 
 class UnitOfRows(Unit):
     """A unit and its rows."""
@@ -204,7 +191,7 @@ class RowsAhead(Units[UnitOfRows]):
 
     def __init__(
         self,
-        feed: QueueFeed,
+        feed: Feed,
         rows: RowSource,
         plan: Plan,
         prefetch_bytes: int,

@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
+from ....storage.array_checks import present_items
 from ....storage.errors import InputError, first_line
 from ....storage.typed.graph_types import GraphTypes
 from ...neighbourhood.base import Neighbourhood
@@ -146,7 +147,7 @@ class HeteroPyGModel(Model):
                 x[rows.name] = h.new_ones(len(rows.sources), 1)
         edges, extra = _edges(self.layers[i], block, h)
         layer: Any = self.layers[i]
-        return {name: rows for name, rows in layer(x, edges, **extra).items() if rows is not None}
+        return present_items(layer(x, edges, **extra))
 
 
 def _convs(layer: nn.Module) -> dict[Any, nn.Module]:

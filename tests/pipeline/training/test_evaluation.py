@@ -13,6 +13,7 @@ from millrace.pipeline.training import evaluation
 from millrace.stages.evaluate.layerwise import evaluate
 from millrace.stages.evaluate.limits import silent
 from millrace.stages.evaluate.measures import Measures
+from millrace.stages.fetch.fetch import Fetch
 from millrace.stages.models import MODELS
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.features import ArrayFeatures
@@ -41,7 +42,7 @@ def scored(ranks: int, monkeypatch: pytest.MonkeyPatch, machines: list[int], **m
     prepared: Any = SimpleNamespace(
         dataset=data,
         data=data,
-        placement=SimpleNamespace(graph=data.graph, degree=degree),
+        placement=SimpleNamespace(graph=data.graph, degree=degree, features=data.features),
         job=SimpleNamespace(dtype="float64"),
         model=SimpleNamespace(reads_edges=False),
         reads_times=False,
@@ -50,7 +51,7 @@ def scored(ranks: int, monkeypatch: pytest.MonkeyPatch, machines: list[int], **m
     def rank(group: ThreadGroup) -> float | None:
         job: Any = SimpleNamespace(group=group, ledger=Ledger(), measures=Measures(names=("macro_f1",)))
         monkeypatch.setattr(evaluation, "ranks_by_host", lambda g, number: by_host(g, machines[g.rank]))
-        score = evaluation._by_leaders(prepared, object(), net, job, Path("unused"), lambda: silent)
+        score = evaluation._by_leaders(prepared, Fetch(), net, job, Path("unused"), lambda: silent)
         found = score(net, "val")
         assert found is not None and (found.counts is None) and found.values.keys() == {"macro_f1"}
         return found.accuracy

@@ -9,7 +9,6 @@ import pytest
 
 from millrace.stages.assignment import SeedPlan
 from millrace.stages.feed.queue_feed import BulkDraws, BulkSpan, Producer, QueueFeed, most_bulks
-from millrace.stages.policies import PeeksAhead
 from millrace.storage.errors import RunError
 from millrace.storage.ledger import Ledger
 from millrace.storage.minibatch import Bulk
@@ -23,7 +22,6 @@ def test_a_piece_is_given_early_only_where_it_is_there() -> None:
     # One bulk at a time has room: the next one comes when the first is released, and nobody may wait for it before.
     queue = MemoryQueue(bulk_size=2, max_bytes=1, minibatches_per_epoch=4)
     feed: Any = QueueFeed(queue, None, Ledger(), lambda: True)
-    assert isinstance(feed, PeeksAhead)
     assert feed.peek(0, 0) is None
     queue.put(make_bulk(0, 0, 2), timeout_s=1)
     early = feed.peek(0, 1)

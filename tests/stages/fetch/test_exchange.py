@@ -32,7 +32,6 @@ from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.memory.lazy_rows import LazyRows
 from millrace.stages.messages import Phase, Placement, RankJob
 from millrace.stages.placement.row_blocks import BlockRows, Grid
-from millrace.stages.policies import FetchesAhead
 from millrace.stages.sample.base import Sampler
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
@@ -554,7 +553,6 @@ class Trainer:
 
             policy = replace(policy, memory=DeviceMemory(way.features, 10 * ROW_BYTES))
         self.fetcher = policy.fetcher(place, self.job)
-        assert isinstance(self.fetcher, FetchesAhead)
         first = way.first[0], way.first[1] * self.m
         self.inner: Any = sample.feed(place, Phase(0, 0, way.epochs), self.job, first)
         # Rows of which blocks are held are counted when they are read: nothing later.

@@ -12,7 +12,7 @@ from torch import nn
 from millrace.stages.comm.base import Group
 from millrace.stages.comm.gloo import Gloo
 from millrace.stages.comm.solo import Solo
-from millrace.stages.fetch.visit import UNKNOWN, Mode, VisitFetch, Visits, _edge_numbers, plan, row_bytes
+from millrace.stages.fetch.visit import UNKNOWN, Mode, VisitFetch, Visits, _edge_numbers, plan
 from millrace.stages.forward_backward import forward_backward
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.memory.arena import Arena, reusing
@@ -160,10 +160,10 @@ def test_a_module_on_a_device_is_tried_on_the_host(on_device: torch.device) -> N
     """The bytes of the step, and of each row, are those of the module on the host, and it stays where it is."""
     share, _ = share_of(Solo(), 1)
     module, policy = model("sage"), VisitFetch(prefetch_bytes=0)
-    here = plan(share, ("halo",) * 3, policy, Solo(), module)[1], row_bytes(policy, module, FEATURES, torch.float64)
+    here = plan(share, ("halo",) * 3, policy, Solo(), module)[1], policy.row_traffic(module, FEATURES, torch.float64)
     there = module.to(on_device)
     assert plan(share, ("halo",) * 3, policy, Solo(), there)[1] == here[0] > 0
-    assert row_bytes(policy, there, FEATURES, torch.float64) == here[1]
+    assert policy.row_traffic(there, FEATURES, torch.float64) == here[1]
     assert all(p.is_cuda for p in there.parameters())
 
 
