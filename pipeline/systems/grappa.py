@@ -99,27 +99,27 @@ class GrappaOptions(Section):
     """Data seen by each rank under ``system = "grappa"``, and the correction for unseen neighbours."""
 
     chunks: int = Field(default=1, ge=1)
-    """m, the number of chunks of each rank. The graph is cut into m P."""
+    """m, the number of chunks of each rank. The graph is cut into m P chunks."""
     rotation: Literal["sweep", "fixed", "none"] = "sweep"
-    """Chunks seen besides a rank's own: every other rank's in turn, always the next one's, or none."""
+    """Chunks that a rank sees besides its own: those of every other rank in turn, always those of the next rank, or
+    none."""
     reshuffle_fraction: float = Field(default=0.0, ge=0, le=1)
-    """Share of all chunks whose rank is drawn again after each super-epoch; 0: each rank keeps its own; 1: all are
-    redrawn."""
+    """Share of all chunks that move to a randomly drawn rank after each super-epoch. 0: ranks keep their chunks; 1:
+    every chunk is drawn again."""
     repartition_every: int = Field(default=50, ge=1)
     """Epochs in a super-epoch."""
     halo: float = Field(default=0.0, ge=0, le=1)
-    """Share of the nodes one hop outside that are seen too, drawn for each super-epoch; 0 as in the paper's text. With
-    1, as in its released code, seeds have all their neighbours, and no correction has an effect."""
+    """Share of the nodes one hop outside that a rank sees too, drawn for each super-epoch; 0 as in the paper's text.
+    With 1, as in the paper's code, seeds have all their neighbours, and no correction has an effect."""
     ahead: bool = True
-    """True to read and assemble the next super-epoch's data ahead of time; memory then holds both."""
+    """Read and assemble the next super-epoch's data ahead of time; memory then holds both super-epochs."""
     correction: Literal["none", "batch", "node"] = "batch"
     """Weights that correct for missing neighbours: one for each rank's minibatch (the mean coverage of its seeds), one
     for each seed (its coverage), or none."""
     shrink: Literal["none", "empirical"] = "none"
     """Shrinkage of a minibatch's weight towards the mean weight: none, or by its noise (empirical Bayes)."""
     full_batch: bool = False
-    """One step an epoch, in which each rank trains on all its seeds over all in-edges that it sees, sampling
-    nothing."""
+    """Sample nothing: in one step an epoch, each rank trains on all its seeds, over all in-edges that it sees."""
 
 
 class _Grappa(Registered):

@@ -93,26 +93,26 @@ class RetexoOptions(Section):
     """Layer-by-layer training under ``system = "retexo"``. Options that are left out follow from `mode`."""
 
     mode: Literal["v3", "v1"] = "v3"
-    """``v3``: hidden rows are passed on, each layer trains with a layer norm and a head; ``v1``: an MLP first, then
-    logits are passed on, so that no raw feature leaves its owner."""
+    """``v3``: each layer trains with a layer norm and a head, and passes on hidden rows. ``v1``: an MLP trains first,
+    and layers pass on logits, so that no raw feature leaves its owner."""
     base: Literal["none", "mlp"] | None = None
     """Train an MLP on the features before the first layer, or not."""
     propagate: Literal["hidden", "logits"] | None = None
     """Rows that a finished layer passes on to the next."""
     head: Literal["normed", "linear", "none"] | None = None
-    """Head that a layer is trained with: layer norm and product, product, or none (the layer gives logits itself)."""
+    """Head that a layer trains with: layer norm and linear layer, linear layer, or none (the layer gives logits)."""
     local_steps: int | None = Field(default=None, ge=1)
-    """Steps that each client takes by itself before parameters are averaged (FedAvg); by default gradients are summed
-    in every step."""
+    """Steps that each client takes by itself before all clients average their parameters (FedAvg). By default clients
+    sum gradients in every step."""
     rounding: Literal["full", "fp16", "int8"] = "full"
     """Rounding of rows before they are passed on."""
     inductive: bool = False
     """Train without validation and test nodes in the graph, and validate without test nodes."""
     distill: float = Field(default=0.0, ge=0, lt=1)
-    """Share of the loss of every layer after the first that is cross entropy with the previous layer's predictions for
-    each node, labelled or not. 0: labels only."""
+    """From the second layer on: weight in the loss of the cross entropy with the previous layer's predictions for each
+    node, labelled or not. 0: labels only."""
     clients: int | Literal["ranks", "nodes"] = "ranks"
-    """Clients that train and whose bytes are counted: each rank, a number of simulated clients, or each node."""
+    """Who trains, with bytes counted for each: the ranks, a number of simulated clients, or each node."""
 
     @field_validator("clients", mode="before")
     @classmethod

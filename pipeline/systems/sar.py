@@ -66,16 +66,16 @@ class SarOptions(Section):
     """Reading of other ranks' rows under ``system = "sar"``."""
 
     mode: Literal["auto", "rematerialize", "keep", "halo"] | list[Literal["rematerialize", "keep", "halo"]] = "auto"
-    """``rematerialize``: one rank after the other, and again in the backward pass; ``keep``: kept for the backward
-    pass; ``halo``: all in one exchange. One for all layers, or a list with one for each; ``auto`` takes the fastest
-    that fit in `memory_bytes`."""
+    """How a layer reads other ranks' rows. ``rematerialize``: one rank after the other, and again in the backward pass;
+    ``keep``: one after the other, kept for the backward pass; ``halo``: all in one exchange. One mode for all layers,
+    or a list with one for each; ``auto`` takes the fastest modes that fit in `memory_bytes`."""
     memory_bytes: int | None = Field(default=None, ge=1)
     """Memory for a rank's tensors; by default half of the machine's free memory, divided by its ranks, or of the rank's
     GPU."""
     prefetch_bytes: int = Field(default=64 << 20, ge=0)
-    """Rows of other ranks that may be under way before they are needed."""
+    """Bytes of other ranks' rows that may be under way before they are needed."""
     prune: bool = True
-    """Leave rows out of each layer that do not affect the seeds."""
+    """Leave out of each layer the rows that do not affect the seeds."""
 
     @field_validator("mode", mode="before")
     @classmethod

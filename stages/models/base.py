@@ -271,7 +271,7 @@ class ModelConfig(ABC):
     hidden: int = 256
     """Width of every hidden layer."""
     layers: int = 3
-    """L: how many."""
+    """L, the number of layers."""
     dropout: float = 0.5
     """Probability of dropping an element of a layer's input, the features' included."""
     norm: str = "none"

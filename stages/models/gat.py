@@ -87,7 +87,7 @@ class GAT(ModelConfig):
 
     activation: str = "elu"
     heads: int = 4
-    """H, in every layer; a hidden layer's heads are `hidden / heads` wide."""
+    """H, the number of heads in every layer; in hidden layers a head is `hidden / heads` wide."""
     attention_dropout: float = 0.0
     """Probability of dropping an attention coefficient."""
     slope: float = 0.2

@@ -116,7 +116,7 @@ class GATv2(ModelConfig):
 
     activation: str = "elu"
     heads: int = 4
-    """H, in every layer; a hidden layer's heads are `hidden / heads` wide."""
+    """H, the number of heads in every layer; in hidden layers a head is `hidden / heads` wide."""
     attention_dropout: float = 0.0
     """Probability of dropping an attention coefficient, by torch's generator."""
     slope: float = 0.2

@@ -117,8 +117,8 @@ class GCN(ModelConfig):
     name: ClassVar[str] = "gcn"
 
     edge_width: int = 0
-    """D, columns of the edges' features, of which each edge's weight is learnt: ``softplus(<a, e_uv> + s)``; -1: as
-    many as the dataset has; 0: weights are not learnt."""
+    """D, columns of the edges' features, from which the model learns each edge's weight: ``softplus(<a, e_uv> + s)``;
+    -1: as many as the dataset has; 0: weights are not learnt."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -42,7 +42,7 @@ class RGCN(RelationalConfig):
     name: ClassVar[str] = "rgcn"
 
     bases: int = 0
-    """B, matrices that the relations' matrices are combinations of; 0: each relation has its own."""
+    """B, the number of basis matrices that all relations' matrices combine; 0: each relation has its own matrix."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

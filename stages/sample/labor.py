@@ -39,7 +39,7 @@ class LaborSampler(NodeWiseOptions):
     weights 1 / pi); unbiased with parallel edges too. False: min(fanout, in-degree) exactly (sequential Poisson
     sampling, the paper's section A.3 and DGL's default)."""
     expand: Literal["new", "all"] = "new"
-    """At each hop: only newly found nodes, or all found so far again."""
+    """Nodes that each hop expands: newly found ones only, or again all nodes found so far."""
     weighted: bool = False
     """Draw in proportion to the graph's edge weights, rows of exact size; an edge of weight 0 is never drawn."""
     iterations: int = 0

@@ -255,7 +255,7 @@ class SubgraphSampler(MatrixSampler):
     """Base of samplers whose minibatch has all edges between chosen nodes, the same edges in every layer."""
 
     layers: int = 3
-    """L, of the model; by default as many as it has."""
+    """L, the number of the model's layers; by default as many as the model has."""
 
     @property
     def num_layers(self) -> int:

@@ -45,20 +45,21 @@ class NeighborSampler(NodeWiseOptions):
     replace: bool = False
     """Draw independently; an edge may come twice."""
     weighted: bool = False
-    """Draw in proportion to the graph's edge weights; an edge of weight 0 is never drawn, and
-    there as all others where a fanout of -1 takes whole rows, as in pyg-lib."""
+    """Draw in proportion to the graph's edge weights; an edge of weight 0 is never drawn, except
+    where a fanout of -1 takes the whole row, as in pyg-lib."""
     expand: Literal["new", "all"] = "new"
-    """At each hop: only newly found nodes, or all found so far again."""
+    """Nodes that each hop expands: newly found ones only, or again all nodes found so far."""
     edge_ids: bool = False
     """Keep the positions of each block's edges in the graph's edge arrays."""
     relations: dict[str, int | tuple[int, ...]] = field(default_factory=dict)
-    """Fanout of single relations of a graph with types, in place of `fanout`, which is that of each other relation: by
-    the relation's name, or ``source type,name,destination type``; 0 does not follow it."""
+    """In a graph with types: fanouts of single relations; all other relations have `fanout`. Keys are the relation's
+    name, or ``source type,name,destination type``; a fanout of 0 leaves the relation out."""
     batch_dependency: int = 1
-    """Consecutive minibatches of an epoch, over all ranks, that draw by the same random numbers: at the same hop a node
-    has the same in-neighbours in all of them, so that together they read fewer rows. Each minibatch keeps its law; what
-    is drawn changes less often from step to step. Source: Balin, LaSalle, Catalyurek, "Cooperative Minibatching in
-    Graph Neural Networks" (2023), section 3.2, with numbers that change at once where theirs change gradually."""
+    """Number of consecutive minibatches of an epoch, over all ranks, that draw by the same random numbers. At the same
+    hop a node has the same in-neighbours in all these minibatches, so together they read fewer rows. Each minibatch
+    keeps its distribution; samples change less often from step to step. Source: Balin, LaSalle, Catalyurek,
+    "Cooperative Minibatching in Graph Neural Networks" (2023), section 3.2, with numbers that change at once where
+    theirs change gradually."""
     name: ClassVar[str] = "neighbor"
     draws_relations_on_device: ClassVar[bool] = True
     draws_by_owners_on_device: ClassVar[bool] = True

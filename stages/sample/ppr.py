@@ -32,11 +32,12 @@ class PprSampler(SubgraphSampler):
     nodes: int = 32
     """Nodes drawn for each seed; fewer if fewer can be reached."""
     steps: int = 3
-    """Products, at most."""
+    """Largest number of steps of a walk, each one matrix product."""
     teleport: float = 0.25
     """Probability to stop at each node, above 0 and below 1."""
     cutoff: float = 1e-4
-    """Smallest mass of an in-edge that is followed, in multiples of a seed's, as in the authors' approximation."""
+    """Smallest mass of an in-edge that a step follows, in multiples of a seed's mass, as in the authors'
+    approximation."""
     name: ClassVar[str] = "ppr"
 
     def __post_init__(self) -> None:

@@ -276,7 +276,7 @@ class TemporalSampler:
     fanout: tuple[int, ...] = (15, 10, 5)
     """In-neighbours per node and hop, nearest the seeds first; -1 takes all until the moment."""
     strategy: Strategy = "uniform"
-    """Draw among the edges that are not too late: ``uniform``, or the ``last`` ones."""
+    """Draws among edges that are not later than the seed: ``uniform`` draws evenly; ``last`` takes the latest ones."""
     replace: bool = False
     """Draw independently; an edge may come twice. With ``last``, of the last `fanout` ones."""
     edge_ids: bool = False
