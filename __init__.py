@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from millrace.pipeline.planning.planner import plan
     from millrace.pipeline.report.write import Report, report
     from millrace.pipeline.run import run
+    from millrace.pipeline.sample import sample
     from millrace.pipeline.setup.open_queue import open_queue
     from millrace.pipeline.setup.result import Result
     from millrace.pipeline.sweep.sweep import Sweep, sweep
@@ -130,6 +131,7 @@ _HOMES = {
     "Result": "pipeline.setup.result",
     "dry_run": "pipeline.dry_run",
     "run": "pipeline.run",
+    "sample": "pipeline.sample",
     "System": "pipeline.config.systems",
     "bulk": "pipeline.systems.bulk",
     "grappa": "pipeline.systems.grappa",
@@ -275,6 +277,7 @@ __all__ = [
     "report",
     "retexo",
     "run",
+    "sample",
     "sample_minibatches",
     "sar",
     "set_conv_weights",

@@ -35,13 +35,12 @@ from peers.train_task import BATCH, CLASSES, FANOUT, FEATURES, HIDDEN, LR, memor
 from torch import Tensor, nn
 
 from millrace.stages.assignment import SeedPlan
-from millrace.stages.fetch.fetch import HOST, Degrees, Labels, MinibatchFetcher
-from millrace.stages.fetch.gather import HostRows
-from millrace.stages.fetch.isolated import Weights
+from millrace.stages.comm.solo import Solo
+from millrace.stages.fetch.fetch import Fetch
 from millrace.stages.forward_backward import forward_backward
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.memory.arena import Arena, reusing
-from millrace.stages.messages import Placement
+from millrace.stages.messages import Placement, RankJob
 from millrace.stages.models.base import Model
 from millrace.stages.models.sage import SAGE
 from millrace.stages.neighbourhood.base import Neighbourhood, destinations
@@ -49,6 +48,7 @@ from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.dataset import Split
 from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph
+from millrace.storage.ledger import Ledger
 
 MINIBATCHES, WARM_UP = 8, 4
 SETTINGS: dict[str, dict[str, int]] = {
@@ -97,8 +97,18 @@ def train(folder: Path, model: str, threads: int) -> dict[str, float]:
     config = SAGE(hidden=HIDDEN, dropout=0.0, norm="batch" if "norm" in model else "none")
     module = Own() if model == "own" else config.build(FEATURES, CLASSES)
     optimizer = torch.optim.Adam(module.parameters(), lr=LR)
-    rows, arena = HostRows(placement, features), Arena()
-    gather = MinibatchFetcher(rows, Labels(placement, HOST, HOST), Degrees(placement, HOST), Weights(placement, "none"))
+    arena = Arena()
+    job = RankJob(
+        seed=0,
+        batch_size=BATCH,
+        bulk_size=MINIBATCHES,
+        epochs=1,
+        dtype=torch.float32,
+        kernel=cpu,
+        group=Solo(),
+        ledger=Ledger(),
+    )
+    gather = Fetch().fetcher(placement, job)
     loaded, seconds = settle(), []
     reset_peak()
     for minibatch in 3 * bulk.minibatches:

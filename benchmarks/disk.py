@@ -1,23 +1,28 @@
 """Training from disk beside the disk's own limit: units of minibatches, and runs in memory cgroups.
 
-    python benchmarks/disk.py --folder disk/                  6.5 GB of disk; as root for the cgroups
+    python benchmarks/disk.py --folder disk/                  11 GB of disk; as root for the cgroups
     python benchmarks/disk.py --folder disk/ --base ../older  runs of another checkout beside
 
 It makes a store of random edges and rows of 1 KiB. **Units**: the rows of 1, 8 and 25 minibatches as training collects
-them, the same ranges through a bare reader, and `torch.index_select` over a map with ``MADV_RANDOM`` for one
-minibatch. **Packed**: rows beside samples, and the same files read in order. **Runs**: GraphSAGE of width 128 on
-minibatches of 1,024 seeds, fanout 10, 5, in a cgroup of each size: features in memory (no limit), mapped (as many
-minibatches together as memory allows; eight in 2 GiB, 25 in 4 GiB) and packed. **Sweep**: three trainings over one
-packed store, from it alone, beside three live runs, which read the mapped features. Pages of the features are dropped
-before each measurement, in this machine; sides take turns; each line has the load, for machines that others use too.
-The last lines say which targets were met by the best of all rounds; some need ``--base``.
+them, the same ranges through a bare reader, and `torch.index_select` over a map with ``MADV_RANDOM`` for one minibatch.
+**Packed**: rows beside samples, and the same files read in order. **Runs**: GraphSAGE of width 128 on minibatches of
+1,024 seeds, fanout 10, 5, in a cgroup of each size: features in memory (no limit), mapped (as many minibatches together
+as memory allows; eight in 2 GiB, 25 in 4 GiB) and packed: an epoch of 100 minibatches, from its begin to its last step,
+with the first unit's reading and the last one's training. **Sweep**: three trainings over one packed store, from it
+alone, beside three live runs, which read the mapped features. **Predict**: exact outputs of all nodes in the smallest
+cgroup, on the random graph and on one whose neighbours lie near: seconds, passes over the features, and seconds until
+SIGINT in the midst has ended it. Pages of the features are dropped before each measurement, in this machine; sides take
+turns; each line has the load, for machines that others use too. The last lines say which targets were met by the best
+of all rounds; some need ``--base``.
 """
 
 import argparse
 import json
 import mmap
 import os
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -41,13 +46,11 @@ from millrace.storage.graph import Graph
 from millrace.storage.queue.zarr import ZarrQueue
 
 WIDTH, BATCH, FANOUT, STEPS = 256, 1024, (10, 5), 25
+EPOCH = 100
+"""Minibatches of an epoch: `STEPS` are read together four times."""
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 ROWS = 58_000
 """Rows of a minibatch on the store of four million nodes."""
-SKIPPED_STEPS = 1
-"""The first minibatch waits for the store, the compiler and the first unit."""
-
-
 Best = dict[str, float]
 """Best seconds of a minibatch by what was measured."""
 
@@ -68,15 +71,16 @@ class Computed(ArrayFeatures):
         return out
 
 
-def make(store: Path, nodes: int, edges: int) -> None:
-    """A store of a random graph."""
+def make(store: Path, nodes: int, edges: int, reach: int = 0) -> None:
+    """A store of a random graph, whose neighbours have ids at most so far away; 0: any."""
     rng = np.random.default_rng(0)
     degree = rng.multinomial(edges, np.full(nodes, 1 / nodes))
     indptr = np.concatenate([[0], np.cumsum(degree)]).astype(np.int64)
-    keys = np.repeat(np.arange(nodes, dtype=np.int64) * nodes, degree) + rng.integers(0, nodes, edges)
+    rows, near = np.repeat(np.arange(nodes, dtype=np.int64), degree), rng.integers(-reach, reach or nodes, edges)
+    keys = rows * nodes + ((rows + near) % nodes if reach else near)
     keys.sort()
     order = rng.permutation(nodes)
-    train, rest = np.sort(order[: STEPS * BATCH]), order[STEPS * BATCH :]
+    train, rest = np.sort(order[: EPOCH * BATCH]), order[EPOCH * BATCH :]
     split = Split(train, np.sort(rest[:1000]), np.sort(rest[1000:2000]))
     graph = Graph(indptr, (keys % nodes).astype(np.int32))
     dataset = Dataset("disk", graph, Computed(nodes), rng.integers(0, 16, nodes), split, 16)
@@ -201,7 +205,7 @@ def packed_units(packed: Path, rounds: int, best_of: Best) -> None:
     buffers = Arena(idle_steps=0)
 
     def as_trained() -> None:
-        for index in range(STEPS):
+        for index in range(EPOCH):
             rows.rows(0, index, np.float32, buffers.array)
             buffers.step()
 
@@ -211,24 +215,26 @@ def packed_units(packed: Path, rounds: int, best_of: Best) -> None:
                 drop(file.parent, file.name)
             start = time.perf_counter()
             read()
-            best_of[side] = min(best_of.get(side, np.inf), (time.perf_counter() - start) / STEPS)
+            best_of[side] = min(best_of.get(side, np.inf), (time.perf_counter() - start) / EPOCH)
     print(json.dumps({"packed, s each": {k: round(best_of[k], 4) for k in ("limit of packed", "packed")}, **load()}))
 
 
 def child(store: Path, features: str, out: Path, steps: int, together: int) -> None:
-    """A run that ends after some steps and prints their seconds. `features` are ``memory``, ``mapped`` or a store of
+    """A run that ends after some steps and prints the seconds of each: of all from the begin of training, and without
+    the first, which waits for the compiler too. `features` are ``memory``, ``mapped`` or a store of
     samples; `together`: minibatches whose rows are read together, 0 as the memory allows."""
     drop(store)
     at: list[float] = []
     before = bytes_read()
 
     def emit(event: object) -> None:
-        if type(event).__name__ != "StepDone":
+        if type(event).__name__ != "StepDone" and getattr(event, "stage", "") != "train":
             return
         at.append(time.perf_counter())
-        if len(at) == steps:
-            each = (at[-1] - at[SKIPPED_STEPS - 1]) / (steps - SKIPPED_STEPS)
-            found = {"s each": round(each, 3), "GB read": round((bytes_read() - before) / 1e9, 2)}
+        if len(at) == steps + 1:
+            each, later = (at[-1] - at[0]) / steps, (at[-1] - at[1]) / (steps - 1)
+            read = round((bytes_read() - before) / 1e9, 2)
+            found = {"s each": round(each, 3), "later": round(later, 3), "GB read": read}
             print(json.dumps({**found, **load()}), flush=True)
             os._exit(0)
 
@@ -245,13 +251,13 @@ def child(store: Path, features: str, out: Path, steps: int, together: int) -> N
 def runs(args: argparse.Namespace, store: Path, packed: Path, best_of: Best) -> None:
     """Seconds of minibatches of whole runs, side by side."""
     out = args.folder / "run"
-    sides: list[tuple[str, float, str, Path | None, int, int]] = [("memory", 0, "memory", None, STEPS, 0)]
+    sides: list[tuple[str, float, str, Path | None, int, int]] = [("memory", 0, "memory", None, EPOCH, 0)]
     for gib in args.gib:
-        sides.append((f"disk, {gib:g} GiB", gib, "mapped", None, STEPS, 0))
+        sides.append((f"disk, {gib:g} GiB", gib, "mapped", None, EPOCH, 0))
         if args.base is not None:
             sides.append((f"disk, {gib:g} GiB, base", gib, "mapped", args.base, args.base_steps, 0))
-    sides += [(f"disk, {k} together", gib, "mapped", None, STEPS, k) for gib, k in ((2, 8), (4, STEPS))]
-    sides.append(("packed, 2 GiB", 2, str(packed), None, STEPS, 0))
+    sides += [(f"disk, {k} together", gib, "mapped", None, EPOCH, k) for gib, k in ((2, 8), (4, STEPS))]
+    sides.append(("packed, 2 GiB", 2, str(packed), None, EPOCH, 0))
     for number in range(args.rounds):
         for name, gib, features, base, steps, together in sides:
             shutil.rmtree(out, ignore_errors=True)
@@ -268,7 +274,9 @@ def runs(args: argparse.Namespace, store: Path, packed: Path, best_of: Best) -> 
             try:
                 found = limited(words, gib, env)
                 print(json.dumps({"run": name, "round": number, **found}), flush=True)
-                best_of[name] = min(best_of.get(name, np.inf), found.get("s each", np.inf))
+                # Few steps are taken of the other checkout.
+                seconds = found.get("s each" if base is None else "later", np.inf)
+                best_of[name] = min(best_of.get(name, np.inf), seconds)
             except OSError as e:
                 print(f"{name}: skipped, no memory cgroup may be made here ({e.strerror}): {e.filename}", flush=True)
 
@@ -332,16 +340,48 @@ def sweep(args: argparse.Namespace, store: Path, packed: Path) -> None:
                 )
 
 
+def predict(args: argparse.Namespace, random: Path) -> None:
+    """Exact outputs of all nodes by a trained model, and their end by SIGINT."""
+    near, out, file = args.folder / "near", args.folder / "predicted-run", args.folder / "out.npy"
+    if not near.exists():
+        make(near, args.nodes, args.edges, reach=1000)
+    for store in (random, near):
+        shutil.rmtree(out, ignore_errors=True)
+        job = {"epochs": 1, "batch_size": BATCH, "fanout": list(FANOUT), "hidden": 128, "layers": 2}
+        job |= {"features": "mapped", "train": {"evaluate_every": 0}}
+        mr.run(store, out=out, verbose=False, seed=1, emit=lambda _: None, **job)
+        took = 0.0
+        for stops in (False, True):
+            drop(store)
+            file.unlink(missing_ok=True)
+            words = [sys.executable, "-m", "millrace", "predict", str(out), "--out", str(file)]
+            with cgroup(min(args.gib)) as folder:
+                start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock
+                done = subprocess.Popen(words, preexec_fn=partial(enter, folder), stderr=subprocess.DEVNULL)
+                if stops:
+                    time.sleep(took / 2)
+                    done.send_signal(signal.SIGINT)
+                    start = time.perf_counter()
+                code, took = done.wait(), time.perf_counter() - start
+            read = (resource.getrusage(resource.RUSAGE_CHILDREN).ru_inblock - before) * 512
+            facts = {"exit code": code, "s": round(took, 1), "GB read": round(read / 1e9, 2)}
+            passes = {} if stops else {"passes": round(read / (args.nodes * WIDTH * 4), 2)}
+            print(json.dumps({"predict": store.name, "SIGINT": stops, **facts, **passes, **load()}), flush=True)
+
+
+def enter(folder: Path) -> None:
+    """Enter a cgroup, and hear of SIGINT, which a shell's background jobs do not."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    (folder / "cgroup.procs").write_text(str(os.getpid()))
+
+
 def limited(words: list[str], gib: float, env: dict[str, str]) -> dict[str, Any]:
     """What a child prints that runs in a cgroup; without one for a size of 0."""
     if not gib:
         return outcome(subprocess.run(words, env=env, capture_output=True, text=True, check=False))
     with cgroup(gib) as folder:
-
-        def enter() -> None:
-            (folder / "cgroup.procs").write_text(str(os.getpid()))
-
-        done = subprocess.run(words, env=env, capture_output=True, text=True, check=False, preexec_fn=enter)
+        into = partial(enter, folder)
+        done = subprocess.run(words, env=env, capture_output=True, text=True, check=False, preexec_fn=into)
     return outcome(done)
 
 
@@ -384,7 +424,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--base", type=Path, help="another checkout")
     parser.add_argument("--base-steps", type=int, default=4, help="minibatches of a run of the other checkout")
-    parser.add_argument("--only", choices=("units", "packed", "runs", "sweep"))
+    parser.add_argument("--only", choices=("units", "packed", "runs", "sweep", "predict"))
     parser.add_argument(
         "--child", nargs=5, metavar=("STORE", "FEATURES", "OUT", "STEPS", "TOGETHER"), help=argparse.SUPPRESS
     )
@@ -399,7 +439,7 @@ def main() -> None:
     store, packed, best = args.folder / "store", args.folder / "packed", Best()
     if not store.exists():
         make(store, args.nodes, args.edges)
-    if args.only != "units":
+    if args.only not in ("units", "predict"):
         pack(store, packed)
     if args.only in (None, "units"):
         units(store, args.rounds, best)
@@ -409,6 +449,8 @@ def main() -> None:
         runs(args, store, packed, best)
     if args.only in (None, "sweep"):
         sweep(args, store, packed)
+    if args.only in (None, "predict"):
+        predict(args, store)
     targets(best)
 
 

@@ -7,7 +7,8 @@ prints it for a cluster that `millrace` starts here; `| sh` runs it. Its steps, 
     millrace convert     a store of the tables, in bounded memory (its further arguments: --convert="...")
     millrace partition   the store with its nodes renumbered part by part (--method, --parts); with --blocks its parts,
                          of which each rank holds one
-    millrace sample      minibatches that are drawn once, with --sample; with --blocks by ranks that hold the parts
+    millrace sample      minibatches that are drawn once, with --sample; with --blocks by ranks that hold the parts;
+                         with --pack their feature rows too, which training then reads in order
     millrace run         training, with all other arguments
     millrace evaluate    accuracy on every split
     millrace predict     a class for each node, in OUT/predictions.parquet
@@ -31,7 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", type=int, default=2, help="with --tables: parts of the renumbered store (2)")
     parser.add_argument("--method", default="metis-streamed", help="with --tables: how it is cut (metis-streamed)")
     parser.add_argument("--job", help="job file of `millrace run`")
-    parser.add_argument("--sample", action="store_true", help="with --tables: draw the minibatches first")
+    what = {"dest": "sample", "action": "store_const"}
+    parser.add_argument("--sample", const="drawn", help="with --tables: draw the minibatches first", **what)
+    parser.add_argument("--pack", const="packed", help="with --tables: and pack their features beside", **what)
     parser.add_argument("--blocks", action="store_true", help="with --tables: no rank holds the graph, each has a part")
     parser.add_argument("--out", help="folder of the run (WORK/run with --tables)")
 
@@ -73,16 +76,17 @@ def data(here: argparse.Namespace) -> list[str]:
 
 
 def preparation(here: argparse.Namespace, cluster: Mapping[str, str], run: Sequence[str] = ()) -> list[str]:
-    """The lines before the training: WORK/parts, and WORK/samples with --sample. See `script`."""
+    """The lines before the training: WORK/parts, and WORK/samples with --sample or --pack. See `script`."""
     store, parts, samples, keys = f"{here.work}/store", f"{here.work}/parts", f"{here.work}/samples", _set(cluster)
     as_files = ["--features", "npy", "--graph", "npy"]
     cut = ["--parts", str(here.parts), "--method", here.method, *(["--set", "executor=dask"] if cluster else [])]
-    job = [] if here.job is None else [here.job]
+    job, drawn = [] if here.job is None else [here.job], here.sample is not None
+    packed = ["--features"] * (here.sample == "packed")
     return [
         "set -e",
         _unless(store, "convert", here.tables, "--out", store, *as_files, *keys, *shlex.split(here.convert)),
         _unless(f"{parts}/manifest.json", "partition", store, "--out" if here.blocks else "--into", parts, *cut, *keys),
-        *([shlex.join(["millrace", "sample", *job, *run, *data(here), "--out", samples, *keys])] * here.sample),
+        *([shlex.join(["millrace", "sample", *job, *run, *data(here), "--out", samples, *keys, *packed])] * drawn),
     ]
 
 

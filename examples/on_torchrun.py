@@ -9,8 +9,9 @@ is yours to change. Each process maps the files of the store, of which a machine
 minibatches of its rank. `--job` has the options of the sampler and of training (fanout, batch_size, epochs, lr, ...).
 
 With `--tables` the first process does the chain of examples/chain.py up to the training: tables become a store, whose
-nodes are renumbered part by part, and with `--sample` minibatches are drawn once, for all processes and restarts; the
-others wait. `--work`, and what it is made from, lie where all machines see them.
+nodes are renumbered part by part, and with `--sample` minibatches are drawn once, for all processes and restarts, with
+`--pack` beside their feature rows; the others wait. `--work`, and what it is made from, lie where all machines see
+them.
 
 What to expect: the loss of each epoch and the accuracy of the test split, printed by the first process; its predictions
 in OUT/predictions.parquet, and after each epoch OUT/model.pt, from which the same command goes on, and torchrun too

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..stages.fetch.ahead.units import distinct
 from ..stages.memory.bytes_left import bytes_left
 from ..stages.partition.stage import owned_nodes
-from ..stages.self_loops import COLUMNS, degree_of
+from ..stages.self_loops import degree_of
 from ..storage.dataset_store import features_on_disk
 from ..storage.errors import InputError, Interrupted
 from ..storage.features import FeatureStore, WidenedFeatures
@@ -95,6 +95,8 @@ class PackedSource:
     """Of the features: the run's `features`."""
     own: str
     """The dataset's `own_form`."""
+    degree_bytes: int
+    """Least bytes of a row's degrees: a graph with self loops, which only a pass over its edges finds, has more."""
     data: Data | None
     """The same for tasks; None: they cannot open it."""
 
@@ -109,13 +111,14 @@ class PackedSource:
         data = None if place is None else Data(place, count, dtype, lacking, order)
 
         def rows() -> tuple[FeatureStore, npt.NDArray[np.float64]]:
-            return data.rows() if data else (features, degrees_of(dataset.graph, lacking))
+            return data.rows() if data and order else (features, degrees_of(dataset.graph, lacking))
 
         def seeds() -> SeedData:
             found = SeedData.of_dataset(dataset, lacking, order)
             return data.numbered(found) if data else found
 
-        return cls(features, rows, seeds, sampling.features_digest, own_form(features), data)
+        least = 0 if lacking == OF_TIMES else 8
+        return cls(features, rows, seeds, sampling.features_digest, own_form(features), data=data, degree_bytes=least)
 
     @staticmethod
     def features_of(sampling: Sampling) -> FeatureStore:
@@ -182,16 +185,10 @@ class Packing:
             num_nodes=features.num_rows,
             exact=form in (source.own, str(np.dtype(features.dtype))),
         )
-        self._row_bytes = self.rows.form.row_bytes + 8 * COLUMNS
-
-    @property
-    def can_share(self) -> bool:
+        self._row_bytes = self.rows.form.row_bytes + source.degree_bytes
+        self._is_remote = is_url(queue.path)
+        self.can_share = bool(source.data)
         """True if tasks can open the rows."""
-        return bool(self._source.data)
-
-    @property
-    def _is_remote(self) -> bool:
-        return is_url(self._queue.path)
 
     def forecast(self, epoch: int, number: int, minibatches: int) -> None:
         """Tell what all rows will take, by those of one bulk.

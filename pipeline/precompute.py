@@ -1,7 +1,7 @@
 """Sampling of all minibatches of a job into a store, ahead of training."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -43,16 +43,23 @@ from .telemetry.events import Emit, Note, StageAdvanced, StageEnded, StageStarte
 
 
 def precompute(
-    job: Job, out: str | Path, *, emit: Emit, stop: Callable[[], bool], features: str | None = None
+    job: Job,
+    out: str | Path,
+    *,
+    emit: Emit,
+    stop: Callable[[], bool],
+    features: str = "",
+    dataset: Dataset | None = None,
 ) -> dict[str, Any]:
     """Fill a store with the minibatches of ``job.epochs`` epochs. Bulks already in it are kept.
 
     Args:
         job: the job to sample for.
         out: the store's folder, or its URL on an object store.
-        features: pack the rows of each minibatch beside it, in this form (``packing.checked_form``).
+        features: pack the rows of each minibatch beside it, in this form (``packing.checked_form``); empty: do not.
         emit: called with every event.
         stop: called between bulks; true interrupts.
+        dataset: the job's, if it is open.
 
     Returns:
         A record: epochs, minibatches, edges (of bulks sampled now), bytes on disk (None on an object store), features
@@ -66,23 +73,16 @@ def precompute(
     """
     place = out if is_url(out) else Path(out)
     goes_on = isinstance(place, Path) and place.exists()
-    with recorded_stages("sample", job.dataset, place, emit, goes_on=goes_on) as told:
-        return _precompute(job, out, features, told, stop)
-
-
-def _precompute(
-    job: Job, out: str | Path, features: str | None, emit: Emit, stop: Callable[[], bool]
-) -> dict[str, Any]:
-    start = time.perf_counter()
-    dataset = open_with_cluster(job, None, emit, lazy=True)
-    sampling = _sampling(job, dataset)
-    if not sampling.num_train:
-        raise InputError("the train split is empty: there is nothing to sample; choose another split")
-    sample = _by_owners if sampling.draws_by_owners else _from_whole
-    rows = _Rows(sampling, features, emit)
-    edges = sample(sampling, out, rows, emit, stop)
-    seconds = time.perf_counter() - start
-    emit(StageEnded("sample", seconds))
+    with recorded_stages("sample", job.dataset, place, emit, goes_on=goes_on) as tell:
+        start = time.perf_counter()
+        sampling = _sampling(job, open_with_cluster(job, None, tell, lazy=True) if dataset is None else dataset)
+        if not sampling.num_train:
+            raise InputError("the train split is empty: there is nothing to sample; choose another split")
+        sample = _by_owners if sampling.draws_by_owners else _from_whole
+        rows = _Rows(sampling, features, tell)
+        edges = sample(sampling, out, rows, tell, stop)
+        seconds = time.perf_counter() - start
+        tell(StageEnded("sample", seconds))
     return {
         "out": str(out),
         "epochs": job.epochs,
@@ -98,12 +98,12 @@ def _precompute(
 class _Rows:
     """The rows that are packed beside the samples, if any are asked for."""
 
-    def __init__(self, sampling: Sampling, wanted: str | None, emit: Emit) -> None:
+    def __init__(self, sampling: Sampling, wanted: str, emit: Emit) -> None:
         """Raises InputError if the form is none."""
-        self._sampling, self._wanted, self._emit = sampling, wanted, emit
+        self._sampling, self._emit = sampling, emit
         self._packing: Packing | None = None
         self._told = False
-        self.form = None if wanted is None else checked_form(wanted, PackedSource.features_of(sampling))
+        self.form = checked_form(wanted, PackedSource.features_of(sampling)) if wanted else None
         self.packed_bytes = 0
 
     def begin(self, sampling: Sampling, queue: ZarrQueue, parts: Path | None = None, *, mend: bool) -> None:
@@ -165,16 +165,17 @@ def _sampling(job: Job, dataset: Dataset) -> Sampling:
     return sampling
 
 
-def check_cut_used(job: Job, table: Mapping[str, Any]) -> None:
-    """Refuse keys of the cut in a table of which the job is made, if nothing is cut.
+def check_cut_used(job: Job) -> None:
+    """Refuse keys of the cut that were given, if nothing is cut.
 
     Raises:
         InputError: names them.
     """
-    given = {k: v for k, v in table.get("partition", {}).items() if v is not None and (k, v) != ("method", DEFAULT_CUT)}
+    cut = job.partition
+    given = [k for k in sorted(cut.model_fields_set) if (v := getattr(cut, k)) is not None and v != DEFAULT_CUT]
     if given and make_system(job).partition.partitioner is None:
         raise InputError(
-            f"partition.{next(iter(given))} is set, but nothing is cut: every sampler has the whole graph; set "
+            f"partition.{given[0]} is set, but nothing is cut: every sampler has the whole graph; set "
             'bulk.topology = "partitioned" with it, or leave it out'
         )
 

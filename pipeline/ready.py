@@ -75,7 +75,7 @@ class RunCall:
 def ready_to_run(call: RunCall, emit: Emit) -> Ready:
     """Open the data, and refuse impossible jobs before anything is written."""
     out, resume, samples, code, dataset = call.out, call.resume, call.samples, call.code, call.dataset
-    job, model = _configured(call)
+    job, model = configured(call)
     folder = local_folder(out) if out is not None else Path("runs") / f"{job.system}-{datetime.now():%Y%m%d-%H%M%S-%f}"
     _check_machine(job)
     check_run_folder(folder, resume)
@@ -113,7 +113,7 @@ def ready_to_run(call: RunCall, emit: Emit) -> Ready:
     return Ready(prepared.job, folder, prepared, queue, module, in_memory, notes=untold)
 
 
-def _configured(call: RunCall) -> tuple[Job, Any]:
+def configured(call: RunCall) -> tuple[Job, Any]:
     """The resolved configuration, and a model that it cannot name."""
     system, model, config, options = call.system, call.model, call.config, call.options
     out = call.out

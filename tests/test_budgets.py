@@ -32,11 +32,11 @@ BUDGETS: dict[str, float] = {
     "none_checks_per_kloc": 39.1,
     "none_checks_of_types": 14,
     # Several of these rose with the same features, by functions that were not looked at one by one; they fall next.
-    "functions_over_6_params": 87,  # goal: 90
+    "functions_over_6_params": 86,  # goal: 90
     "isinstance_on_policies": 10,  # goal: 25
     "see_only_docstrings": 0,
     "any_annotations": 1992,  # goal: 1862
-    "optional_arguments": 991,  # goal: 1101
+    "optional_arguments": 989,  # goal: 1101
     "hasattr": 50,
     "calls_over_6_positional": 0,
     "max_positional_args_at_a_call": 6,

@@ -67,11 +67,11 @@ def sample(
         "split": split,
         **others,
     }
-    table = job_table(job, from_flags(flags, resume=False)[1], overrides)
-    resolved, out = resolve(table), out if "://" in out else str(expanded(Path(out)))
-    check_cut_used(resolved, table)
+    resolved = resolve(job_table(job, from_flags(flags, resume=False)[1], overrides))
+    out = out if "://" in out else str(expanded(Path(out)))
+    check_cut_used(resolved)
     with heeded(say_aside) as requests, Terminal() as terminal:
-        report = precompute(resolved, out, emit=both(requests, terminal), stop=requests.stop, features=features)
+        report = precompute(resolved, out, emit=both(requests, terminal), stop=requests.stop, features=features or "")
     minibatches = counted(report["minibatches"], "minibatch", "minibatches")
     size = "" if report["bytes"] is None else f", {report['bytes'] / 2**20:,.2f} MiB"
     packed = f", with features as {report['features']}" if report["features"] else ""

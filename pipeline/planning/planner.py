@@ -19,6 +19,7 @@ from ..config.aliases import with_options
 from ..config.systems import SYSTEMS
 from ..telemetry.console import console_events
 from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted
+from ..telemetry.quantities import amount
 from .choice import choice
 from .forecast import Forecast
 from .grids import GridForecast, grid_forecasts
@@ -134,6 +135,14 @@ def plan(
         if job.graph != first.graph:
             why = SYSTEMS.find(job.system).unmapped(job)
             notes.append(f'{label} is planned with graph = "memory": it {why}.')
+    drawn = next((of["nodes"] for of in seen.values() if of["nodes"]), None)
+    if drawn and first.features in ("mapped", "zarr"):
+        each, seeds = drawn[0] * at.numbers.features * 4, round(at.numbers.train * at.numbers.nodes)
+        count = -(-seeds // first.train.batch_size) * first.epochs
+        notes.append(
+            f"Packed beside samples (sample --features=float32), features of {first.epochs:,} epochs take "
+            f"{amount(each * count)} of disk; a minibatch reads {amount(each)} in order."
+        )
     if at.gpus:
         notes.append("On a GPU it is memory of tensors: an allocator's gaps come on top.")
     if at.stands_in:

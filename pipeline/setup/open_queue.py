@@ -276,6 +276,7 @@ class SampleStore:
     queue: ZarrQueue
     """The driver's own end."""
     out: str | Path
+    """Its folder, or its URL."""
     options: dict[str, Any]
     """Arguments of `ZarrQueue.create`, for other processes."""
 
@@ -292,7 +293,7 @@ class QueueEnd:
     queue: MinibatchQueue | None = None
     """None: the system trains on no queued minibatches."""
     produce: bool = True
-    """The rank samples into it."""
+    """True if the rank fills it in a thread of its own; False: others do, or have done."""
     producer_alive: Callable[[], bool] = lambda: True
     """See `RankJob.producer_alive`."""
 

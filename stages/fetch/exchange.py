@@ -4,14 +4,11 @@ Each row lies in the memory of one rank of a grid column, and travels to those t
 fetches the rows of the next minibatches, unit by unit (`units`), while the last ones are trained on.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from ...storage.features import CountedFeatures, FeatureStore
@@ -132,20 +129,13 @@ class ExchangedRows(HostRows):
         assert isinstance(sample, Sampled | SampledByOwners)
         job, policy = self._job, self._policy
         placement: Any = self._placement
-        if policy.cache_fraction and self._owned.group.size > 1:
-            count, preview = int(policy.cache_fraction * self._owned.book.num_nodes), sample.preview
-
-            def previewed() -> Iterator[npt.NDArray[np.integer]]:
-                # The samples of any epoch are known before it begins.
-                return (m.nodes for m in preview(placement, job, first[0]))
-
-            self._owned.keep(
-                choose(policy.hot_by, count, placement.graph, self._owned.book, self._owned.group, previewed)
-            )
-        total = sample.num_minibatches(placement, job)
-        self._ahead = self._begun(
-            feed, Plan(job.steps(total), phase.last_epoch, first), ahead_bytes(policy.prefetch_bytes)
-        )
+        if policy.cache_fraction and (group := self._owned.group).size > 1:
+            count = int(policy.cache_fraction * self._owned.book.num_nodes)
+            # The samples of any epoch are known before it begins.
+            nodes = (m.nodes for m in sample.preview(placement, job, first[0]))
+            self._owned.keep(choose(policy.hot_by, count, placement.graph, self._owned.book, group, nodes))
+        plan = Plan(job.steps(sample.num_minibatches(placement, job)), phase.last_epoch, first)
+        self._ahead = self._begun(feed, plan, ahead_bytes(policy.prefetch_bytes))
         return self._ahead
 
     def _begun(self, feed: Feed, plan: Plan, prefetch_bytes: int) -> Any:

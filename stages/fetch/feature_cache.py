@@ -1,6 +1,6 @@
 """Chooses the rows of other ranks that a rank caches: the hot ones, fixed before the run."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
@@ -23,7 +23,7 @@ def choose(
     graph: Graph,
     book: RangeBook,
     group: Group,
-    previewed: Callable[[], Iterable[npt.NDArray[np.integer]]],
+    previewed: Iterable[npt.NDArray[np.integer]],
 ) -> IdArray:
     """Ids of the rows to cache: int64, ascending. All ranks of a column call this at the same time.
 
@@ -34,10 +34,10 @@ def choose(
         graph: the whole graph, or this rank's block of rows.
         book: maps rows to ranks of the group.
         group: the column.
-        previewed: the nodes of each minibatch of this rank in an epoch to come.
+        previewed: the nodes of each minibatch of this rank in an epoch to come, drawn when they are asked for.
     """
     if by == "samples":
-        ids, times = counted(previewed())
+        ids, times = counted(previewed)
     elif group.any(graph.num_nodes != book.num_nodes):
         # Ask all ranks: one block may have all rows, and the others none.
         ids, times = _listed(graph, book, group, count)

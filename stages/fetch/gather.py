@@ -19,7 +19,7 @@ from ..memory.lazy_rows import LazyRows, LazyTypedRows, torch_dtype
 from ..messages import Phase, Placement, RankJob
 from ..neighbourhood.block import BlockNeighbourhood
 from ..policies import Feed, SamplePolicy
-from .ahead.disk_rows import FromDisk
+from .ahead.disk_rows import FromDisk, RowsFromDisk
 from .ahead.units import Plan, RowsAhead
 from .rows import Rows, RowsPolicy, Taken
 
@@ -91,7 +91,7 @@ class HostRows(Rows):
             return feed
         steps = disk.job.steps(sample.num_minibatches(self._placement, disk.job))
         lists_of = partial(edge_lists, placement=self._placement)
-        self._ahead = disk.begun(feed, Plan(steps, phase.last_epoch, first), lists_of)
+        self._ahead = RowsFromDisk(feed, disk, Plan(steps, phase.last_epoch, first), lists_of)
         return self._ahead
 
     def take(self, work: MiniBatch) -> Taken:

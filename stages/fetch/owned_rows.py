@@ -1,6 +1,5 @@
 """Feature rows that the ranks of a grid column own between them, with a cache of hot rows of the other ranks."""
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sized
 from dataclasses import dataclass
@@ -15,14 +14,15 @@ from ...storage.features import FeatureStore, FloatArray
 from ...storage.partition.book import RangeBook
 from ...storage.store.scratch import Empty, in_memory
 from ..comm.base import Group
+from ..memory.arena import Arena
 from .ahead.disk_rows import DiskRows
 from .ahead.units import Collected
 
 IdArray = npt.NDArray[np.int64]
 LOAD_BYTES = 64 << 20
 """Rows are loaded in slices of about this size, since a store may hold a second copy while it converts."""
-SPARE = 3
-"""Buffers that are kept for reuse."""
+IDLE_STEPS = 2
+"""Collections for which a buffer that is free is kept."""
 
 
 @dataclass
@@ -209,7 +209,7 @@ class OwnedRows(Owned[npt.NDArray[Any]]):
         self._own = _OnDisk(own, first) if empty is None else _InMemory(own, first, count, empty)
         self._width, self._dtype = own.num_features, own.dtype
         self.row_bytes = self._width * self._dtype.itemsize
-        self._spare: list[npt.NDArray[np.uint8]] = []
+        self._buffers = Arena(idle_steps=IDLE_STEPS)
         self.hot = HotRows(np.empty(0, np.int64), np.empty((0, own.num_features), own.dtype))
 
     @property
@@ -240,18 +240,10 @@ class OwnedRows(Owned[npt.NDArray[Any]]):
         _take(self.hot.rows, asked, out)
 
     def _buffer(self, n: int) -> FloatArray:
-        """[n, F], not initialised: memory without views, if there is enough of it (fresh pages cost as much as the
-        rows)."""
-        need, width = n * self.row_bytes, self._width
-        for raw in self._spare:
-            # Three references: the list's, the loop's and the argument's. Views would add theirs.
-            if len(raw) >= need and sys.getrefcount(raw) == 3:
-                break
-        else:
-            raw = np.empty(need * 9 // 8, np.uint8)
-            # The smallest free ones go first: sizes grow slowly.
-            self._spare = sorted([*self._spare, raw], key=len)[-SPARE:]
-        return raw[:need].view(self._dtype).reshape(n, width)
+        """[n, F], not initialised: memory of the units before, since fresh pages cost as much as the rows."""
+        rows = self._buffers.array((n, self._width), self._dtype)
+        self._buffers.step()
+        return rows
 
 
 def _take(rows: npt.NDArray[Any], ids: Tensor, out: Tensor) -> None:

@@ -33,7 +33,7 @@ JOB: dict[str, Any] = {
 
 
 def made(out: Path, form: str | None = "own", job: Any = JOB, emit: Any = silent, stop: Any = lambda: False) -> Any:
-    return precompute(resolve(job), out, emit=emit, stop=stop, features=form)
+    return precompute(resolve(job), out, emit=emit, stop=stop, features=form or "")
 
 
 def trained(out: Path, job: Any = JOB, **more: Any) -> str:
@@ -242,6 +242,21 @@ def test_a_disk_without_room_is_refused_and_nothing_is_left(tmp_path: Path, monk
     assert made(tmp_path / "s")["edges"] == 0
 
 
+@pytest.mark.parametrize(("kind", "degree_bytes"), [("nodes", 8), ("times", 0)])
+def test_a_disk_with_just_enough_room_is_enough(
+    kind: str, degree_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = {**JOB, **KINDS[kind]}
+    made(tmp_path / "s", None, job)
+    rows = sum(len(np.unique(m.nodes)) for m in mr.open_queue(tmp_path / "s"))
+    need = rows * (4 * mr.open_dataset(job["dataset"]).num_features + degree_bytes)
+    free(monkeypatch, need - 1)
+    with pytest.raises(InputError, match="sample fewer epochs"):
+        made(tmp_path / "s", "own", job)
+    free(monkeypatch, need)
+    assert made(tmp_path / "s", "own", job)["packed_bytes"] == need
+
+
 def test_a_disk_that_fills_leaves_nothing_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made(tmp_path / "s", None)
 
@@ -282,6 +297,15 @@ def test_a_resumed_run_goes_on_from_the_same_rows(tmp_path: Path) -> None:
     whole = trained(tmp_path / "whole", samples=tmp_path / "s")
     trained(tmp_path / "run", {**JOB, "epochs": 1}, samples=tmp_path / "s")
     assert trained(tmp_path / "run", samples=tmp_path / "s", resume=True) == whole
+
+
+def test_a_store_is_opened_once_to_be_packed_here(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, job = list[Path](), {**JOB, "dataset": str(store), "graph": "mapped"}
+    monkeypatch.setattr(packing.DataPart, "open", lambda part: opened.append(part.store))
+    made(tmp_path / "s", "own", job)
+    assert not opened
+    monkeypatch.undo()
+    assert trained(tmp_path / "run", job, samples=tmp_path / "s") == trained(tmp_path / "live", job)
 
 
 def test_hot_rows_and_edges_of_owners_are_refused(store: Path, tmp_path: Path) -> None:

@@ -152,12 +152,13 @@ def test_on_a_laptop_one_process_trains_what_two_ranks_do(tmp_path):
 @pytest.mark.timeout(600)
 def test_the_chain_over_blocks_given_again_does_nothing_again(tmp_path, tables):
     """One command each for tables, cut, samples and run, and no rank with the whole graph."""
-    work, given = tmp_path / "work", ("--tables", tables, "--work", tmp_path / "work", "--blocks", "--sample", *CHAIN)
+    work, given = tmp_path / "work", ("--tables", tables, "--work", tmp_path / "work", "--blocks", "--pack", *CHAIN)
     script = python("chain.py", *given).stdout
     done = run("sh", "-c", script)
     assert done.returncode == 0, done.stderr
     found = result(work / "run")
     assert (found["ranks"], found["seconds"]["sample"]) == (2, 0) and found["test_accuracy"] > 0.8
+    assert "with features as float32" in done.stdout and list(work.glob("samples/epoch-7/rows-*/rows.npy"))
     assert "cutting" not in done.stderr.partition("sampling 8 epochs")[2], "the parts are there"
     assert not (work / "run" / "parts").exists()
     again = run("sh", "-c", script)

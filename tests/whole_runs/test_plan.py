@@ -1,6 +1,7 @@
 """Predictions of a plan against real runs: bytes by formula to the byte; and messages for impossible plans."""
 
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -410,6 +411,11 @@ def test_a_mapped_store_is_planned_by_itself_and_by_a_stand_in(tmp_path, monkeyp
     assert all(f.fits for f in plan.systems) and {f.system for f in plan.systems} >= {"bulk", "sar"}
     assert "without the pages of files" in " ".join(plan.notes) and 'graph = "memory"' not in " ".join(plan.notes)
     assert asked == ["bulk"] and plan.trials["bulk"]["minibatches"] == 16 < 150 / 8, "of fewer train nodes"
+    (packed,) = (note for note in plan.notes if "beside samples" in note)
+    made = mr.sample(tmp_path / "store", out=tmp_path / "samples", features="own", verbose=False, **job)
+    rows = made["packed_bytes"] / (1 + 8 / (4 * plan.numbers.features))  # without degrees
+    told = re.search(r"features of 2 epochs take ([\d.]+) (KiB|MiB) of disk; a minibatch reads", packed)
+    assert told and float(told[1]) * {"KiB": 1 << 10, "MiB": 1 << 20}[told[2]] == pytest.approx(rows, rel=0.15)
     monkeypatch.setattr(inputs, "MOST_EDGES", 200)
     typed = typed_dataset(degree=100, edge_features=True)
     mr.write_dataset(tmp_path / "typed", typed, features_format="npy", graph_format="npy")

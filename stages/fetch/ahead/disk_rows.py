@@ -4,7 +4,7 @@ together."""
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, cast
+from typing import Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,54 +21,29 @@ from ...memory.bytes_left import bytes_left
 from ...messages import Placement, RankJob
 from ...policies import Feed
 from .packed_rows import SampledRows
-from .units import Collected, Key, Plan, RowsAhead, RowSource, Unit, UnitOfRows, bytes_of, distinct
+from .units import Collected, Key, ListsOf, Plan, RowsAhead, RowSource, Unit, UnitOfRows, bytes_of, distinct
 
 PIECE_BYTES = 256 << 20
 """About this much is read between two looks at whether it is still wanted."""
 
 
-class UnitSource(Protocol):
-    """Rows that a rank reads for itself, a unit of minibatches at a time."""
-
-    group: Group
-    name: str
-    """Of what is read, for the user."""
-    needed: Reads
-    read: Reads
-    """Rows that were asked for, and the reads that brought them, of files."""
-    is_wanted: Callable[[], bool]
-    """False: reading may stop, and rows may be lacking or have any values."""
-
-    def is_at_hand(self, ids: npt.NDArray[np.integer]) -> bool:
-        """True if these rows are better read where they lie."""
-
-    def begin(self) -> None:
-        """Begin a unit."""
-
-    def adds(self, work: MiniBatch) -> int:
-        """Bytes of rows that a minibatch adds to the unit."""
-
-    def collected(self, work: list[MiniBatch]) -> list[Collected]:
-        """Rows of each minibatch of a unit."""
-
-    def end(self) -> None:
-        """Keep no memory for units to come."""
-
-
 class DiskRows:
-    """Rows of a feature store on disk. See `UnitSource` and `RowSource`. Each rank reads for itself."""
+    """Rows of a feature store on disk, a unit of minibatches at a time. See `RowSource`. Each rank reads for itself."""
 
     group: Group = Solo()
     name = "features from disk"
+    """Of what is read, for the user."""
 
     def __init__(self, features: FeatureStore) -> None:
         self.features = features
         self.row_bytes = features.num_features * features.dtype.itemsize
         self._files = [store for store in stores_on_disk(features) if isinstance(store, MappedFeatures)]
         self.needed, self.read = Reads(), Reads()
+        """Rows that were asked for, and the reads that brought them, of files."""
         self.is_wanted: Callable[[], bool] = lambda: True
-        self._seen, self._marked = np.empty(0, np.bool_), list[npt.NDArray[np.integer]]()
-        """Rows that are in the unit so far: true, and by number."""
+        """False: reading may stop, and rows may be lacking or have any values."""
+        self._seen = np.empty(0, np.bool_)
+        """Rows that are in the unit so far."""
         # Fresh pages for a unit would cost as much as reading it. Two units are held: none that is free besides.
         self._buffers = Arena(idle_steps=0)
 
@@ -77,26 +52,23 @@ class DiskRows:
         return not reads_together(self.features, ids)
 
     def begin(self) -> None:
-        if not len(self._seen):
-            self._seen = np.zeros(self.features.num_rows, np.bool_)
-        for ids in self._marked:
-            self._seen[ids] = False
-        self._marked.clear()
+        """Begin a unit."""
+        self._seen = np.zeros(self.features.num_rows, np.bool_)
 
     def adds(self, work: MiniBatch) -> int:
-        """See `UnitSource.adds`: rows that none before it needed."""
+        """Bytes of rows that a minibatch adds to the unit: those that none before it needed."""
         new = np.unique(work.nodes[~self._seen[work.nodes]])
         self._seen[new] = True
-        self._marked.append(new)
         return len(new) * self.row_bytes
 
     def collected(self, work: list[MiniBatch]) -> list[Collected]:
-        """See `UnitSource.collected`: all in one array, each row once. Raises what `collect` raises."""
+        """Rows of each minibatch of a unit, all in one array, each row once. Raises what `collect` raises."""
         got = self.collect(np.concatenate([np.empty(0, np.int32), *(m.nodes for m in work)]))
         places = np.split(got.place, np.cumsum([len(m.nodes) for m in work])[:-1])
         return [Collected(got.rows, place, None) for place in places[: len(work)]]
 
     def end(self) -> None:
+        """Keep no memory for units to come."""
         self._buffers = Arena(idle_steps=0)
 
     def collect(self, ids: npt.NDArray[np.integer]) -> Collected:
@@ -126,36 +98,17 @@ class RowsFromDisk(RowsAhead):
     Rows that the system has in its cache of pages are not read: layers take them where they lie.
     """
 
-    def __init__(
-        self,
-        feed: Feed,
-        rows: UnitSource,
-        plan: Plan,
-        unit_bytes: int,
-        of_edges: DiskRows | None,
-        lists_of: Callable[[MiniBatch], list[npt.NDArray[np.integer]]],
-        tell: Callable[[str], None],
-    ) -> None:
-        """See `RowsAhead`.
-
-        Args:
-            feed: gives this rank's minibatches.
-            rows: of nodes.
-            plan: range of work to come.
-            unit_bytes: most bytes of a unit that is read while another is trained.
-            of_edges: rows of edges, if they are read too.
-            lists_of: see `RowsAhead`.
-            tell: called with a sentence for the user.
-        """
-        self._rows, self._rows_of_edges, self._tell = rows, of_edges, tell
+    def __init__(self, feed: Feed, disk: "FromDisk", plan: Plan, lists_of: ListsOf) -> None:
+        """See `RowsAhead`; `disk` has the rows, and the room for them."""
+        self._rows, self._rows_of_edges, self._tell = disk.rows, disk.of_edges, disk.job.tell
         self._waiting: dict[Key, MiniBatch] = {}
         """Minibatches that came for a unit that had no room for them."""
         self._most = 0
         """Minibatches of the largest unit."""
         self._waited_s = 0.0
         # `_collected` here asks for the rows of a unit, and never for `collect`.
-        super().__init__(feed, cast(RowSource, rows), plan, unit_bytes, of_edges, lists_of)
-        for each in (rows, *([] if of_edges is None else [of_edges])):
+        super().__init__(feed, cast(RowSource, disk.rows), plan, disk.unit_bytes, disk.of_edges, lists_of)
+        for each in present((disk.rows, disk.of_edges)):
             each.is_wanted = lambda: not self._thread.is_closing
 
     def rows(self, work: MiniBatch) -> Collected | None:
@@ -168,7 +121,7 @@ class RowsFromDisk(RowsAhead):
     def close(self) -> None:
         """See `Feed.close`. Says what was read."""
         super().close()
-        for each in (self._rows, *([] if self._rows_of_edges is None else [self._rows_of_edges])):
+        for each in present((self._rows, self._rows_of_edges)):
             each.end()
         read = self._rows.read
         if read.count:
@@ -224,17 +177,15 @@ class RowsFromDisk(RowsAhead):
 
     def _new_bytes(self, work: MiniBatch) -> int:
         """Bytes that a minibatch adds to a unit."""
-        edges = 0
-        if self._rows_of_edges is not None:
-            edges = self._rows_of_edges.row_bytes * sum(map(len, self._lists_of(work)))
-        return self._rows.adds(work) + work.nodes.size * 4 + edges
+        edges = self._rows_of_edges
+        of_edges = edges.row_bytes * sum(map(len, self._lists_of(work))) if edges else 0
+        return self._rows.adds(work) + work.nodes.size * 4 + of_edges
 
     def _is_at_hand(self, work: list[MiniBatch]) -> bool:
         """True if the rows of some minibatches are read where they lie."""
+        edges = self._rows_of_edges
         at_hand = all(self._rows.is_at_hand(m.nodes) for m in work)
-        if self._rows_of_edges is None or not at_hand:
-            return at_hand
-        return self._rows_of_edges.is_at_hand(self._edges_of(work))
+        return at_hand and (edges is None or edges.is_at_hand(self._edges_of(work)))
 
     def _collected(self, unit: UnitOfRows, work: list[MiniBatch]) -> tuple[dict[Key, Collected], Collected | None]:
         if unit.last_step == unit.first_step + 1 and self._is_at_hand(work):
@@ -255,10 +206,10 @@ class RowsFromDisk(RowsAhead):
 class FromDisk:
     """Reads the rows of nodes, and of edges if the model reads them, ahead."""
 
-    rows: UnitSource
+    rows: DiskRows | SampledRows
     of_edges: DiskRows | None
     unit_bytes: int
-    """See `RowsFromDisk`."""
+    """Most bytes of a unit that is read while another is trained."""
     job: RankJob
 
     @classmethod
@@ -277,7 +228,7 @@ class FromDisk:
         packed = job.packed if placement.features.num_features else None
         of_edges = None if edges is None or (packed and not stores_on_disk(edges)) else DiskRows(edges)
         if packed is not None:
-            rows: UnitSource = SampledRows(packed, placement, job.reads_loops)
+            rows = SampledRows(packed, placement, job.reads_loops)
         elif any(stores_on_disk(each) for each in present((placement.features, edges))):
             rows = DiskRows(placement.features)
         else:
@@ -289,9 +240,3 @@ class FromDisk:
     def at_once(self, work: MiniBatch) -> Collected | None:
         """Rows of a minibatch for which none were read ahead; None: they are gathered."""
         return self.rows.collected([work])[0] if self.job.packed is not None else None
-
-    def begun(
-        self, feed: Feed, plan: Plan, lists_of: Callable[[MiniBatch], list[npt.NDArray[np.integer]]]
-    ) -> RowsFromDisk:
-        """Begin to read the rows of a feed's minibatches."""
-        return RowsFromDisk(feed, self.rows, plan, self.unit_bytes, self.of_edges, lists_of, tell=self.job.tell)

@@ -19,7 +19,7 @@ from .units import Collected, distinct
 
 
 class SampledRows:
-    """Rows beside stored minibatches, each minibatch's read at once. See `UnitSource`."""
+    """Rows beside stored minibatches, each minibatch's read at once, as `DiskRows` reads a unit's."""
 
     group: Group = Solo()
     name = "packed features"
@@ -46,11 +46,11 @@ class SampledRows:
     def begin(self) -> None: ...
 
     def adds(self, work: MiniBatch) -> int:
-        """See `UnitSource.adds`. Raises StoreError if the rows are not there."""
+        """Bytes of rows that a minibatch adds to the unit. Raises StoreError if the rows are not there."""
         return self._packed.count(work.epoch, work.index) * self.row_bytes
 
     def collected(self, work: list[MiniBatch]) -> list[Collected]:
-        """See `UnitSource.collected`.
+        """Rows of each minibatch of a unit.
 
         Raises:
             StoreError: the rows are not there, damaged, or of other nodes.

@@ -23,6 +23,7 @@ from ...policies import Feed
 MOST_STEPS = 8
 """Maximum number of steps in a unit of rows that travel."""
 WAIT_S = 1.0
+ListsOf = Callable[[MiniBatch], list[npt.NDArray[np.integer]]]
 Key = tuple[int, int]
 """Epoch and index of a minibatch."""
 SPARSE = 16
@@ -196,7 +197,7 @@ class RowsAhead(Units[UnitOfRows]):
         plan: Plan,
         prefetch_bytes: int,
         of_edges: RowSource | None = None,
-        lists_of: Callable[[MiniBatch], list[npt.NDArray[np.integer]]] = lambda _: [],
+        lists_of: ListsOf = lambda _: [],
     ) -> None:
         """
         Args:

@@ -132,7 +132,7 @@ def with_key(key: str, value: Any) -> dict[str, Any]:
 
 def sampled(table: dict[str, Any], out: Path) -> Any:
     job = resolve(table)
-    check_cut_used(job, table)
+    check_cut_used(job)
     precompute(job, out, emit=silent, stop=lambda: False)
     queue = mr.open_queue(out)
     return queue.bulk_size, [(m.epoch, m.index, minibatch_digest(m)) for m in queue]

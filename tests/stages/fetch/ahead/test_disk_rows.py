@@ -1,5 +1,6 @@
 """Rows read ahead from disk: units as large as their bytes allow, each row once, none before its turn."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from millrace.stages.assignment import Steps
 from millrace.stages.fetch.ahead import disk_rows, units
-from millrace.stages.fetch.ahead.disk_rows import DiskRows, RowsFromDisk, distinct
+from millrace.stages.fetch.ahead.disk_rows import DiskRows, FromDisk, RowsFromDisk, distinct
 from millrace.stages.fetch.ahead.units import Plan
 from millrace.storage.features import ArrayFeatures
 from millrace.storage.minibatch import Block, MiniBatch
@@ -66,6 +67,11 @@ def minibatch(epoch: int, index: int, nodes: Any) -> MiniBatch:
     return MiniBatch(epoch, index, (block,), True)
 
 
+def from_disk(store: OnDisk, room: int) -> FromDisk:
+    job: Any = SimpleNamespace(tell=lambda text: None)
+    return FromDisk(DiskRows(store), None, room, job)
+
+
 def trained(
     room: int, count: int, monkeypatch: pytest.MonkeyPatch, epochs: int = 1, **of_feed: Any
 ) -> tuple[list[int], OnDisk]:
@@ -77,7 +83,7 @@ def trained(
     for name, value in of_feed.items():
         setattr(feed, name, value)
     plan = Plan(Steps(count, 1, 1, 0), epochs, (0, 0))
-    ahead = RowsFromDisk(feed, DiskRows(store), plan, room, None, lambda m: [], lambda text: None)
+    ahead = RowsFromDisk(feed, from_disk(store, room), plan, lambda m: [])
     sizes = []
     try:
         for step, (epoch, i) in enumerate(work):
@@ -134,7 +140,7 @@ def test_rows_in_the_cache_are_left_where_they_lie(monkeypatch):
     store = OnDisk()
     feed: Any = Given({(0, i): minibatch(0, i, np.arange(i, i + NODES)) for i in range(3)})
     plan = Plan(Steps(3, 1, 1, 0), 1, (0, 0))
-    ahead = RowsFromDisk(feed, DiskRows(store), plan, 1 << 30, None, lambda m: [], lambda text: None)
+    ahead = RowsFromDisk(feed, from_disk(store, 1 << 30), plan, lambda m: [])
     for i in range(3):
         assert ahead.rows(ahead.get(0, i)) is None
         ahead.release(0, i)

@@ -1,0 +1,68 @@
+"""`mr.sample`: what the command makes, of data in memory too, and what it refuses."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import millrace as mr
+from millrace.pipeline.telemetry.events import Note
+from millrace.storage.errors import InputError, StoreError
+from tests.contracts.command import command
+from tests.contracts.digests import minibatch_digest
+from tests.pipeline.test_packing import JOB, trained
+
+FLAGS = ["--fanout", "4,3", "--batch-size", "16", "--epochs", "2", "--set", "queue.bulk_size=3"]
+OPTIONS: dict[str, Any] = {"fanout": [4, 3], "batch_size": 16, "epochs": 2, "queue": {"bulk_size": 3}}
+
+
+def drawn(store: Path) -> list[Any]:
+    return [(m.epoch, m.index, minibatch_digest(m)) for m in mr.open_queue(store)]
+
+
+@pytest.mark.parametrize("given", ["name", "in memory", "store", "config", "system"])
+def test_samples_are_those_of_the_command(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, _, err = command("sample", "--dataset", JOB["dataset"], *FLAGS, "--features", "--out", "told")
+    assert code == 0, err
+    data: Any = JOB["dataset"]
+    if given in ("in memory", "store"):
+        data = mr.open_dataset(data)
+    if given == "store":
+        mr.write_dataset(tmp_path / "data", data)
+        data = "data"
+    options = OPTIONS
+    if given == "config":
+        data, options = None, {"config": JOB | {"model": {"name": "gat", "hidden": 16}}}
+    if given == "system":
+        options = {**OPTIONS, "system": mr.bulk(mr.NeighborSampler((4, 3))), "model": mr.GraphSAGE(hidden=8, layers=2)}
+        del options["fanout"]
+    notes = list[str]()
+    made = mr.sample(
+        data,
+        out="samples",
+        features="own",
+        emit=lambda e: notes.append(e.text) if isinstance(e, Note) else None,
+        **options,
+    )
+    assert drawn(tmp_path / "samples") == drawn(tmp_path / "told")
+    assert made["minibatches"] == 2 * 8 and made["features"] == "float32" and made["packed_bytes"] > 0
+    assert any("beside the samples" in text for text in notes)
+    # The same call goes on: all is there.
+    again = mr.sample(data, out="samples", features="own", verbose=False, **options)
+    assert again["edges"] == again["packed_bytes"] == 0
+    live = trained(tmp_path / "live")
+    assert trained(tmp_path / "run", {k: v for k, v in JOB.items() if k != "dataset"}, samples="samples") == live
+
+
+def test_what_would_not_be_used_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"partition.method is set, but nothing"):
+        mr.sample(JOB["dataset"], out=tmp_path / "s", verbose=False, partition={"method": "leiden"})
+    with pytest.raises(InputError, match="--features is 'int4'; expected one of"):
+        mr.sample(JOB["dataset"], out=tmp_path / "s", features="int4", verbose=False)
+    with pytest.raises(InputError, match="system 'sar' does not sample minibatches"):
+        mr.sample(JOB["dataset"], out=tmp_path / "s", system="sar", verbose=False)
+    assert not (tmp_path / "s").exists()
+    mr.sample(JOB["dataset"], out=tmp_path / "s", verbose=False, **OPTIONS)
+    with pytest.raises(StoreError, match="seed"):
+        mr.sample(JOB["dataset"], out=tmp_path / "s", verbose=False, seed=3, **OPTIONS)
