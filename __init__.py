@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from millrace.pipeline.dry_run import dry_run
     from millrace.pipeline.inference.edges import predict_edges
     from millrace.pipeline.inference.embed import Embeddings, embed
+    from millrace.pipeline.inference.evaluate import evaluate
     from millrace.pipeline.inference.finished_run import TrainedRun, load
     from millrace.pipeline.inference.links import LinkScores, predict_links
     from millrace.pipeline.inference.predict import predict
@@ -113,6 +114,7 @@ _HOMES = {
     "Link": "pipeline.planning.network",
     "Callback": "pipeline.custom.callback",
     "RunView": "pipeline.custom.callback",
+    "evaluate": "pipeline.inference.evaluate",
     "predict": "pipeline.inference.predict",
     "LinkScores": "pipeline.inference.links",
     "predict_edges": "pipeline.inference.edges",
@@ -249,6 +251,7 @@ __all__ = [
     "dry_run",
     "edge_dataset",
     "embed",
+    "evaluate",
     "explainer",
     "export_program",
     "from_edges",

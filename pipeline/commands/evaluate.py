@@ -1,7 +1,7 @@
 """`millrace evaluate`: evaluate a finished run's model on every split."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -38,24 +38,17 @@ def evaluate(
     """
     from ...storage.dataset import SPLITS
     from ..custom.user_module import module_named
-    from ..inference.evaluate import evaluate_run
+    from ..inference.evaluate import evaluate
+    from ..inference.finished_run import load
     from ..telemetry.console import Terminal
 
     check_workers_device(device, workers, scheduler)
     settings, options = settings_of_run(cluster)
     own = None if model is None else module_named(model)
     with Terminal() as terminal:
-        report = evaluate_run(
-            expanded(run_folder),
-            dataset,
-            options=options,
-            model=own,
-            device=device,
-            workers=workers,
-            scheduler=scheduler,
-            cluster=settings,
-            emit=terminal,
-        )
+        trained = load(expanded(run_folder), model=own, device=device, emit=terminal)
+        how: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "cluster": settings, "emit": terminal}
+        report = evaluate(trained, dataset, options=options, **how)
     lines = [f"{report['model']} on {report['dataset']} ({report['seconds']:.2f} s)"]
     metrics = report.get("metrics", {})
     for split in SPLITS:

@@ -125,5 +125,7 @@ class Job(Section):
         return getattr(self, self.system)
 
     def to_toml(self) -> str:
-        """The resolved configuration as TOML, without keys that are unset."""
-        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
+        """The resolved configuration as TOML, without keys that are unset, and without a kernel that the GPU chose,
+        which is chosen anew by a run that goes on."""
+        chosen = self.kernel == self.device == "cuda" and "kernel" not in self.model_fields_set
+        return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True, exclude={"kernel"} if chosen else None))

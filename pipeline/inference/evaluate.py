@@ -1,11 +1,8 @@
 """Evaluation of a finished run's model on every split."""
 
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from torch import nn
 
 from ...stages.evaluate.layerwise import evaluating
 from ...stages.evaluate.link_metrics import known_of
@@ -17,47 +14,52 @@ from ...storage.errors import InputError
 from ..custom.own_code import OwnCode
 from ..datasets import ReadOptions
 from ..setup.model import Outline, loss_of
-from ..telemetry.events import Emit, StageEnded, StageStarted
+from ..setup.result import Result
+from ..telemetry.events import Emit, StageEnded, StageStarted, silent
 from ..telemetry.metrics_file import finite
 from .by_tasks import Workers
 from .finished_run import TrainedRun, load
 from .opened import Call, opened
 
 
-def evaluate_run(
-    run: Path,
-    dataset: str | None,
+def evaluate(
+    run: TrainedRun | Result | str | Path,
+    dataset: Any = None,
     *,
     options: ReadOptions | None = None,
-    model: nn.Module | None = None,
-    device: str | None = None,
+    model: Any = None,
     workers: int = 1,
-    scheduler: str | None = None,
-    cluster: Mapping[str, Any] | None = None,
-    emit: Emit,
+    scheduler: object = None,
+    cluster: object = None,
+    client: object = None,
+    emit: Emit = silent,
 ) -> dict[str, Any]:
-    """Accuracy, or errors of a regression, of the run's best parameters on each split, over full neighbourhoods, layer
+    """Accuracy, or errors of a regression, of a run's best parameters on each split, over full neighbourhoods, layer
     by layer; of a run by the sampler temporal over samples of what lies before each node or pair.
 
     Args:
-        run: folder of a finished run.
-        dataset: another dataset with the same features and classes; by default the run's own.
+        run: a finished run: its folder, or the result of `millrace.run` or of `load`.
+        dataset: anything that `open_dataset` takes, with labels, the same features and classes; by default the run's
+            own.
         options: see `predict`.
-        model: see `load`.
-        device: see `load`.
+        model: for a run of your own module: see `load`.
         workers: see `predict`.
         scheduler: see `predict`.
         cluster: see `predict`.
+        client: see `predict`.
         emit: called with every event.
+
+    Returns:
+        ``accuracy`` and ``metrics`` by split (None, or {}, of a split without nodes), ``run``, ``model``, ``dataset``,
+        ``seconds``.
 
     Raises:
         InputError: the run is not finished, or the dataset cannot be opened.
         StoreError: the model is damaged, or does not fit the dataset.
     """
-    trained = load(run, model=model, device=device, emit=emit)
-    found = opened(
-        trained, Call(dataset, options, Workers.from_arguments(workers, scheduler, cluster), emit), "evaluate"
-    )
+    trained = run if isinstance(run, TrainedRun) else load(run, model=model, emit=emit)
+    call = Call(dataset, options, Workers.from_arguments(workers, scheduler, cluster, client), emit)
+    found = opened(trained, call, "evaluate")
     result, data = trained.result, found.data
     classes = result.num_classes if result.task != "link" else 1
     of_edges = data.has_edge_labels
@@ -67,7 +69,7 @@ def evaluate_run(
             for d, edges in ((data, of_edges), (result, result.labels_of == "edges"))
         )
         raise InputError(
-            f"{data.name} has {seen}, but {result.model} of {run} predicts {wanted}; give a dataset with the same"
+            f"{data.name} has {seen}, but {result.model} of {trained.folder} predicts {wanted}; give a dataset with the same"
         )
     start = time.perf_counter()
     emit(StageStarted("evaluate", f"evaluating {result.model} on {data.name}"))
@@ -84,7 +86,7 @@ def evaluate_run(
             values_of = {split: scored(measures, trained.model, data, rows, split, known) for split in SPLITS}
     seconds = time.perf_counter() - start
     emit(StageEnded("evaluate", seconds))
-    report: dict[str, Any] = {"run": str(run), "model": result.model, "dataset": data.name}
+    report: dict[str, Any] = {"run": str(trained.folder), "model": result.model, "dataset": data.name}
     if result.task not in WITHOUT_ACCURACY:
         report["accuracy"] = {split: None if s is None else s.accuracy for split, s in values_of.items()}
     if measures.names:

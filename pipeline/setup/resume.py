@@ -86,10 +86,9 @@ def redistributed(ledgers: Sequence[Sequence[int]], ranks: int) -> list[list[int
 
 
 def resumable(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of a run's folder without a kernel of its GPU, which is chosen anew, and without what
-    opens it to others: a folder from somebody else would choose who runs code here."""
-    chosen = table.get("kernel") == table.get("device") == "cuda"
-    kept = {k: v for k, v in table.items() if not (chosen and k == "kernel")}
+    """The configuration of a run's folder without what opens it to others: a folder from somebody else would choose
+    who runs code here."""
+    kept = dict(table)
     if isinstance(cluster := table.get("cluster"), Mapping):
         kept["cluster"] = {k: v for k, v in cluster.items() if k not in CONNECTING}
     return kept

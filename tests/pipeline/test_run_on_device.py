@@ -4,7 +4,6 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.pipeline.inference.evaluate import evaluate_run
 from millrace.pipeline.setup import device_policies
 from millrace.stages.kernels.runtime import triton_rng
 from millrace.tests.contracts import bulk_ranks, pretended_device
@@ -45,14 +44,14 @@ def test_a_run_is_evaluated_where_there_is_no_gpu(tmp_path, monkeypatch):
     sampler = {"name": "ppr", "nodes": 3, "steps": 2}
     given = {"sampler": sampler, "hidden": 8, "layers": 2, "epochs": 2, "batch_size": 30}
     ran = mr.run(DATASET, model="sage", device="cuda", out=tmp_path / "run", **given)
-    assert 'kernel = "cuda"' in (tmp_path / "run" / "job.toml").read_text()
+    assert mr.load(tmp_path / "run").config.kernel == "cuda"
     mr.run(DATASET, model="sage", out=tmp_path / "host", **given)
     for key, value in parameters(tmp_path / "host").items():
         torch.testing.assert_close(parameters(tmp_path / "run")[key], value, rtol=1e-3, atol=1e-4)
     if not torch.cuda.is_available():
         # As on a machine where the interpreter is off.
         monkeypatch.setattr(triton_rng, "INTERPRETED", False)
-    seen = evaluate_run(tmp_path / "run", None, emit=lambda event: None)
+    seen = mr.evaluate(tmp_path / "run")
     assert seen["accuracy"]["test"] == pytest.approx(ran.test_accuracy, abs=0.01)
     said, dataset = mr.predict(ran, nodes="test"), mr.open_dataset(DATASET)
     assert (said.classes == dataset.labels[said.nodes]).mean() == seen["accuracy"]["test"]

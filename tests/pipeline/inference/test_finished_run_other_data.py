@@ -82,6 +82,20 @@ def test_data_of_pyg_are_read_as_the_runs_were(from_pyg):
     assert np.array_equal(mr.embed(from_pyg, plain).rows, mr.embed(from_pyg, mr.from_pyg(new, options=DIRECTED)).rows)
 
 
+def test_data_of_python_are_evaluated(from_pyg):
+    new = mr.from_pyg(pyg_data(1), options=DIRECTED, **SPLIT)
+    found, want = mr.evaluate(from_pyg, pyg_data(1)), mr.evaluate(mr.load(from_pyg), new)
+    assert {**found, "seconds": 0} == {**want, "seconds": 0} and found["run"] == str(from_pyg.out)
+    classes = mr.predict(from_pyg, new, nodes="test")
+    assert found["accuracy"]["test"] == pytest.approx((classes.classes == classes.nodes % 3).mean())
+    with pytest.raises(InputError, match="the PyG data has no y"):
+        mr.evaluate(from_pyg, pyg_data(1, labelled=False))
+    other = pyg_data(1)
+    other.y = torch.arange(V) % 5
+    with pytest.raises(InputError, match=r"has 5 classes .* predicts 3 classes"):
+        mr.evaluate(from_pyg, other)
+
+
 def test_options_that_cannot_be_used_are_refused(from_pyg, tmp_path):
     with pytest.raises(
         InputError, match=r"options \(read.\*\) are given, but the run's own data are read as they were"

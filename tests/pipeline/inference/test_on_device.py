@@ -9,8 +9,7 @@ import torch
 
 import millrace as mr
 from millrace.pipeline.inference import on_device, opened
-from millrace.pipeline.inference.evaluate import evaluate_run
-from millrace.pipeline.telemetry.events import Note, silent
+from millrace.pipeline.telemetry.events import Note
 from millrace.stages.evaluate import cuda, layerwise, temporal
 from millrace.stages.kernels.runtime import triton_rng
 from millrace.stages.sample.temporal import TemporalSampler
@@ -63,7 +62,7 @@ def close(seen: Any, want: Any) -> None:
 
 
 def evaluated(result: mr.Result, data: mr.Dataset, device: str) -> dict[str, Any]:
-    found = evaluate_run(result.out, data, device=device, emit=silent)
+    found = mr.evaluate(mr.load(result, device=device), data)
     return {key: found[key] for key in ("accuracy", "metrics") if key in found}
 
 
