@@ -171,7 +171,7 @@ def _wait(child: subprocess.Popen[str] | ForkedRank, kill: Event, meeting: list[
     Args:
         child: the rank.
         kill: the driver's order to end it.
-        meeting: the driver's store, see `rendezvous.Meeting.address`; workers of one in a file end with the driver.
+        meeting: the driver's store: see `rendezvous.Meeting.address`.
 
     Raises:
         OSError: the scheduler does not answer any more.
@@ -193,21 +193,17 @@ def _wait(child: subprocess.Popen[str] | ForkedRank, kill: Event, meeting: list[
         over.set()
 
     def follow_driver() -> None:
-        host, port = meeting
-        with suppress(OSError), socket.create_connection((str(host), int(port)), timeout=ORDER_S) as line:
-            line.settimeout(None)
-            lines.append(line)
-            with suppress(OSError):
-                line.recv(1)
-            over.set()
+        # Of a store in a file there is no port, and its workers end with the driver.
+        with suppress(ValueError, OSError):
+            host, port = meeting
+            with socket.create_connection((str(host), int(port))) as line:
+                with suppress(OSError):
+                    line.recv(1)
+                over.set()
 
-    lines: list[socket.socket] = []
-    for task in (reap, listen, follow_driver)[: 3 if len(meeting) == 2 else 2]:
+    for task in (reap, listen, follow_driver):
         threading.Thread(target=task, daemon=True).start()
     over.wait()
-    for line in lines:
-        with suppress(OSError):
-            line.shutdown(socket.SHUT_RDWR)
     if failures and not ended.is_set():
         raise failures[0]
     ended.wait(GRACE_S)

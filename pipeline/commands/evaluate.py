@@ -1,7 +1,7 @@
 """`millrace evaluate`: evaluate a finished run's model on every split."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -47,8 +47,8 @@ def evaluate(
     own = None if model is None else module_named(model)
     with Terminal() as terminal:
         trained = load(expanded(run_folder), model=own, device=device, emit=terminal)
-        how: dict[str, Any] = {"workers": workers, "scheduler": scheduler, "cluster": settings, "emit": terminal}
-        report = evaluate(trained, dataset, options=options, **how)
+        by: dict[str, object] = {"scheduler": scheduler, "cluster": settings}
+        report = evaluate(trained, dataset, options=options, workers=workers, emit=terminal, **by)
     lines = [f"{report['model']} on {report['dataset']} ({report['seconds']:.2f} s)"]
     metrics = report.get("metrics", {})
     for split in SPLITS:

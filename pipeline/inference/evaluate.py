@@ -24,10 +24,10 @@ from .opened import Call, opened
 
 def evaluate(
     run: TrainedRun | Result | str | Path,
-    dataset: Any = None,
+    dataset: object = None,
     *,
     options: ReadOptions | None = None,
-    model: Any = None,
+    model: object = None,
     workers: int = 1,
     scheduler: object = None,
     cluster: object = None,
@@ -68,9 +68,8 @@ def evaluate(
             f"{counted_outputs(d.task, d.num_classes, edges)} ({d.task})"
             for d, edges in ((data, of_edges), (result, result.labels_of == "edges"))
         )
-        raise InputError(
-            f"{data.name} has {seen}, but {result.model} of {trained.folder} predicts {wanted}; give a dataset with the same"
-        )
+        message = f"{data.name} has {seen}, but {result.model} of {trained.folder} predicts {wanted}"
+        raise InputError(f"{message}; give a dataset with the same")
     start = time.perf_counter()
     emit(StageStarted("evaluate", f"evaluating {result.model} on {data.name}"))
     known = known_of(data.graph, data.labels)
@@ -90,15 +89,10 @@ def evaluate(
     if result.task not in WITHOUT_ACCURACY:
         report["accuracy"] = {split: None if s is None else s.accuracy for split, s in values_of.items()}
     if measures.names:
-        values = {split: {} if s is None else s.values for split, s in values_of.items()}
-        if any(s is not None and s.by_relation for s in values_of.values()):
-            report["per_relation"] = {
-                split: {}
-                if s is None
-                else {r: {k: finite(v) for k, v in of.items()} for r, of in s.by_relation.items()}
-                for split, s in values_of.items()
-            }
-        report["metrics"] = {split: {k: finite(v) for k, v in of.items()} for split, of in values.items()}
+        of = {split: s.by_relation if s else {} for split, s in values_of.items()}
+        if any(of.values()):
+            report["per_relation"] = {split: {r: finite(dict(v)) for r, v in by.items()} for split, by in of.items()}
+        report["metrics"] = {split: finite(dict(s.values)) if s else {} for split, s in values_of.items()}
     return {**report, "seconds": seconds}
 
 

@@ -27,7 +27,7 @@ from ...storage.typed.graph_types import SINGLE, GraphTypes, edge_dtype
 from ..datasets.cleaning import columns as columns_of
 from ..datasets.cleaning import edges as mended
 from ..datasets.cleaning.clean import card_facts
-from ..datasets.cleaning.filling import Seen, Treatment
+from ..datasets.cleaning.filling import Seen, Treatment, check_indicators
 from ..datasets.cleaning.node_ids import check_id_column, unknown
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.raw import about, noted
@@ -410,6 +410,7 @@ class Ingest:
                     (self.store / features_file(each.matrix.suffix)).stat().st_size
                 )  # fmt: skip
         total = sum(each.matrix.shape[0] for each in features)
+        check_indicators(self.settings.options, self.card)
         meta |= {
             "name": self.source.name,
             "num_classes": self.labels["num_classes"],

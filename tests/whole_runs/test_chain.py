@@ -230,7 +230,8 @@ def test_ranks_train_on_features_that_are_packed_beside_the_samples(
     assert report["packed_bytes"] and again["edges"] == again["packed_bytes"] == 0
     plain, packed = (trained(tmp_path / f"run-{n}", table, samples=tmp_path / n) for n in ("plain", "packed"))
     assert (plain.parameters_sha256 == packed.parameters_sha256) == (form == "own")
-    assert packed.bytes["network"]["features"] == (packed.bytes["network"]["features"] if "learned" in table else 0)
+    sent = packed.bytes["network"]["features"]
+    assert sent > 0 if "learned" in table else sent == 0, "learnt rows alone travel"
     if "dataset" in PACKED[kind][1]:
         return
     # The store alone trains the same, whose ranks need no blocks.

@@ -830,7 +830,7 @@ def labelled(dataset):
 )
 @pytest.mark.usefixtures("on_device")
 def test_what_a_full_batch_of_isolated_ranks_cannot_use_is_refused(request, tmp_path, options, dataset_of, phrase):
-    """In one sentence that says what to leave out, before anything is written; and without it the job runs."""
+    """In one sentence that says what to leave out, before anything is written; without it the job can run."""
     given = request.getfixturevalue(dataset_of if isinstance(dataset_of, str) else "dataset")
     data = dataset_of(given) if callable(dataset_of) else given
     job = {"system": "grappa", "layers": 2, "epochs": 1, "grappa": {"full_batch": True}}

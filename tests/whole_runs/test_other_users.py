@@ -150,7 +150,7 @@ def run(tmp_path_factory):
             ports, ranks = {}, set()
             for p in (psutil.Process(driver.pid), *psutil.Process(driver.pid).children(recursive=True)):
                 # One that has ended since they were listed has no ports.
-                with suppress(psutil.Error):
+                with suppress(psutil.NoSuchProcess):
                     ports[p.pid] = {c.laddr.port for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
                     ranks |= {p.pid} if "millrace.pipeline.cluster.rank_main" in p.cmdline() else set()
             servers = [" ".join(psutil.Process(pid).parent().cmdline()) for pid in ranks]

@@ -19,18 +19,12 @@ from millrace.storage.errors import RunError, StoreError
 from millrace.storage.queue.packed_rows import RowWriter
 from millrace.tests.contracts.command import command
 from millrace.tests.contracts.forked_command import run_forked
+from millrace.tests.pipeline.test_packing import JOB as WITH_DATASET
 
 PROGRAM = "millrace.tests.whole_runs.test_packing_killed"
 """This file, as a forked command finds it."""
-SOURCE = "sbm:nodes=300,classes=3,train=0.4,features=8"
-JOB: dict[str, Any] = {
-    "epochs": 2,
-    "threads": 1,
-    "sampler": {"fanout": [4, 3]},
-    "model": {"hidden": 8},
-    "train": {"batch_size": 16},
-    "queue": {"bulk_size": 3},
-}
+SOURCE = WITH_DATASET["dataset"]
+JOB: dict[str, Any] = {k: v for k, v in WITH_DATASET.items() if k != "dataset"}
 DIES = ("seeds-0", "rows-0", "rows-7", "rows-20", "commit-1", "commit-4")
 """Where a command is killed: before so many writes of rows, commits of a bulk's rows, or the commit of the seeds."""
 

@@ -17,6 +17,7 @@ from ....storage.typed.features import TypedFeatures
 from .columns import Card, clean_features, degree_rows, note_missing
 from .components import in_largest_component, restricted, restricted_split
 from .edges import clean_edges, clean_ordered, note_borrowed, note_weights
+from .filling import check_indicators
 from .labels import CleanLabels, settled_labels
 from .options import ReadOptions
 from .raw import AnyArray, Counts, GivenLabels, Raw, RawNodes, about, noted, type_text
@@ -87,6 +88,7 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
         full = np.full((graph.num_nodes, *y.shape[1:]), np.nan if task in MATRIX_TASKS else -1, y.dtype)
         full[: len(y)] = y
         y, notes = full, notes if given is None else [*notes, note_of_types(graph.types)]
+    check_indicators(options, card)
     found = data_card(card, **card_facts(split, seed, bool(raw.split)), read=dict(raw.read))
     more: Any = {"notes": tuple(notes), "node_names": names, "class_names": class_names, "card": found}
     return Dataset(raw.name, graph, features, y, parts, num_classes, task=task, **more).check()

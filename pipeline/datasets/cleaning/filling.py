@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ....storage.errors import InputError
+from ....storage.errors import InputError, nearest
 from ....storage.plural import are, counted, were
 from .moments import Moments, Scaling
 from .options import ReadOptions
@@ -271,8 +271,17 @@ def indicators_in(card: Mapping[str, Any]) -> tuple[str, ...] | None:
     not list all."""
     if "more_columns" in card:
         return None
-    every = [f"{c['of']}.{c['name']}" for c in card["columns"]]
-    return tuple(name.removesuffix(IS_MISSING) for name in every if name.endswith(IS_MISSING))
+    return tuple(f"{c['of']}.{c['name']}" for c in card["columns"] if c["missing"])
+
+
+def check_indicators(options: ReadOptions, card: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse names of `ReadOptions.indicators` that are no columns of a card."""
+    known = [f"{column['of']}.{column['name']}" for column in card]
+    if unknown := [name for name in options.indicators or () if name not in known]:
+        raise InputError(
+            f"indicators names {', '.join(unknown)}, but the columns of features are {', '.join(known[:SHOWN])}"
+            f"{nearest(unknown[0], known)}"
+        )
 
 
 def treatment_by(

@@ -167,7 +167,8 @@ class ReadOptions:
 
     def over(self, before: Mapping[str, Any]) -> "ReadOptions":
         """These options where they are not the defaults, and those of `before`, as `given` has them, elsewhere."""
-        return ReadOptions(**{**before, **self.given})
+        fills = self.nan_features in ("error", "indicator")
+        return ReadOptions(**{k: v for k, v in before.items() if k != "indicators" or fills} | self.given)
 
     def __post_init__(self) -> None:
         for key in (*COLUMNS, "ignored_labels", "relation", "indicators"):
@@ -194,6 +195,11 @@ class ReadOptions:
             "tail",
         ]:
             raise InputError(f"triples is {self.triples!r}; expected an order such as head,tail,relation")
+        if (own := self.indicators) is not None:
+            if not isinstance(own, tuple) or not all(isinstance(c, str) for c in own):
+                raise InputError(f"indicators is {own!r}; expected a list of columns such as ['nodes.age']")
+            if self.nan_features != "indicator":
+                raise InputError(f"indicators is given, but nan_features is '{self.nan_features}'; leave one out")
         for f in fields(self):
             if f.name in (*FREE, "indicators"):
                 continue

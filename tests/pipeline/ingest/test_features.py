@@ -5,6 +5,7 @@ import pyarrow as pa
 import pytest
 
 import millrace as mr
+from millrace.pipeline.datasets.cleaning.filling import indicators_in
 from millrace.tests.contracts.ingest import cut_small, parquet, same
 
 
@@ -53,3 +54,28 @@ def test_several_types(tmp_path, kind):
     options = mr.ReadOptions(nan_features=kind, normalize_features="standard", missing_ids="compact")
     data = same(folder, tmp_path, options, split="fraction:0.5,0.2")
     assert any(note.startswith("Relation user,buys,item: ") and "'x[1]'" in note for note in data.notes)
+
+
+def test_columns_that_say_what_is_missing_are_named_by_what_there_is(tmp_path):
+    """A column of one's own may be called as one that is made; unknown names are refused, also in pieces."""
+    folder, ends = tmp_path / "g", {"src": np.arange(40), "dst": np.roll(np.arange(40), 1)}
+    rows = {"id": np.arange(40), "label": np.arange(40) % 2, "pay is missing": np.arange(40) % 3, "pay": np.arange(40)}
+    parquet(folder, "nodes", pa.table({**rows, "age": pa.array([None, *range(39)])}))
+    parquet(folder, "edges", pa.table(ends))
+    read = {"direction": "directed", "feature_columns": "age,pay is missing,pay", "nan_features": "indicator"}
+    data = same(folder, tmp_path, mr.ReadOptions(**read), split="fraction:0.5,0.2")
+    assert [c["name"] for c in data.card["columns"]] == ["age", "pay is missing", "pay", "age is missing"]
+    assert indicators_in(data.card) == ("nodes.age",)
+    unknown = mr.ReadOptions(**read, indicators=("nodes.agge",))
+    said = r"indicators names nodes\.agge, but the columns of features are nodes\.age, .*; did you mean 'nodes\.age'\?"
+    with pytest.raises(mr.InputError, match=said):
+        mr.open_dataset(folder, options=unknown)
+    with pytest.raises(mr.InputError, match=said):
+        mr.convert(folder, tmp_path / "pieces", options=unknown, memory="1GiB", verbose=False)
+    for given, why in {"nodes.age": "expected a list of columns", (1,): "expected a list of columns"}.items():
+        with pytest.raises(mr.InputError, match=why):
+            mr.ReadOptions(nan_features="indicator", indicators=given)
+    with pytest.raises(mr.InputError, match="indicators is given, but nan_features is 'zero'"):
+        mr.ReadOptions(nan_features="zero", indicators=["nodes.age"])
+    before = mr.ReadOptions(nan_features="indicator", indicators=["nodes.age"]).given
+    assert mr.ReadOptions(nan_features="zero").over(before).indicators is None
