@@ -2,16 +2,15 @@
 speed.
 
     python benchmarks/grappa.py --json grappa.json
-    python benchmarks/grappa.py --only speed --namespaces a,b,c,d --addresses 10.0.0.1,10.0.0.2,10.0.0.3,10.0.0.4 \
-        --bandwidth-mbit 100 --json grappa.json
+    python benchmarks/grappa.py --only speed --bandwidth-mbit 100 --json grappa.json
 
 Xu, Siebenbrunner, Bindschaedler, arXiv 2602.01872. What each way to train learns is another question,
 ``grappa_accuracy.py``, and what it takes to cut a large graph a third, ``cutting.py``.
 
 ``speed``   4 ranks, GraphSAGE of 3 layers of 256, 1024 seeds a rank and step, fanout 15,10,5: seconds of an epoch under
             ``grappa``, ``bulk`` (features owned, fetched ahead, 5 % of rows hot) and ``sar``. ``grappa`` is as
-            published, without a halo, and its switches are left to ``switch``. On loopback, or with ``--namespaces``
-            over the link between these network namespaces, which exist, each with the address given. Links that were
+            published, without a halo, and its switches are left to ``switch``. On loopback, or as root with
+            ``--bandwidth-mbit`` over links of that rate between network namespaces, which are made. Links that were
             measured before stand in ``--json`` and are told again beside the new one; ``--plot`` draws them all.
             ``records/grappa.json`` holds those of the docs.
 ``model``   what an epoch of the three would take with 2 to 16 parts, and with 2 to 6 layers, on as many machines like
@@ -34,7 +33,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +43,7 @@ import torch
 
 import millrace as mr
 from millrace.benchmarks.graphs import Recipe, make
+from millrace.benchmarks.links import links
 from millrace.benchmarks.namespaces import run_in
 from millrace.benchmarks.partitioned_runs import FEATURES, dataset_at, here, waited
 from millrace.pipeline.assembly.parts import Parts
@@ -77,9 +77,20 @@ def store_of(args: argparse.Namespace, nodes: int | None = None, seeds: int | No
 
 def measure_speed(args: argparse.Namespace, report: dict[str, Any]) -> None:
     """Section ``speed``."""
+    if not args.bandwidth_mbit:
+        measure_link(args, report, ("127.0.0.1",) * args.ranks, None)
+        return
+    with links(args.ranks, args.bandwidth_mbit) as made:
+        spaces, addresses = zip(*((path.name, address) for path, address in made))
+        measure_link(args, report, addresses, spaces)
+
+
+def measure_link(
+    args: argparse.Namespace, report: dict[str, Any], addresses: Sequence[str], spaces: Sequence[str] | None
+) -> None:
+    """Section ``speed`` between ranks at these addresses, in these network namespaces."""
     store = store_of(args)
-    addresses = args.addresses or ("127.0.0.1",) * args.ranks
-    link = f"{args.bandwidth_mbit:g} Mb/s" if args.namespaces else "loopback"
+    link = f"{args.bandwidth_mbit:g} Mb/s" if spaces else "loopback"
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in args.systems}
     for n in range(args.rounds):
         # Whoever comes first meets a machine in another state.
@@ -95,10 +106,10 @@ def measure_speed(args: argparse.Namespace, report: dict[str, Any]) -> None:
             words += () if name == "sar" else ("--fanout", ",".join(map(str, FANOUT)))
             settings = {"threads": 1, "train.evaluate_every": 0, **WAYS[name]}
             settings |= {} if name == "sar" else {"train.batch_size": args.batch_size}
-            record, wire = run_in(addresses, args.namespaces, words, settings)
+            record, wire = run_in(addresses, spaces, words, settings)
             runs[name].append({"record": record, "wire": wire})
     seeds = round(args.nodes * args.seeds)
-    told: dict[str, Any] = {"bandwidth_mbit": args.bandwidth_mbit if args.namespaces else None, "ways": {}}
+    told: dict[str, Any] = {"bandwidth_mbit": args.bandwidth_mbit, "ways": {}}
     for name, found in runs.items():
         records = [f["record"] for f in found]
         steps = records[0]["epochs"] * (1 if name == "sar" else -(-seeds // (args.batch_size * len(addresses))))
@@ -151,9 +162,9 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.0, 4.0), layout="constrained")
     speeds = report.get("speed", {})
-    links = sorted((s["bandwidth_mbit"], s["ways"]) for s in speeds.values() if s["bandwidth_mbit"])
+    measured = sorted((s["bandwidth_mbit"], s["ways"]) for s in speeds.values() if s["bandwidth_mbit"])
     for name, marker in zip(WAYS, "os^"):
-        points = [(mbit, statistics.median(ways[name]["epoch_s"])) for mbit, ways in links if name in ways]
+        points = [(mbit, statistics.median(ways[name]["epoch_s"])) for mbit, ways in measured if name in ways]
         if points:
             (line,) = left.plot(*zip(*points), marker=marker, label=name)
             local = speeds.get("loopback", {}).get("ways", {}).get(name)
@@ -406,11 +417,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--epochs", type=int, default=3, help="of which the first is left out of seconds an epoch")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--ranks", type=int, default=4, help="on loopback")
+    parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--systems", type=words, default=tuple(WAYS), help=f"of {', '.join(WAYS)}")
-    parser.add_argument("--namespaces", type=words, help="network namespaces, one for each rank; needs root")
-    parser.add_argument("--addresses", type=words, help="an address in each of them")
-    parser.add_argument("--bandwidth-mbit", type=float, help="of the links between them, for the report")
+    parser.add_argument("--bandwidth-mbit", type=float, help="of links between ranks in namespaces; needs root")
     parser.add_argument("--depths", type=numbers, default=(2, 3, 4, 5, 6))
     parser.add_argument("--parts", type=numbers, default=(2, 4, 8, 16))
     args = parser.parse_args()
@@ -418,10 +427,6 @@ def arguments() -> argparse.Namespace:
     for given, known in ((args.only, SECTIONS), (args.systems, WAYS)):
         if unknown := set(given) - set(known):
             parser.error(f"{', '.join(sorted(unknown))} is unknown; known are {', '.join(known)}")
-    if bool(args.namespaces) != bool(args.addresses) or len(args.namespaces or ()) != len(args.addresses or ()):
-        parser.error("--namespaces and --addresses go together, one address for each")
-    if args.namespaces and not args.bandwidth_mbit:
-        parser.error("--namespaces needs --bandwidth-mbit, for the table")
     counts = (args.rounds, args.nodes, args.degree, args.batch_size, args.ranks, *args.depths, *args.parts)
     if min(counts) < 1 or args.epochs < 2:
         parser.error("numbers must be at least 1, and --epochs at least 2")

@@ -14,8 +14,9 @@ sees are copied, the copies are one graph of separate pieces, and the weights of
 `CoverageCorrected`. `tests/benchmarks/test_grappa_weights.py` holds it against runs of as many ranks. A minibatch is
 drawn among the seeds of all ranks, so a rank's share varies.
 
-Printed: points beside no correction, seed by seed, as the mean and half of Student's interval of 95 %, for each cell,
-and for the means over a graph's cells. Every run is in ``--json`` at once, and is not run again.
+Printed for each cell: mean and standard deviation over seeds without a correction, then for each correction the
+standard deviation, and points beside no correction, seed by seed, as the mean and half of Student's interval of 95 %;
+then those of the means over a graph's cells. Every run is in ``--json`` at once, and is not run again.
 """
 
 import argparse
@@ -201,16 +202,23 @@ def effects(runs: Mapping[str, float], graph: str, seeds: range) -> list[dict[st
             held = [s for s in seeds if f"{key}/{way}/{s}" in runs and f"{key}/none/{s}" in runs]
             tests, plain = ({s: runs[f"{key}/{w}/{s}"] for s in held} for w in (way, "none"))
             if (effect := gap(tests, plain)) is not None:
-                lines.append({"cell": key, "way": way, "seeds": len(held), "none": statistics.mean(plain.values())})
-                lines[-1] |= effect
+                none, stds = statistics.mean(plain.values()), [statistics.stdev(w.values()) for w in (plain, tests)]
+                lines.append({"cell": key, "way": way, "seeds": len(held), "none": none, "stds": stds, **effect})
                 for s in held:
                     apart.setdefault(s, []).append(tests[s] - plain[s])
         means = {s: statistics.mean(found) for s, found in apart.items() if len(found) == len(CELLS)}
         if (over := gap(means, dict.fromkeys(means, 0.0))) is not None:
-            lines.append({"cell": f"{graph}/all cells", "way": way, "seeds": len(means), **over})
+            mine = [line for line in lines if line["way"] == way]
+            none, stds = statistics.mean(line["none"] for line in mine), zip(*(line["stds"] for line in mine))
+            all_stds = [statistics.mean(found) for found in stds]
+            lines.append(
+                {"cell": f"{graph}/all", "way": way, "seeds": len(means), "none": none, "stds": all_stds, **over}
+            )
     for line in lines:
-        none = f"{line['none']:6.1f}" if "none" in line else " " * 6
-        print(f"{line['cell']:36}{line['seeds']:3}{none}  {line['way']:7}{line['mean']:+6.2f} +- {line['half']:.2f}")
+        print(
+            f"{line['cell']:34}{line['seeds']:3}{line['none']:7.1f}{line['stds'][0]:5.1f}  {line['way']:7}"
+            f"{line['stds'][1]:5.1f}{line['mean']:+7.2f} +- {line['half']:.2f}"
+        )
     return lines
 
 
