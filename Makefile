@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --no-compile --disable-pip-v
 # Tests start many processes, each of which would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: venv demo check bits bounds test support lint types tests notebooks docs newest versions-gpu lock
+.PHONY: venv demo check bits bounds test support lint types tests notebooks docs site newest versions-gpu lock
 
 venv: $(STAMP)
 
@@ -36,7 +36,7 @@ demo: venv
 
 # What starts no processes is done beside the tests, which wait for each other at times.
 test: lint
-	@$(MAKE) --no-print-directory --jobs=2 tests types docs
+	@$(MAKE) --no-print-directory --jobs=2 tests types site
 
 # The tests of what has changed since BASE, without whole runs: see tests/layout.py.
 check: lint types
@@ -72,8 +72,12 @@ notebooks: venv
 support: venv
 	$(BIN)/python -m millrace.tests.contracts.support_cells
 
-# A warning is an error: a name that is gone, a page that nothing leads to.
-docs: venv
+# The site shows the notebooks' stored outputs: they are compared with fresh ones first, as `tests` does.
+docs: notebooks
+	@$(MAKE) --no-print-directory site
+
+# The pages alone. A warning is an error: a name that is gone, a page that nothing leads to.
+site: venv
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --fresh-env --quiet docs docs/_build
 
 # The newest versions, in an environment of their own: prints those that differ from constraints.txt, then what fails. TORCH=torch tries its
@@ -83,7 +87,7 @@ newest:
 	@$(MAKE) --no-print-directory venv VENV=.venv-newest LOCK=
 	@$(MAKE) --no-print-directory lock VENV=.venv-newest LOCKED=.venv-newest/versions.txt
 	@diff --unchanged-line-format= --old-line-format='tested %L' --new-line-format='newest %L' constraints.txt .venv-newest/versions.txt || true
-	@$(MAKE) --no-print-directory --keep-going lint types tests docs VENV=.venv-newest LOCK=
+	@$(MAKE) --no-print-directory --keep-going lint types tests site VENV=.venv-newest LOCK=
 
 # The versions that RAPIDS holds back (constraints-gpu.txt), in an environment of their own, without RAPIDS: the fast tests of processors.
 versions-gpu:
