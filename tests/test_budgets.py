@@ -27,7 +27,8 @@ BUDGETS: dict[str, float] = {
     # Units of rows are read into buffers of the units before: 20, and 25 minibatches from disk take 2.0 for 3.4 s.
     # Parts that are missing, features that were packed anew at a place, a folder called karate: 9.
     # Feather, JSON lines, ORC, columns of folders, relation_column and one_hot are converted in pieces: 72, of 150.
-    "lines_code": 66_893,
+    # Wrong ends, weights, labels, splits and features are refused in one message, in memory and in pieces: 42.
+    "lines_code": 66_933,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 39.1,
     "none_checks_of_types": 14,

@@ -30,7 +30,7 @@ from ..datasets.cleaning.clean import card_facts
 from ..datasets.cleaning.filling import Seen, Treatment, check_indicators
 from ..datasets.cleaning.node_ids import check_id_column, unknown
 from ..datasets.cleaning.options import ReadOptions
-from ..datasets.cleaning.raw import about, noted
+from ..datasets.cleaning.raw import Faults, about, noted, refuse
 from ..datasets.cleaning.typed import note_of_types, reversed_relations
 from ..datasets.readers.described import check_options, check_unread_columns, described, dropped_notes, is_typed
 from ..datasets.readers.parquet import UnequalListsError, feature_rows, labels_of
@@ -91,16 +91,23 @@ class Ingest:
             self.notes += noted(t.type, notes)
         self._put_names(list(self.of_types.values()))
         self._put_times()
-        with about(self.source.name):
+        labels, of_features, groups = Faults(), Faults(), list[dict[str, Any]]()
+        with labels.noted():
             self._settle_labels()
-        self._spill_edges()
+        faults = self._spill_edges()
         with about(self.source.name):
-            self._note_edges()
-            groups = self._sorted(self.work)
-            if not self.typed:
-                self._note_sorted(groups)
-            self.notes += self.labels["notes"]
-            features = [self._features_of(k, own, groups) for k, own in enumerate(self.of_types.values())]
+            if not faults:
+                with faults.noted():
+                    self._note_edges()
+                    groups = self._sorted(self.work)
+                    if not self.typed:
+                        self._note_sorted(groups)
+            fails = bool(faults or labels)
+            self.notes += [] if labels else self.labels["notes"]
+            with of_features.noted():
+                every = enumerate(self.of_types.values())
+                features = [self._features_of(k, own, groups) for k, own in every if own.width or not fails]
+            refuse([*faults, *labels, *of_features])
             self.notes += self.labels["split_notes"]
             more: dict[str, Any] = {}
             if self.typed:
@@ -227,8 +234,8 @@ class Ingest:
 
     # -- edges
 
-    def _spill_edges(self) -> None:
-        """Spill the edges of all tables, and check that their ends are nodes."""
+    def _spill_edges(self) -> Faults:
+        """Spill the edges of all tables. Returns faults of ends that are no nodes."""
         types = list(self.of_types)
         for k, own in enumerate(self.tables):
             source, destination = own.table.source.ends
@@ -247,6 +254,7 @@ class Ingest:
             edge_tasks.total_of([edge_tasks.nothing_seen(own), *seen[stop - len(own.spans) : stop]])
             for own, stop in zip(self.tables, stops)
         ]
+        faults = Faults()
         for t in self.source.nodes:
             ends = [
                 (f"{own.table.called}.{own.columns.ends[side]}", own.table.from_csv, seen, side)
@@ -254,13 +262,17 @@ class Ingest:
                 for side in own.table.source.sides_at(t)
             ]
             kind = pa.string() if self.ids_are_text[t.type] else pa.int64()
-            with about(t.of_type):
-                for what, from_csv, seen, side in ends:
+            own = Faults()
+            for what, from_csv, seen, side in ends:
+                with own.noted(), about(t.of_type):
                     check_id_column(what, kind, seen["nulls"][side], from_csv)
-                for what, _, seen, side in ends:
-                    if (count := seen["unknown"][side]) and (self.typed or self.of_types[t.type].is_named):
+            for what, _, seen, side in ends if not own else ():
+                if (count := seen["unknown"][side]) and (self.typed or self.of_types[t.type].is_named):
+                    with own.noted(), about(t.of_type):
                         raise unknown(count, what, seen["first_unknown"][side])
+            faults += own
         self.notes += dropped_notes([(own.table.called, seen["dropped"]) for own, seen in zip(self.tables, self.seen)])
+        return faults
 
     def _note_edges(self) -> None:
         """Note what was seen of the edges' values; of one type, their loops and direction too."""

@@ -20,7 +20,7 @@ from .edges import clean_edges, clean_ordered, note_borrowed, note_weights
 from .filling import check_indicators
 from .labels import CleanLabels, settled_labels
 from .options import ReadOptions
-from .raw import AnyArray, Counts, GivenLabels, Raw, RawNodes, about, noted, type_text
+from .raw import AnyArray, Counts, Faults, GivenLabels, Raw, RawNodes, about, noted, refuse, type_text
 from .splits import make_split
 from .typed import check_relations, count_nodes, joined_names, note_of_types, typed_graph
 
@@ -52,15 +52,30 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
     counts = count_nodes(raw)
     if given is not None and options.task == "link":  # pairs take their place
         given = None if raw.is_typed else GivenLabels(np.zeros(counts[None], np.int64))
-    graph = _graph(raw, counts, options, notes, card)
+    faults, of_labels, of_features = Faults(raw.faults), Faults(), Faults()
+    if raw.is_typed:
+        check_relations(tuple(raw.edges), counts)
+    raw, unit = _in_one_unit(raw, counts)
+    own, graph = raw.nodes.get(raw.target, RawNodes()), Graph(np.zeros(1, np.int64), np.empty(0, np.int64))
+    more: Any = {"times": own.time, "time_unit": unit}
+    if not faults:
+        with faults.noted():
+            graph = replace(_graph(raw, counts, options, notes, card), time_unit=unit)
     settled = CleanLabels(np.empty(0, np.int64), 0, "multiclass", None)
     if given is not None:
-        settled = settled_labels(given, options, notes)
+        with of_labels.noted():
+            settled = settled_labels(given, options, notes)
     y, num_classes, task, class_names = settled
-    own = raw.nodes.get(raw.target, RawNodes())
     names = joined_names(raw, counts) if raw.is_typed else own.names
-    of_types = [_features(t, raw, n, options, notes, card) for t, n in counts.items()]
+    of_types = list[AnyArray]()
+    with of_features.noted():
+        of_types = [_features(t, raw, n, options, notes, card) for t, n in counts.items()]
     stored = {part: _by_name(part, np.asarray(ids), own.names) for part, ids in raw.split.items()}
+    if faults or of_labels or of_features:
+        if given is not None and not of_labels and options.task != "link":
+            with of_labels.noted():
+                make_split(y, stored, split, seed, options, [], **more)
+        refuse([*faults, *of_labels, *of_features])
     if raw.is_typed:
         features: Any = TypedFeatures(tuple(map(ArrayFeatures, of_types)), graph.types.offsets)
     else:
@@ -81,43 +96,46 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
         features = ArrayFeatures(x)
     parts = Split(*(np.empty(0, np.int64) for _ in SPLITS))
     if given is not None:
+        if graph.node_time is not None:
+            more["times"] = graph.node_time[: len(y)]
         of_split = [] if options.task == "link" else notes  # the set of all nodes is no stored split
-        times, unit = None if graph.node_time is None else graph.node_time[: len(y)], graph.time_unit
-        parts = make_split(y, stored, split, seed, options, of_split, times=times, time_unit=unit)
+        parts = make_split(y, stored, split, seed, options, of_split, **more)
     if raw.is_typed:
         full = np.full((graph.num_nodes, *y.shape[1:]), np.nan if task in MATRIX_TASKS else -1, y.dtype)
         full[: len(y)] = y
         y, notes = full, notes if given is None else [*notes, note_of_types(graph.types)]
     check_indicators(options, card)
     found = data_card(card, **card_facts(split, seed, bool(raw.split)), read=dict(raw.read))
-    more: Any = {"notes": tuple(notes), "node_names": names, "class_names": class_names, "card": found}
+    more = {"notes": tuple(notes), "node_names": names, "class_names": class_names, "card": found}
     return Dataset(raw.name, graph, features, y, parts, num_classes, task=task, **more).check()
+
+
+def _in_one_unit(raw: Raw, counts: Counts) -> tuple[Raw, str | None]:
+    """The same where all dates count one unit, and times of nodes are checked; and that unit."""
+    times, unit = in_one_unit(own.time for own in (*raw.edges.values(), *raw.nodes.values()))
+    edges = {key: replace(own, time=time) for (key, own), time in zip(raw.edges.items(), times)}
+    nodes = dict(raw.nodes)
+    for (t, own), time in zip(raw.nodes.items(), times[len(edges) :]):
+        what = f"node_time of '{t}'" if raw.is_typed else "node_time"
+        nodes[t] = own if time is None else replace(own, time=as_times(time, what, counts[t]))
+    return replace(raw, edges=edges, nodes=nodes), unit
 
 
 def _graph(raw: Raw, counts: Counts, options: ReadOptions, notes: list[str], card: Card) -> Graph:
     """The graph. Edges without times get those of their sources."""
-    if raw.is_typed:
-        check_relations(tuple(raw.edges), counts)
-    times, unit = in_one_unit(own.time for own in (*raw.edges.values(), *raw.nodes.values()))
-    edges = {key: replace(own, time=time) for (key, own), time in zip(raw.edges.items(), times)}
-    node_times = {
-        t: as_times(time, f"node_time of '{t}'" if raw.is_typed else "node_time", counts[t])
-        for t, time in zip(raw.nodes, times[len(edges) :])
-        if time is not None
-    }
     is_weighted = raw.ordered is not None and raw.ordered.has_weights
-    note_weights({key: is_weighted or own.weight is not None for key, own in edges.items()}, options, notes)
+    note_weights({key: is_weighted or own.weight is not None for key, own in raw.edges.items()}, options, notes)
     if raw.is_typed:
-        graph = typed_graph(replace(raw, edges=edges), counts, node_times, options, notes, card)
-        return replace(graph, time_unit=unit)
+        return typed_graph(raw, counts, options, notes, card)
     if raw.ordered is not None:
         graph = clean_ordered(raw.ordered, counts[None], options, raw.hint, notes)
     else:
-        graph = clean_edges(edges[None], counts[None], options, raw.hint, notes, card)
-    if node_times and graph.edge_time is None:
+        graph = clean_edges(raw.edges[None], counts[None], options, raw.hint, notes, card)
+    time = raw.nodes[None].time
+    if time is not None and graph.edge_time is None:
         note_borrowed([0], notes)
-        graph = replace(graph, edge_time=node_times[None][graph.indices])
-    return replace(graph, node_time=node_times.get(None), time_unit=unit)
+        graph = replace(graph, edge_time=time[graph.indices])
+    return replace(graph, node_time=time)
 
 
 def _features(

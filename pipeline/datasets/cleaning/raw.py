@@ -1,6 +1,6 @@
 """Unchecked arrays that a reader passes to the cleaner."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +39,32 @@ def about(what: str) -> Iterator[None]:
         yield
     except InputError as e:
         raise type(e)(f"{what}: {str(e).removeprefix(f'{what}: ')}" if what else str(e)) from e
+
+
+class UnequalListsError(InputError):
+    """Lists are null or differ in length."""
+
+
+class Faults(list[InputError]):
+    """Refusals of the parts of an input, which one message names together."""
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Context whose refusal is added, but for that of lists, without which nothing else can be read."""
+        try:
+            yield
+        except UnequalListsError:
+            raise
+        except InputError as e:
+            self.append(e)
+
+
+def refuse(faults: Sequence[InputError]) -> None:
+    """Raise one InputError for all faults, if there are any."""
+    if len(faults) == 1:
+        raise faults[0]
+    if faults:
+        raise InputError(f"{len(faults)} problems: {'; '.join(f'({i}) {e}' for i, e in enumerate(faults, 1))}")
 
 
 @dataclass(frozen=True)
@@ -143,6 +169,8 @@ class Raw:
     """Add the relation ``rev_NAME`` with all edges reversed, for each relation."""
     read: Mapping[str, Any] = field(default_factory=dict)
     """What was read, for the data card: files, and roles of columns, as plain values."""
+    faults: Sequence[InputError] = ()
+    """What is wrong with the ends of edges, which are then not cleaned."""
 
     @property
     def is_typed(self) -> bool:

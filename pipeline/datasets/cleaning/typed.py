@@ -1,6 +1,6 @@
 """Cleaning of the arrays of a graph with several types of nodes and edges."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields as fields_of
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ from ....storage.typed.graph_types import GraphTypes, RelationType
 from .columns import Card
 from .edges import OfEdges, checked_edges, note_borrowed
 from .options import ReadOptions
-from .raw import AnyArray, Counts, Raw
+from .raw import Counts, Raw
 from .relations import REVERSE, graph_of_relations
 
 OF_NODES = (
@@ -32,21 +32,13 @@ def check_followed(name: str, options: ReadOptions, followed: tuple[str, ...] = 
         raise InputError(f"{name}: a typed graph is read as it is, without {', '.join(given)}; leave it out")
 
 
-def typed_graph(
-    raw: Raw,
-    counts: Counts,
-    node_times: Mapping[str | None, AnyArray],
-    options: ReadOptions,
-    notes: list[str],
-    card: Card,
-) -> Graph:
+def typed_graph(raw: Raw, counts: Counts, options: ReadOptions, notes: list[str], card: Card) -> Graph:
     """The graph of several types of nodes and edges. Edges of a relation without times have those of their sources; a
     type without any has been there always. Nodes have times if those of the target type do.
 
     Args:
-        raw: has the edges.
+        raw: has the edges, and times in one unit.
         counts: nodes of each type.
-        node_times: of the types that have some.
         options: treatment of weights, and of missing features.
         notes: get what is remarkable.
         card: gets a record of each column of features.
@@ -64,6 +56,7 @@ def typed_graph(
         turned = reversed_relations(raw.name, tuple(ends))
         ends |= dict(zip(turned, [(dst, src) for src, dst in ends.values()]))
         of_edges *= 2
+    node_times = {t: own.time for t, own in raw.nodes.items() if own.time is not None}
     weights, times, every = None, None, list(zip(ends.values(), of_edges))
     if any(w.weight is not None for w in of_edges):
         weights = [np.ones(len(src), np.float32) if w.weight is None else w.weight for (src, _), w in every]

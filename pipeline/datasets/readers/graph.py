@@ -13,7 +13,7 @@ from ..cleaning.arrow import pc
 from ..cleaning.node_ids import Columns as IdColumns
 from ..cleaning.node_ids import as_one_kind, check_id_column, is_text, numbered_by_name, renumbered, unknown, with_gaps
 from ..cleaning.options import ReadOptions
-from ..cleaning.raw import AnyArray, Ordered, Raw, RawEdges, RawNodes, about, noted
+from ..cleaning.raw import AnyArray, Faults, Ordered, Raw, RawEdges, RawNodes, about, noted
 from ..schema.columns import NONE, Columns
 from ..schema.roles import Schema, schema_of
 from ..schema.source import GraphTables
@@ -84,7 +84,7 @@ class _Reading:
     """Reads the tables of one source; `draws_split`: without columns of one, a split is drawn."""
 
     def __init__(self, source: GraphTables, options: ReadOptions, draws_split: bool) -> None:
-        self.options, self.path, self.draws_split = options, source.path, draws_split
+        self.options, self.path, self.draws_split, self.faults = options, source.path, draws_split, Faults()
         nodes = [read_rows(t, options) for t in source.nodes]
         on_gpu = options.edges_on == "gpu" and all(t.files for t in source.edges)
         edges = [schema_only(t) if on_gpu else read_rows(t, options) for t in source.edges]
@@ -137,6 +137,7 @@ class _Reading:
                 x, time = own.ordered(x), own.ordered(time)
                 nodes[kind] = RawNodes(x, columns.features, time, own.names, count=rows.num_rows)
         given |= {"hint": self.source.hint, "notes": tuple(self.notes), "read": self.schema.record()}
+        given["faults"] = self.faults
         given["add_reverse"] = self.schema.source.is_typed and self.options.direction == "undirected"
         return Raw(self.source.name, edges, labels, nodes, target, split=sets_of(bits), **given)
 
@@ -192,15 +193,18 @@ class _Reading:
                 _number_nodes(own, options, notes, self.path)
             self.notes += noted(own.read.source.type, notes)
         for own in self.nodes.values():
-            with about(own.read.source.of_type):
-                for what, values, from_csv in own.ends.values():
+            faults = Faults()
+            for what, values, from_csv in own.ends.values():
+                with faults.noted(), about(own.read.source.of_type):
                     check_id_column(what, values.type, values.null_count, from_csv)
-                for end, numbers in own.numbers.items() if self.options.dangling_edges == "error" else ():
-                    what, values, _ = own.ends[end]
-                    quote = "'" if is_text(values.type) else ""
-                    outside = (numbers < 0) | (numbers >= own.read.num_rows)
-                    if outside.any() and (own.read.source.type is not None or own.names is not None):
+            for end, numbers in own.numbers.items() if self.options.dangling_edges == "error" and not faults else ():
+                what, values, _ = own.ends[end]
+                quote = "'" if is_text(values.type) else ""
+                outside = (numbers < 0) | (numbers >= own.read.num_rows)
+                if outside.any() and (own.read.source.type is not None or own.names is not None):
+                    with faults.noted(), about(own.read.source.of_type):
                         raise unknown(int(outside.sum()), what, f"{quote}{values[int(np.argmax(outside))]}{quote}")
+            self.faults += faults
 
     def _ends(self, k: int) -> tuple[tuple[AnyArray, AnyArray], AnyArray | None]:
         """Numbers of both ends of a table's edges, and which edges are kept; None: all."""
@@ -218,7 +222,9 @@ class _Reading:
 
     def _edges_of(self, k: int) -> RawEdges:
         """The edges of a table."""
-        (ends, kept), (read, columns) = self._ends(k), self.edges[k]
+        nothing = np.empty(0, np.int64)
+        (ends, kept) = ((nothing, nothing), None) if self.faults else self._ends(k)
+        read, columns = self.edges[k]
         rows, stem = read.rows, columns.table
         with about(read.source.of_type):
             weight = None if columns.weight is None else numbers_of(rows[columns.weight], f"{stem}.{columns.weight}")

@@ -13,7 +13,7 @@ from ..cleaning.arrow import pc
 from ..cleaning.class_names import numbered
 from ..cleaning.filling import EXACT
 from ..cleaning.node_ids import is_text
-from ..cleaning.raw import AnyArray, GivenLabels
+from ..cleaning.raw import AnyArray, GivenLabels, UnequalListsError
 from ..schema.columns import Columns, is_list
 from ..schema.words import FLAGS, set_of
 
@@ -51,10 +51,6 @@ def times_of(table: pa.Table, key: str | None, stem: str) -> AnyArray | None:
 
 class NoNumbersError(InputError):
     """A column holds something else than numbers."""
-
-
-class UnequalListsError(InputError):
-    """Lists are null or differ in length."""
 
 
 def matrix_of(column: pa.ChunkedArray, what: str) -> AnyArray:

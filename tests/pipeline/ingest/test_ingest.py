@@ -234,6 +234,23 @@ BAD = {
         {"src": pa.array([0, 1], pa.uint64()), "dst": [1, 0]}, {**NODES, "id": pa.array([0, 1, 1 << 63], pa.uint64())},
         {}, r"nodes.id holds 9223372036854775808; expected ids below 2\*\*63",
     ),
+    "several": (
+        {"src": ["a", "q", "q"], "dst": ["b", "b", "r"]},
+        {"id": ["a", "b", "c"], "label": [0.5, 1, 0], "features": [[1.0], [2.0], [np.nan]]}, {"task": "multiclass"},
+        r"4 problems: \(1\) 2 values of edges.src .*\(2\) 1 values of edges.dst .*\(3\) labels are .*\(4\) 1 feature",
+    ),
+    "several of edges": (
+        {**GOOD, "weight": [1.0, -2.0, 1.0]}, {"label": [-1, -1, -1], "features": [[np.inf], [2.0], [3.0]]}, {},
+        r"3 problems: \(1\) 1 edge weight is negative .*\(2\) no node has a label.*\(3\) 1 feature value",
+    ),
+    "no direction, no classes": (
+        GOOD, {"label": [0.5, 1, 0]}, {"direction": None, "task": "multiclass"},
+        r"2 problems: \(1\) the edges are not symmetric .*\(2\) labels are non-integer",
+    ),
+    "null end and text of few": (
+        {"src": pa.array([0, None, 2]), "dst": [1, 2, 0]}, {"label": [0, 1, 0], "x": [[1.0], [2.0], [np.nan]]}, {},
+        r"2 problems: \(1\) column edges.src holds 1 nulls.*\(2\) 1 feature value",
+    ),
     "one name": ({"src": ["a"], "dst": ["b"]}, {**NODES, "id": ["b", "a", "a"]}, {}, "holds 'a' more than once"),
     "ragged": (GOOD, {"label": [0, 1, 0], "features": [[1.0], [1.0, 2.0], []]}, {}, r"1 and of 2 values \(row 1\)"),
     "null list": (GOOD, {"label": [0, 1, 0], "features": [[1.0], None, None]}, {}, "nodes.features holds 2 nulls"),
