@@ -229,6 +229,7 @@ def convert(
     memory: str | int = DEFAULT_MEMORY,
     workers: int = 1,
     scheduler: object = None,
+    cluster: object = None,
     client: object = None,
     options: ReadOptions | None = None,
     split: str | None = None,
@@ -257,7 +258,8 @@ def convert(
         workers: processes that share the work; 1: this process.
         scheduler: address of a Dask scheduler, its file, or a client or cluster of Dask, whose workers do the work, and
             see the same files.
-        client: the same as `scheduler`, for callers that hold a client.
+        cluster: keys of the section ``cluster`` of the configuration, such as ``insecure``; or as `scheduler`.
+        client: as `scheduler`.
         options: treatment of defects.
         split: see `open_dataset`.
         seed: of a random split.
@@ -274,7 +276,7 @@ def convert(
     require_options(options)
     if not isinstance(out, str | os.PathLike):
         raise InputError(f"out is a {type(out).__name__}; expected the folder to make, such as 'store'")
-    table: dict[str, Any] = {"split": split, "seed": seed, "cluster": cluster_table(scheduler, client=client)}
+    table: dict[str, Any] = {"split": split, "seed": seed, "cluster": cluster_table(scheduler, cluster, client)}
     table = {key: value for key, value in table.items() if value is not None}
     job = resolve(table).model_copy(update={"read": options or ReadOptions()})
     if isinstance(source, str | Path):

@@ -1,6 +1,7 @@
 """Runs, predictions, conversions and sweeps on a client that the caller holds, which stays open."""
 
 import numpy as np
+import pytest
 from distributed import Client
 
 import millrace as mr
@@ -27,7 +28,10 @@ def test_a_client_in_hand(scheduler, tmp_path):
         assert np.allclose(found.probabilities, mr.predict(run).probabilities)
         options = mr.ReadOptions(direction="directed")
         store = mr.convert(tmp_path, tmp_path / "store", client=client, workers=2, options=options, verbose=False)
-        assert store.path.is_dir()
+        again = {"options": options, "verbose": False, "cluster": {"scheduler": scheduler}}
+        assert store.path.is_dir() and mr.convert(tmp_path, tmp_path / "again", **again).path.is_dir()
+        with pytest.raises(mr.InputError, match="client and cluster name different Dask clusters"):
+            mr.convert(tmp_path, tmp_path / "third", client=client, cluster="tcp://127.0.0.1:9")
         swept = mr.sweep(out=tmp_path / "sweep", grid={"lr": [0.01, 0.02]}, client=client, **JOB)
         assert len(swept.rows) == 2 and not swept.failures
         assert client.status == "running" and client.submit(int, "7").result() == 7
