@@ -13,10 +13,11 @@ _held: dict[str, Any] = {}
 
 
 def is_held(value: object) -> bool:
-    """True if a value is a client or a cluster of Dask: an object of a class that comes from ``distributed``."""
+    """True if a value is a client or a cluster of Dask, whose class comes from ``distributed``; or such a class, which
+    `address_of` refuses."""
     # Compares names: importing Dask takes a second, and most commands need none of it.
-    modules = {c.__module__.partition(".")[0] for c in type(value).__mro__}
-    return "distributed" in modules and not isinstance(value, type)
+    kind = value if isinstance(value, type) else type(value)
+    return any(c.__module__.partition(".")[0] == "distributed" for c in kind.__mro__)
 
 
 def held_at(address: str | None) -> Any:
@@ -32,9 +33,10 @@ def address_of(given: object) -> str | None:
     """
     if given is None or isinstance(given, str | Path):
         return None if given is None else address_in(str(given))
-    if not is_held(given):
+    if not is_held(given) or isinstance(given, type):
+        seen = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
         raise InputError(
-            f"scheduler is a {type(given).__name__}; expected a Client or cluster of Dask, an address such as "
+            f"scheduler is {seen}; expected a Client or cluster of Dask, an address such as "
             "tcp://host:8786, or the scheduler's file"
         )
     held: Any = given

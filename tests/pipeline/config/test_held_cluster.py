@@ -38,9 +38,15 @@ def test_two_clusters_are_refused():
         cluster_table(3)
 
 
+def test_classes_of_clusters_are_not_called():
+    for kind in (LocalCluster, Client):
+        with pytest.raises(InputError, match=f"scheduler is the class {kind.__name__}; expected a Client or cluster"):
+            mr.run("digits", scheduler=kind, verbose=False)
+
+
 def test_workers_that_are_threads_and_closed_clients_are_refused():
     with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster, Client(cluster) as client:
-        assert is_held(cluster) and is_held(client) and not is_held(Client) and not is_held("distributed")
+        assert is_held(cluster) and is_held(client) and not is_held("distributed")
         for held in (cluster, client):
             with pytest.raises(InputError, match="are threads of this process, and ranks are processes"):
                 mr.run("digits", scheduler=held, verbose=False)
