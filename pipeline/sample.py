@@ -33,7 +33,7 @@ def sample(
         dataset: as in `run`.
         out: folder of the store, or its URL on an object store.
         features: pack the feature rows of each minibatch beside it: ``own``, as the dataset keeps them, or ``float32``,
-            ``float16``, ``bfloat16``, ``int8``; empty: do not.
+            ``float16``, ``bfloat16``, ``int8``; empty: do not. The key ``features`` of a job is given in `config`.
         verbose: print notes and progress.
         emit: called with events; nothing is printed then.
         config: a configuration, resolved or not.

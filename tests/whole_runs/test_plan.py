@@ -412,7 +412,8 @@ def test_a_mapped_store_is_planned_by_itself_and_by_a_stand_in(tmp_path, monkeyp
     assert "without the pages of files" in " ".join(plan.notes) and 'graph = "memory"' not in " ".join(plan.notes)
     assert asked == ["bulk"] and plan.trials["bulk"]["minibatches"] == 16 < 150 / 8, "of fewer train nodes"
     (packed,) = (note for note in plan.notes if "beside samples" in note)
-    made = mr.sample(tmp_path / "store", out=tmp_path / "samples", features="own", verbose=False, **job)
+    config = {"features": job["features"]}
+    made = mr.sample(tmp_path / "store", out=tmp_path / "s", verbose=False, config=config, **{**job, "features": "own"})
     rows = made["packed_bytes"] / (1 + 8 / (4 * plan.numbers.features))  # without degrees
     told = re.search(r"features of 2 epochs take ([\d.]+) (KiB|MiB) of disk; a minibatch reads", packed)
     assert told and float(told[1]) * {"KiB": 1 << 10, "MiB": 1 << 20}[told[2]] == pytest.approx(rows, rel=0.15)
