@@ -194,12 +194,10 @@ def _wait(child: subprocess.Popen[str] | ForkedRank, kill: Event, meeting: list[
 
     def follow_driver() -> None:
         # Of a store in a file there is no port, and its workers end with the driver.
-        with suppress(ValueError, OSError):
-            host, port = meeting
-            with socket.create_connection((str(host), int(port))) as line:
-                with suppress(OSError):
-                    line.recv(1)
-                over.set()
+        with suppress(IndexError, OSError), socket.create_connection((str(meeting[0]), int(meeting[1]))) as line:
+            with suppress(OSError):
+                line.recv(1)
+            over.set()
 
     for task in (reap, listen, follow_driver):
         threading.Thread(target=task, daemon=True).start()
