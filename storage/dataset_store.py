@@ -22,7 +22,7 @@ from .fingerprint import (
     sampled_rows,
     typed_fingerprint,
 )
-from .graph import Graph, degree_summary
+from .graph import GRAPH_ARRAYS, Graph, degree_summary
 from .node_names import INTEGER_NAMES, NodeNames, open_names
 from .store.arrays import Rows, write_arrays
 from .store.committed_folder import committed_folder, sweep_leftovers
@@ -45,7 +45,7 @@ KIND = "dataset"
 FEATURES_FILE = "features.npy"
 MANIFEST_DIGESTS = ("labels", "train", "val", "test", "feature_sample")
 """Digests in the manifest of a dataset beside its fingerprint. See `fingerprint.DatasetDigests`."""
-OF_SOME_GRAPHS = ("part_offsets", "edge_type", "edge_time", "node_time")
+OF_SOME_GRAPHS = tuple(name for name in GRAPH_ARRAYS if name not in GRAPH_DIGESTS)
 """Arrays of a graph that are compressed, whatever the format of the others."""
 FeaturesFormat = Literal["zarr", "npy"]
 FeaturesAccess = Literal["memory", "mapped", "zarr"]

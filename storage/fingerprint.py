@@ -10,7 +10,7 @@ import numpy.typing as npt
 from .array_checks import present_items
 from .dataset import PAIR_ARRAYS, SPLITS, Dataset
 from .features import FeatureStore
-from .graph import Graph
+from .graph import GRAPH_ARRAYS, Graph
 from .store.manifest import canonical_json
 from .typed.features import TypedFeatures
 
@@ -114,7 +114,7 @@ def digest_record(record: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(dict(record))).hexdigest()
 
 
-GRAPH_DIGESTS = {"indptr": "int64", "indices": "int64", "edge_weight": "float32", "edge_id": "int64"}
+GRAPH_DIGESTS = {name: a.digested_as for name, a in GRAPH_ARRAYS.items() if a.digested_as}
 """Arrays of a graph, and the dtypes that they are digested in. The width of `indices` does not matter."""
 
 
@@ -134,8 +134,7 @@ def flat_graph_digest(graph: Graph) -> str:
 def later_digests(graph: Graph) -> dict[str, Any]:
     """Entries of a graph with types or times in the record of its digest. There are none without, so that such a digest
     is that of earlier versions."""
-    times = {name: getattr(graph, name) for name in ("edge_time", "node_time")}
-    found: dict[str, Any] = {name: array_digest(a) for name, a in present_items(times).items()}
+    found: dict[str, Any] = {name: array_digest(a) for name, a in graph.later.items()}
     if graph.types.is_single or graph.edge_type is None:
         return found
     return {**found, "types": graph.types.record(), "edge_type": array_digest(graph.edge_type)}

@@ -5,15 +5,15 @@ a bulk.
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from .array_checks import present
+from .array_checks import present, present_items
 from .errors import InputError
 from .plural import are, counted
 from .times.moments import as_times, check_times, check_unit, in_one_unit
@@ -58,31 +58,70 @@ def edges_of_rows(
     return indptr, np.arange(indptr[-1]) + np.repeat(starts - indptr[:-1], degree)
 
 
+@dataclass(frozen=True)
+class GraphArray:
+    """Declaration of an array of a graph, beside its field: what writers, readers, digests and reorderings know of
+    it."""
+
+    per: Literal["node", "edge", "graph"]
+    """What an entry is of."""
+    check: Callable[["Graph", npt.NDArray[Any]], None]
+    """Raises InputError if the array does not fit the graph."""
+    digested_as: str = ""
+    """Dtype in the record of the graph's digest, which has an entry whether the array is there or not; such arrays may
+    be mapped. Empty: see `later`."""
+    later: bool = True
+    """True for an array that came later than the others: it is digested only if it is there, and moves with its nodes
+    or edges."""
+
+
+def _check_edge_type(graph: "Graph", array: npt.NDArray[Any]) -> None:
+    check_edge_type(graph.types, array, graph.indptr, graph.indices)
+
+
+def _of_edges(name: str, dtype: str) -> dict[str, GraphArray]:
+    """Metadata of an array of edges that all stores may have."""
+    check = lambda g, a: check_of_edges(name, a, g.num_nodes, g.num_edges)  # noqa: E731
+    return {"array": GraphArray("edge", check, dtype, later=False)}
+
+
+def _times(per: Literal["node", "edge"], name: str) -> dict[str, GraphArray]:
+    check = lambda g, a: check_times(name, a, g.num_edges if per == "edge" else g.num_nodes)  # noqa: E731
+    return {"array": GraphArray(per, check)}
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """A directed graph as in-neighbour lists: ``indices[indptr[v]:indptr[v+1]]`` are the sources of the edges into
     v."""
 
-    indptr: npt.NDArray[np.int64]
+    indptr: npt.NDArray[np.int64] = field(
+        metadata={"array": GraphArray("graph", lambda g, a: check_indptr(a, g.num_edges), "int64", later=False)}
+    )
     """int64 [V+1], non-decreasing, starts at 0, ends at E."""
-    indices: IntArray
+    indices: IntArray = field(metadata=_of_edges("indices", "int64"))
     """int32 or int64 [E], source node of each edge; ascending within a row when made by `from_edges`."""
-    edge_weight: npt.NDArray[np.float32] | None = None
+    edge_weight: npt.NDArray[np.float32] | None = field(default=None, metadata=_of_edges("edge_weight", "float32"))
     """float32 [E], finite and non-negative, or None for an unweighted graph."""
-    edge_id: npt.NDArray[np.int64] | None = None
+    edge_id: npt.NDArray[np.int64] | None = field(default=None, metadata=_of_edges("edge_id", "int64"))
     """int64 [E], the position of each edge in its input, or None."""
-    part_offsets: npt.NDArray[np.int64] | None = None
+    part_offsets: npt.NDArray[np.int64] | None = field(
+        default=None,
+        metadata={"array": GraphArray("graph", lambda g, a: check_offsets(a, g.num_nodes), later=False)},
+    )
     """int64 [P+1], the first node of each part and V, if nodes were renumbered part by part; else None."""
     types: GraphTypes = SINGLE
     """Types of nodes and edges. With several, edges of a row are sorted by (relation, source)."""
-    edge_type: npt.NDArray[Any] | None = None
+    edge_type: npt.NDArray[Any] | None = field(
+        default=None, metadata={"array": GraphArray("edge", _check_edge_type, later=False)}
+    )
     """[E] of `GraphTypes.edge_dtype`, the relation of each edge; None if there are no types."""
     edge_features: "FeatureStore | None" = None
     """[E, D], row e is of the edge at position e; memory, memory-mapped or Zarr. None: edges have none. With types, D
     is the widest relation's, and columns beyond the width of an edge's own relation are zero."""
-    edge_time: npt.NDArray[Any] | None = None
+    edge_time: npt.NDArray[Any] | None = field(default=None, metadata=_times("edge", "edge_time"))
     """int64 or float64 [E], the time of each edge, or None."""
-    node_time: npt.NDArray[Any] | None = None
+    node_time: npt.NDArray[Any] | None = field(default=None, metadata=_times("node", "node_time"))
     """int64 or float64 [V], the time of each node, or None: as a seed, it sees no later edge where samples go by
     time."""
     time_unit: str | None = None
@@ -185,10 +224,19 @@ class Graph:
         return getattr(self, name)
 
     @property
+    def later(self) -> dict[str, npt.NDArray[Any]]:
+        """Arrays that are there of those declared so."""
+        return present_items({name: getattr(self, name) for name, a in GRAPH_ARRAYS.items() if a.later})
+
+    @property
+    def has_later(self) -> bool:
+        """True if there are any such arrays; reads none."""
+        return bool(self.later)
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of all arrays, without features."""
-        arrays = (self.indptr, self.indices, self.edge_weight, self.edge_id, self.edge_type)
-        arrays += (self.edge_time, self.node_time)
+        """Bytes of all arrays of nodes and edges, without features."""
+        arrays = (getattr(self, name) for name in GRAPH_ARRAYS if name != "part_offsets")
         return sum(a.nbytes for a in present(arrays))
 
     def check(self) -> "Graph":
@@ -197,21 +245,12 @@ class Graph:
         Raises:
             InputError: names the first invariant that does not hold.
         """
-        check_indptr(self.indptr, len(self.indices))
-        check_of_edges("indices", self.indices, self.num_nodes, len(self.indices))
-        for name in ("edge_weight", "edge_id"):
-            if (array := getattr(self, name)) is not None:
-                check_of_edges(name, array, self.num_nodes, len(self.indices))
-        if self.part_offsets is not None:
-            check_offsets(self.part_offsets, self.num_nodes)
         if self.types.is_single != (self.edge_type is None):
             raise InputError("a graph has types and no edge_type, or the reverse; expected both or neither")
-        if self.edge_type is not None:
+        if not self.types.is_single:
             self.types.check(self.num_nodes, None if self.edge_features is None else self.num_edge_features)
-            check_edge_type(self.types, self.edge_type, self.indptr, self.indices)
-        for name, count in (("edge_time", self.num_edges), ("node_time", self.num_nodes)):
-            if (times := getattr(self, name)) is not None:
-                check_times(name, times, count)
+        for name, array in present_items({name: getattr(self, name) for name in GRAPH_ARRAYS}).items():
+            GRAPH_ARRAYS[name].check(self, array)
         check_unit(self.time_unit)
         if self.edge_features is not None and self.edge_features.num_rows != self.num_edges:
             raise InputError(
@@ -219,6 +258,10 @@ class Graph:
                 "give one row for each"
             )
         return self
+
+
+GRAPH_ARRAYS: dict[str, GraphArray] = {f.name: f.metadata["array"] for f in fields(Graph) if f.metadata}
+"""All arrays of a graph but the features of its edges, as they are declared."""
 
 
 def degree_summary(degrees: npt.NDArray[np.integer], counts: npt.NDArray[np.integer]) -> dict[str, int]:

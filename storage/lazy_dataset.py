@@ -7,8 +7,8 @@ The driver of a run works on it: counts and digests come from the manifest. Rank
 # pyrefly: ignore-errors[bad-override]
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Iterator, Mapping
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .array_checks import proving, require
-from .dataset import SPLITS, Dataset, Split, Task
+from .dataset import PAIR_ARRAYS, SPLITS, Dataset, Split, Task
 from .dataset_store import (
     KIND,
     OF_SOME_GRAPHS,
@@ -32,14 +32,13 @@ from .dataset_store import (
 from .errors import StoreError
 from .features import FeatureStore
 from .fingerprint import GRAPH_DIGESTS, graph_fingerprint
-from .graph import Graph, IntArray, check_indptr, check_of_edges, check_offsets, check_times
+from .graph import GRAPH_ARRAYS, Graph, check_of_edges
 from .node_names import NodeNames, open_names
 from .store.store import Store, open_store
 from .stored.data_card import card_of
 from .stored.edge_features import edge_feature_width, open_edge_features
 from .stored.graph import StoredGraph, StoredRows, checked_unit
 from .stored.read_as import reading_of
-from .typed.graph_types import check_edge_type
 
 
 class LazyGraph(Graph):
@@ -100,44 +99,9 @@ class LazyGraph(Graph):
         edges."""
         return StoredGraph(self._store, only_sources=True)
 
-    @cached_property
-    def indptr(self) -> npt.NDArray[np.int64]:
-        return self._checked("indptr", lambda a: check_indptr(a, self.num_edges))
-
-    @cached_property
-    def indices(self) -> IntArray:
-        return self._of_edges("indices")
-
-    @cached_property
-    def edge_weight(self) -> npt.NDArray[np.float32] | None:
-        return self._of_edges("edge_weight") if "edge_weight" in self._store else None
-
-    @cached_property
-    def edge_id(self) -> npt.NDArray[np.int64] | None:
-        return self._of_edges("edge_id") if "edge_id" in self._store else None
-
-    @cached_property
-    def part_offsets(self) -> npt.NDArray[np.int64] | None:
-        if "part_offsets" not in self._store:
-            return None
-        return self._checked("part_offsets", lambda a: check_offsets(a, self.num_nodes))
-
-    @cached_property
-    def edge_time(self) -> npt.NDArray[Any] | None:
-        return self._times("edge_time", self.num_edges)
-
-    @cached_property
-    def node_time(self) -> npt.NDArray[Any] | None:
-        return self._times("node_time", self.num_nodes)
-
-    def _times(self, name: str, count: int) -> npt.NDArray[Any] | None:
-        return self._checked(name, lambda a: check_times(name, a, count)) if name in self._store else None
-
-    @cached_property
-    def edge_type(self) -> npt.NDArray[Any] | None:
-        if self.types.is_single:
-            return None
-        return self._checked("edge_type", lambda a: check_edge_type(self.types, a, self.indptr, self.indices))
+    @property
+    def has_later(self) -> bool:
+        return any(a.later and name in self._store for name, a in GRAPH_ARRAYS.items())
 
     @property
     def files(self) -> dict[str, Path]:
@@ -163,13 +127,14 @@ class LazyGraph(Graph):
                     check_of_edges(name, piece, self.num_nodes, len(piece))
             yield piece
 
-    def _of_edges(self, name: str) -> Any:
-        return self._checked(name, lambda a: check_of_edges(name, a, self.num_nodes, self.num_edges))
-
-    def _checked(self, name: str, check: Callable[[Any], None]) -> Any:
+    def read_array(self, name: str) -> Any:
+        """An array of the graph, checked; None if it is not there."""
+        # Without types there are no relations, whatever the store holds; with types, there must be.
+        if self.types.is_single if name == "edge_type" else name not in self._store:
+            return None
         array = graph_array(self._store, name, self.place) if name in GRAPH_DIGESTS else self._store.read(name)
         with proving(self._store.path):
-            check(array)
+            GRAPH_ARRAYS[name].check(self, array)
         return array
 
     def written(self, name: str) -> Any:
@@ -178,8 +143,7 @@ class LazyGraph(Graph):
 
     def check(self) -> "LazyGraph":
         """Read all arrays, which are checked as they are read. Raises StoreError if they are damaged."""
-        _ = self.indptr, self.indices, self.edge_weight, self.edge_id, self.part_offsets, self.edge_type
-        _ = self.edge_time, self.node_time
+        _ = [getattr(self, name) for name in GRAPH_ARRAYS]
         if self.place == "memory":
             self._store.require_digest("graph", graph_fingerprint(self))
         return self
@@ -244,21 +208,13 @@ class LazyDataset(Dataset):
     def of_pairs(self) -> bool:
         return self.task == "link" or "pairs" in self._store
 
-    @cached_property
-    def pair_time(self) -> npt.NDArray[Any] | None:
-        return self._store.read("pair_time") if "pair_time" in self._store else None
-
-    @cached_property
-    def pairs(self) -> npt.NDArray[np.int64] | None:
-        return self._store.read("pairs") if "pairs" in self._store else None
-
     @property
     def num_pair_features(self) -> int:
         return self._store.entries["pair_features"]["shape"][1] if "pair_features" in self._store else 0
 
-    @cached_property
-    def pair_features(self) -> npt.NDArray[np.float32] | None:
-        return self._store.read("pair_features") if "pair_features" in self._store else None
+    def read_array(self, name: str) -> Any:
+        """An array of the dataset; None if it is not there."""
+        return self._store.read(name) if name in self._store else None
 
     @property
     def has_unknown(self) -> bool:
@@ -338,13 +294,18 @@ class LazyDataset(Dataset):
             notes=self.notes,
             node_names=self.node_names,
             class_names=self.class_names,
-            pair_time=self.pair_time,
-            pairs=self.pairs,
-            pair_features=self.pair_features,
+            **{name: getattr(self, name) for name in PAIR_ARRAYS},
             hides_pairs=self.hides_pairs,
             read_as=self.read_as,
             card=self.card,
         )
+
+
+for _view, _names in ((LazyGraph, GRAPH_ARRAYS), (LazyDataset, PAIR_ARRAYS)):
+    for _name in _names:
+        _read = cached_property(partial(lambda name, view: view.read_array(name), _name))
+        _read.__set_name__(_view, _name)
+        setattr(_view, _name, _read)
 
 
 def open_lazily(

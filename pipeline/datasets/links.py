@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...stages.random import Purpose, permutation, stream
+from ...storage.array_checks import present_items
 from ...storage.dataset import SPLITS, Dataset, Split, require_dataset
 from ...storage.errors import InputError, whole_number
-from ...storage.graph import ALWAYS, Graph
+from ...storage.graph import ALWAYS, GRAPH_ARRAYS, Graph
 from ...storage.links.pairs import (
     KIND_OF,
     POSITIVE,
@@ -313,18 +314,11 @@ def _without(graph: Graph, rows: PairArray, relations: Sequence["_Relation"]) ->
             keep[own[r][contains(turned, keys[own[r]])]] = False
     indptr = np.concatenate([[0], np.cumsum(keep)])[graph.indptr].astype(np.int64)
 
-    def kept(array: npt.NDArray[Any] | None) -> Any:
-        return None if array is None else array[keep]
-
-    of_edges = graph.edge_features
+    of_edges, names = graph.edge_features, (name for name, a in GRAPH_ARRAYS.items() if a.per == "edge")
     return replace(
         graph,
         indptr=indptr,
-        indices=kept(graph.indices),
-        edge_weight=kept(graph.edge_weight),
-        edge_id=kept(graph.edge_id),
-        edge_time=kept(graph.edge_time),
-        edge_type=kept(graph.edge_type),
+        **{name: array[keep] for name, array in present_items({n: getattr(graph, n) for n in names}).items()},
         edge_features=None if of_edges is None else ReorderedFeatures(of_edges, np.flatnonzero(keep)),
     )
 

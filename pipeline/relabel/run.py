@@ -44,7 +44,7 @@ ROW_COPIES = 4
 
 def moves_in_pieces(data: LazyDataset) -> bool:
     """True if a store's dataset has no features of edges, and no times, which `relabel` refuses."""
-    return not (data.num_edge_features or data.graph.has_edge_times or data.graph.has_node_times)
+    return not (data.num_edge_features or data.graph.has_later)
 
 
 def relabel(

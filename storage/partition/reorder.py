@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ..dataset import SPLITS, Dataset, Split, check_one_type, require_dataset
 from ..errors import InputError
 from ..features import FeatureStore, FloatArray
-from ..graph import Graph, edges_of_rows, index_dtype
+from ..graph import GRAPH_ARRAYS, Graph, edges_of_rows, index_dtype
 from ..node_names import NodeNames
 from .book import PartitionBook
 from .node_order import node_order
@@ -80,7 +80,8 @@ def reorder(dataset: Dataset, order: npt.NDArray[np.integer] | PartitionBook | s
     new = np.empty(n, index_dtype(n))
     new[old] = np.arange(n, dtype=new.dtype)
     rows = graph.take(old)
-    moves = graph.edge_features is not None or graph.has_edge_times
+    later = graph.later
+    moves = graph.edge_features is not None or any(GRAPH_ARRAYS[name].per == "edge" for name in later)
     edges = edges_of_rows(rows.first_edge, np.diff(rows.indptr))[1] if moves else None
     indices, weight, edge_id, edges = ascending(rows.indptr, new[rows.indices], rows.edge_weight, rows.edge_id, edges)
     of_edges = None if graph.edge_features is None else ReorderedFeatures(graph.edge_features, edges)
@@ -94,9 +95,8 @@ def reorder(dataset: Dataset, order: npt.NDArray[np.integer] | PartitionBook | s
             edge_id,
             offsets,
             edge_features=of_edges,
-            edge_time=None if graph.edge_time is None else graph.edge_time[edges],
-            node_time=None if graph.node_time is None else graph.node_time[old],
             time_unit=graph.time_unit,
+            **{name: a[edges if GRAPH_ARRAYS[name].per == "edge" else old] for name, a in later.items()},
         ),
         features=ReorderedFeatures(dataset.features, old),
         **relabelled(dataset, old, new),

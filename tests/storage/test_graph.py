@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from millrace.storage import graph as module
 from millrace.storage.errors import InputError
-from millrace.storage.graph import Graph, from_edges, index_dtype
+from millrace.storage.graph import GRAPH_ARRAYS, Graph, from_edges, index_dtype
 from tests.contracts.messages import graphs
 
 
@@ -104,3 +104,14 @@ def test_weighted_degrees_are_summed_row_by_row(graph, most):
         got = replace(graph).degree
     assert got.dtype == np.float64
     np.testing.assert_array_equal(got, want.astype(np.float64))
+
+
+def test_an_array_is_declared_once_for_check_and_order() -> None:
+    assert [name for name, a in GRAPH_ARRAYS.items() if a.later] == ["edge_time", "node_time"]
+    graph = from_edges([1, 2, 0], [0, 0, 1], 3, edge_time=[5, 6, 7], node_time=[1, 2, 3])
+    assert graph.has_later and [*graph.later] == ["edge_time", "node_time"]
+    assert not from_edges([1], [0], 2).has_later
+    for name, short in (("edge_time", graph.edge_time), ("node_time", graph.node_time)):
+        assert short is not None
+        with pytest.raises(InputError, match=name):
+            replace(graph, **{name: short[:2]}).check()
