@@ -172,7 +172,7 @@ class Callbacks:
 
 
 def no_callbacks() -> Callbacks:
-    """None, of a run that nothing looks at."""
+    """Callbacks of a run that has none: calling them does nothing, and they never ask to end training."""
     # pyrefly: ignore[bad-argument-type]
     return Callbacks((), SimpleNamespace(stop_asked=False))
 

@@ -35,9 +35,10 @@ class Member:
 
 @dataclass(frozen=True)
 class RankControl(Control):
-    """`Control` of a rank, with the run's callbacks, which are told of its events and may end training."""
+    """`Control` of a rank, with the run's callbacks."""
 
     callbacks: Callbacks = field(default_factory=no_callbacks)
+    """Called after steps, validations and epochs of this rank; each may ask to end training."""
 
 
 @dataclass(frozen=True, eq=False)

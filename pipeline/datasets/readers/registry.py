@@ -73,7 +73,8 @@ def _is_torch(source: object) -> bool:
 
 
 def _folder(source: object) -> str | None:
-    """Contents of a folder: a store, an OGB folder, tables, or tables of several types; None for anything else."""
+    """Kind of a folder by the names of its files: ``store``, ``ogb-folder``, ``triples``, ``tables``, or one of
+    `kind_of_folder`; None if it is no folder, or holds none of these."""
     path = path_of(source)
     if not path or not path.is_dir():
         return None

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -89,10 +88,10 @@ def test_a_run_with_a_stopped_rank_ends(tmp_path: Path) -> None:
             c for c in psutil.Process(process.pid).children(recursive=True) if "rank_main" in " ".join(c.cmdline())
         ]
         ranks[0].send_signal(signal.SIGSTOP)
-        before = time.monotonic()
         process.terminate()
-        assert process.wait(timeout=60) == 130
-        assert time.monotonic() - before < 50  # 10 on a machine that does nothing else
+        # Nothing else would end it: the rank is stopped, and nobody continues it.
+        text = process.communicate(timeout=300)[1]
+        assert process.returncode == 130 and "did not end by themselves" in text
         assert not [r for r in ranks if r.is_running() and r.status() != psutil.STATUS_ZOMBIE]
     finally:
         if process.poll() is None:

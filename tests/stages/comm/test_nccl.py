@@ -5,7 +5,6 @@ gloo that share the GPU.
 """
 
 import os
-import time
 from typing import Any
 
 import numpy as np
@@ -127,18 +126,17 @@ def lose_a_peer(group: Gloo) -> Any:
     made = stood_in(group)
     if made.rank == 1:
         os._exit(9)
-    start = time.monotonic()
     with pytest.raises(PeerLostError, match="could not finish any: a peer is gone"):
         made.any(False)
     backend = made._on_gpus
     made.close()
     made.close()
-    return time.monotonic() - start, backend.ended
+    return backend.ended
 
 
 def test_a_dead_peer_is_an_error_at_the_next_agreement_and_nothing_is_waited_for() -> None:
-    seconds, ended = run_ranks(lose_a_peer, 2, mortal=(1,))[0]
-    assert seconds < 30 and ended == "abort"
+    # Whoever waited would wait for an hour, and `run_ranks` would end it.
+    assert run_ranks(lose_a_peer, 2, mortal=(1,), group_timeout_s=3600.0)[0] == "abort"
 
 
 @pytest.fixture
