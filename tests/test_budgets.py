@@ -30,14 +30,14 @@ BUDGETS: dict[str, float] = {
     # Wrong ends, weights, labels, splits and features are refused in one message, in memory and in pieces: 42.
     "lines_code": 66_933,
     # Goal: 35. A ratio: code that goes raises it.
-    "none_checks_per_kloc": 39.1,
+    "none_checks_per_kloc": 38.9,
     "none_checks_of_types": 14,
     # Several of these rose with the same features, by functions that were not looked at one by one; they fall next.
     "functions_over_6_params": 86,  # goal: 90
     "isinstance_on_policies": 10,  # goal: 25
     "see_only_docstrings": 0,
-    "any_annotations": 1992,  # goal: 1862
-    "optional_arguments": 989,  # goal: 1101
+    "any_annotations": 1987,  # goal: 1862
+    "optional_arguments": 982,  # goal: 1101
     "hasattr": 50,
     "calls_over_6_positional": 0,
     "max_positional_args_at_a_call": 6,
