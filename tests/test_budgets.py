@@ -28,7 +28,7 @@ BUDGETS: dict[str, float] = {
     # Parts that are missing, features that were packed anew at a place, a folder called karate: 9.
     # Feather, JSON lines, ORC, columns of folders, relation_column and one_hot are converted in pieces: 72, of 150.
     # Wrong ends, weights, labels, splits and features are refused in one message, in memory and in pieces: 42.
-    "lines_code": 66_933,
+    "lines_code": 66_912,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 38.9,
     "none_checks_of_types": 14,
@@ -37,7 +37,7 @@ BUDGETS: dict[str, float] = {
     "isinstance_on_policies": 10,  # goal: 25
     "see_only_docstrings": 0,
     "any_annotations": 1987,  # goal: 1862
-    "optional_arguments": 982,  # goal: 1101
+    "optional_arguments": 981,  # goal: 1101
     "hasattr": 50,
     "calls_over_6_positional": 0,
     "max_positional_args_at_a_call": 6,
