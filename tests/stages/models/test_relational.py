@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import millrace as mr
+from millrace.pipeline.datasets.cleaning.relations import graph_of_relations
 from millrace.stages.assignment import SeedPlan
 from millrace.stages.evaluate.layerwise import infer
 from millrace.stages.kernels.sampling.cpu import backend as cpu
@@ -174,6 +175,40 @@ def test_rgcn_is_that_of_pyg_on_the_same_minibatch(bases):
         if bases:
             theirs.comp.copy_(conv.shares)
     expected = theirs((h, h[: neighbourhood.num_dst]), *ends_of(neighbourhood))
+    torch.testing.assert_close(conv(neighbourhood, h), expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("config", [RGCN(), RGCN(bases=3), RSAGE()], ids=["rgcn", "rgcn with bases", "rsage"])
+def test_whole_weights_count_as_parallel_edges_of_pygs_convolutions(config):
+    """Their layers read no weights: they are given each edge as often as its weight says."""
+    pyg, rng, spans = pytest.importorskip("torch_geometric.nn"), np.random.default_rng(1), {}
+    for name, first, stop in zip(TYPES.node_types, TYPES.offsets, TYPES.offsets[1:]):
+        spans[name] = np.arange(first, stop)
+    pairs = [(rng.choice(spans[a], 50), rng.choice(spans[b], 50)) for a, _, b in TYPES.relations]
+    weights = [rng.integers(1, 5, 50) for _ in pairs]
+    given = [w.astype(np.float32) for w in weights]
+    neighbourhood = whole_graph(
+        graph_of_relations(dict(zip(TYPES.relations, pairs)), TYPES, False, given), torch.float64
+    )
+    h = torch.randn(GRAPH.num_nodes, 6, dtype=torch.float64)
+    conv = config.relational_conv(0, TYPES, 6, 4).double()
+    often = [torch.from_numpy(np.repeat(np.stack(p), w, axis=1)) for p, w in zip(pairs, weights)]
+    if config.name == "rgcn":
+        theirs = pyg.RGCNConv(6, 4, TYPES.num_relations, num_bases=config.bases or None).double()
+        with torch.no_grad():
+            theirs.weight.copy_(conv.weight)
+            theirs.root.copy_(conv.own.weight.t())
+            theirs.bias.copy_(conv.own.bias)
+            if config.bases:
+                theirs.comp.copy_(conv.shares)
+        kinds = torch.repeat_interleave(torch.arange(len(often)), torch.tensor([e.shape[1] for e in often]))
+        expected = theirs(h, torch.cat(often, 1), kinds)
+    else:
+        expected = torch.cat([conv.own.by_type[t](h[span]) for t, span in enumerate(spans.values())])
+        for r, edges in enumerate(often):
+            one = pyg.SAGEConv(6, 4, root_weight=False, bias=False).double()
+            one.lin_l.weight.data.copy_(conv.neighbours[r].weight)
+            expected = expected + one(h, edges)
     torch.testing.assert_close(conv(neighbourhood, h), expected, rtol=1e-10, atol=1e-10)
 
 
