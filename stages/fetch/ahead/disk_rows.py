@@ -139,11 +139,14 @@ class RowsFromDisk(RowsAhead):
             return self._step_bytes <= self._ahead_bytes and not is_waiting
 
     def _work(self, unit: UnitOfRows) -> dict[Key, MiniBatch]:
-        """See `Units._work`. The first unit has one step, so that training begins; others run on into next epochs."""
-        got, num_bytes, step = dict[Key, MiniBatch](), 0, unit.first_step
+        """See `Units._work`. The first unit has one step, so that training begins; others run on into next epochs, of
+        which they take what is there: waiting, training would begin when all epochs have been drawn."""
+        got, num_bytes, step, steps = dict[Key, MiniBatch](), 0, unit.first_step, len(self._plan.steps)
+        # A bounded queue on disk may hold later ones back until these are trained.
+        waits = step + 1 if self._feed.stored else (step // steps + 1) * steps
         self._rows.begin()
         while step < self._plan.last_step:
-            mine = self._minibatches(step, wait=step == unit.first_step)
+            mine = self._minibatches(step, wait=step < waits)
             if mine is None:
                 break
             num_bytes += sum(self._new_bytes(m) for m in mine.values())
@@ -166,8 +169,7 @@ class RowsFromDisk(RowsAhead):
         mine = dict[Key, MiniBatch]()
         for index in indices:
             found = self._waiting.pop((epoch, index), None)
-            # A bounded queue on disk may hold later ones back until these are trained.
-            if found is None and not wait and self._feed.stored:
+            if found is None and not wait:
                 found = self._feed.peek(epoch, index)
                 if found is None:
                     self._waiting |= mine
@@ -176,10 +178,10 @@ class RowsFromDisk(RowsAhead):
         return mine
 
     def _new_bytes(self, work: MiniBatch) -> int:
-        """Bytes that a minibatch adds to a unit."""
+        """Bytes that a minibatch adds to a unit, its own lists among them: of rows that are there it adds no others."""
         edges = self._rows_of_edges
         of_edges = edges.row_bytes * sum(map(len, self._lists_of(work))) if edges else 0
-        return self._rows.adds(work) + work.nodes.size * 4 + of_edges
+        return self._rows.adds(work) + work.nodes.size * 4 + work.nbytes + of_edges
 
     def _is_at_hand(self, work: list[MiniBatch]) -> bool:
         """True if the rows of some minibatches are read where they lie."""

@@ -18,8 +18,8 @@ from millrace.storage.minibatch import Block, MiniBatch
 V, WIDTH = 500, 4
 ROW_BYTES = 4 * WIDTH
 NODES = 20
-PLACES = 4 * NODES
-"""Bytes that a minibatch's own table of places takes."""
+PLACES = 4 * NODES + 4 * NODES + 16
+"""Bytes that a minibatch's own table of places takes, and its lists: of nodes and of no edges."""
 
 
 class OnDisk(ArrayFeatures):
@@ -35,9 +35,11 @@ class OnDisk(ArrayFeatures):
 
 
 class Given:
-    """A feed of minibatches that are there."""
+    """A feed of minibatches."""
 
     stored, sample_s = False, 0.0
+    drawn = 2
+    """As many are there, without waiting, after those that are released."""
 
     def __init__(self, work: dict[tuple[int, int], MiniBatch]) -> None:
         self.work, self.released = work, (-1, -1)
@@ -46,8 +48,8 @@ class Given:
         return self.work[epoch, index]
 
     def peek(self, epoch: int, index: int) -> MiniBatch | None:
-        """Only what is within two minibatches of those that are released."""
-        return self.work[epoch, index] if index <= self.released[1] + 2 else None
+        there = [key for key in self.work if key > self.released][: self.drawn]
+        return self.work[epoch, index] if (epoch, index) <= max(there, default=self.released) else None
 
     def expect(self, epoch: int, index: int) -> None:
         pass
@@ -117,12 +119,24 @@ def test_all_of_an_epoch_is_read_together_if_there_is_room(monkeypatch):
 
 
 def test_units_run_on_into_the_next_epochs(monkeypatch):
-    sizes, store = trained(1 << 30, 3, monkeypatch, epochs=4)
+    sizes, store = trained(1 << 30, 3, monkeypatch, epochs=4, drawn=12)
     assert sizes == [1, 11]
     assert len(store.asked) == 2 and len(store.asked[1]) < 11 * NODES, "epochs share rows"
     # The second has room for four minibatches, beyond the end of its epoch.
     room = 4 * (NODES * ROW_BYTES + PLACES)
-    assert trained(room, 3, monkeypatch, epochs=3)[0] == [1, 4, 4]
+    assert trained(room, 3, monkeypatch, epochs=3, drawn=9)[0] == [1, 4, 4]
+
+
+def test_no_unit_waits_for_minibatches_of_next_epochs(monkeypatch):
+    """Those that nobody has drawn yet: training would begin when all epochs have been."""
+    assert trained(1 << 30, 3, monkeypatch, epochs=4, drawn=0)[0] == [1, 2, 3, 3, 3]
+
+
+def test_minibatches_count_of_which_all_rows_are_there(monkeypatch):
+    """However few rows a graph has, a unit's minibatches take memory of their own."""
+    sizes, store = trained(V * ROW_BYTES + 9 * PLACES, 100, monkeypatch)
+    assert max(sizes) < 100 and sum(sizes) == 100
+    assert max(n * PLACES + len(ids) * ROW_BYTES for n, ids in zip(sizes, store.asked)) <= V * ROW_BYTES + 9 * PLACES
 
 
 def test_without_room_minibatches_are_read_in_turn(monkeypatch):
