@@ -24,6 +24,8 @@ from .rank_server import RANK_MAIN, ForkedRank, forked, own_environment
 
 ORDER_S = 5.0
 """Time limit of one wait for the scheduler's order to kill the rank."""
+KEEPALIVE_S = 60
+"""Silence after which the system asks whether the driver's machine is there."""
 GRACE_S = 2.0
 """Time that a rank has to end by itself before it is killed."""
 LINGER_S = 15.0
@@ -194,9 +196,18 @@ def _wait(child: subprocess.Popen[str] | ForkedRank, kill: Event, meeting: list[
 
     def follow_driver() -> None:
         # Of a store in a file there is no port, and its workers end with the driver.
-        with suppress(IndexError, OSError), socket.create_connection((str(meeting[0]), int(meeting[1]))) as line:
+        with (
+            suppress(IndexError, OSError),
+            socket.create_connection((str(meeting[0]), int(meeting[1])), ORDER_S) as line,
+        ):
+            # What lies between forgets lines on which nothing is said; and a machine that is gone says nothing.
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
             with suppress(OSError):
-                line.recv(1)
+                while not ended.is_set():
+                    with suppress(TimeoutError):
+                        line.recv(1)
+                        break
             over.set()
 
     for task in (reap, listen, follow_driver):

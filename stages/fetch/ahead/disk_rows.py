@@ -133,10 +133,8 @@ class RowsFromDisk(RowsAhead):
 
     def _has_room(self, unit: Unit) -> bool:
         with self._changed:
-            if self._trained >= unit.first_step:
-                return True
             is_waiting = any(u.first_step > self._trained for u in self._units)
-            return self._step_bytes <= self._ahead_bytes and not is_waiting
+            return self._trained >= unit.first_step or (self._step_bytes <= self._ahead_bytes and not is_waiting)
 
     def _work(self, unit: UnitOfRows) -> dict[Key, MiniBatch]:
         """See `Units._work`. The first unit has one step, so that training begins; others run on into next epochs, of
@@ -166,15 +164,13 @@ class RowsFromDisk(RowsAhead):
         """This rank's minibatches of a step; None if they are not there and nobody waits."""
         epoch, indices, last = self._plan.mine(step)
         self._feed.expect(epoch, last)
-        mine = dict[Key, MiniBatch]()
+        take, mine = self._feed.get if wait else self._feed.peek, dict[Key, MiniBatch]()
         for index in indices:
-            found = self._waiting.pop((epoch, index), None)
-            if found is None and not wait:
-                found = self._feed.peek(epoch, index)
-                if found is None:
-                    self._waiting |= mine
-                    return None
-            mine[epoch, index] = found if found is not None else self._feed.get(epoch, index)
+            found = self._waiting.pop((epoch, index), None) or take(epoch, index)
+            if found is None:
+                self._waiting |= mine
+                return None
+            mine[epoch, index] = found
         return mine
 
     def _new_bytes(self, work: MiniBatch) -> int:

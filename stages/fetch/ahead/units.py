@@ -275,8 +275,7 @@ class RowsAhead(Units[UnitOfRows]):
         step = self._plan.step_of(epoch, index)
         with self._changed:
             while True:
-                if self._thread.error is not None:
-                    self._thread.check()
+                self._thread.check()
                 for unit in self._units:
                     if unit.first_step <= step < unit.last_step and ready(unit):
                         return unit
