@@ -6,13 +6,13 @@ that answers ends itself; the task ends one that does not.
 """
 
 import json
-import socket
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from socket import IPPROTO_TCP, SO_KEEPALIVE, SOL_SOCKET, TCP_KEEPIDLE, create_connection
 from typing import Any
 
 from distributed import Event, get_client, get_worker, secede
@@ -196,13 +196,10 @@ def _wait(child: subprocess.Popen[str] | ForkedRank, kill: Event, meeting: list[
 
     def follow_driver() -> None:
         # Of a store in a file there is no port, and its workers end with the driver.
-        with (
-            suppress(IndexError, OSError),
-            socket.create_connection((str(meeting[0]), int(meeting[1])), ORDER_S) as line,
-        ):
+        with suppress(IndexError, OSError), create_connection((str(meeting[0]), int(meeting[1])), ORDER_S) as line:
             # What lies between forgets lines on which nothing is said; and a machine that is gone says nothing.
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
+            line.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
+            line.setsockopt(IPPROTO_TCP, TCP_KEEPIDLE, KEEPALIVE_S)
             with suppress(OSError):
                 while not ended.is_set():
                     with suppress(TimeoutError):

@@ -143,10 +143,7 @@ class RowsFromDisk(RowsAhead):
         # A bounded queue on disk may hold later ones back until these are trained.
         waits = step + 1 if self._feed.stored else (step // steps + 1) * steps
         self._rows.begin()
-        while step < self._plan.last_step:
-            mine = self._minibatches(step, wait=step < waits)
-            if mine is None:
-                break
+        while step < self._plan.last_step and (mine := self._minibatches(step, wait=step < waits)) is not None:
             num_bytes += sum(self._new_bytes(m) for m in mine.values())
             if step > unit.first_step and num_bytes > self._ahead_bytes:
                 self._waiting |= mine
