@@ -32,13 +32,11 @@ def _json_lines(path: Path) -> Batches:
     options, parsing = pyarrow.json.ReadOptions(block_size=LINES_BYTES), pyarrow.json.ParseOptions()
     schema = pa.schema([])
     for block in _lines(path):
-        own = pyarrow.json.read_json(block, options).schema
-        try:
-            schema = pa.unify_schemas([schema, own], promote_options="permissive")
-        except pa.ArrowException:  # what looks like a date in one block is text in another
-            common = {*schema.names} & {n for n in own.names if own.field(n) != schema.field(n)}
-            as_text = [pa.field(f.name, pa.string()) if f.name in common else f for f in (*schema, *own)]
-            schema = pa.unify_schemas([pa.schema([f]) for f in as_text])
+        for own in pyarrow.json.read_json(block, options).schema:
+            try:
+                schema = pa.unify_schemas([schema, pa.schema([own])], promote_options="permissive")
+            except pa.ArrowException:  # what looks like a date in one block is text in another
+                schema = schema.set(schema.get_field_index(own.name), pa.field(own.name, pa.string()))
     parsing.explicit_schema = schema
     blocks = (pyarrow.json.read_json(block, options, parsing) for block in _lines(path))
     return schema, (batch for table in blocks for batch in table.select(schema.names).to_batches())

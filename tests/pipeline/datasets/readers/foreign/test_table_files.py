@@ -98,11 +98,13 @@ def test_damaged(tmp_path, suffix):
         mr.open_dataset(tmp_path / f"edges{suffix}", options=mr.ReadOptions(task="link"))
 
 
-def test_lines_of_which_blocks_have_other_types(tmp_path, monkeypatch):
-    """A column is of the type that all of its values have, and null where a line lacks it."""
+@pytest.mark.parametrize("never", [5, 7])
+def test_lines_of_which_blocks_have_other_types(tmp_path, monkeypatch, never):
+    """A column is of the type that all of its values have, and null where a line lacks it; also if two columns have
+    another from the same block on."""
     monkeypatch.setattr(table_files, "LINES_BYTES", 64)
     rows = [{"src": i, "dst": (i + 1) % 9, "w": i if i < 5 else i / 2} for i in range(9)]
-    rows[1]["on"], rows[7]["on"], rows[8]["more"] = "2024-01-31 10:00:00", "never", [1.5]
+    rows[1]["on"], rows[never]["on"], rows[8]["more"] = "2024-01-31 10:00:00", "never", [1.5]
     path = tmp_path / "edges.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
     schema, batches = table_files.table_batches(path)
