@@ -184,7 +184,7 @@ def test_what_a_super_epoch_had_on_the_device_goes_first(monkeypatch):
         graph = device_graph.on_device(placement.graph)
         mine += [
             weakref.ref(x)
-            for x in (placement.graph, graph, graph.indices, found, found.rows._base, found.targets.on_device)
+            for x in (placement.graph, graph, graph.indices, found, found.rows._base, found.targets._on_device)
         ]
         return found
 
