@@ -107,7 +107,9 @@ def test_a_resumed_run_reads_the_rows_that_stand(run: tuple[Path, PhasedModel], 
     before = {f: f.stat().st_mtime_ns for f in path.rglob("*")}
     fetcher = reopened(folder, model, phase)
     assert {f: f.stat().st_mtime_ns for f in path.rglob("*")} == before
-    again = fetcher.finish(model.phase(phase))
+    records: list[dict[str, Any]] = []
+    fetcher.finish(model.phase(phase), lambda leave: records.append(leave()))
+    (again,) = records
     assert again["phase"] == phase and {f: f.stat().st_mtime_ns for f in path.rglob("*")} == before
 
 
