@@ -28,9 +28,9 @@ HEAD = """# PyG's own tests
 Millrace's loaders run PyG's tests of its own loaders. With PyG {pyg}, of {cases} cases: {counts}.
 
 `python benchmarks/pyg_tests.py PYG`, with a checkout of PyG, prints this page. The script runs PyG's unchanged test
-files, but they import Millrace's loaders. A case is *empty* if PyG's test returns before it makes a loader:
-`induced` subgraphs of int32 edges, and triplets with times that are not `disjoint`. *Skipped* are two tests that
-make no loader, but compare two compiled libraries.
+files, but they import Millrace's loaders. A case is *empty* if PyG's test returns before it makes a loader: `induced`
+subgraphs of int32 edges, and triplets with times but without `disjoint`. *Skipped* are two tests that make no loader,
+but compare two compiled libraries.
 """
 
 
