@@ -228,8 +228,8 @@ def _finished(dataset: Dataset, request: Request) -> Dataset:
     times, unit = (dataset.graph.node_time, "node") if dataset.pairs is None else (dataset.pair_time, "edge")
     more: Any = {"times": times, "unit": unit, "time_unit": dataset.graph.time_unit}
     parts = make_split(labels, dataset.split, request.split, request.seed, request.options, notes, **more)
-    name = request.name or dataset.name
-    return replace(dataset, name=name, labels=labels, num_classes=number, task=task, split=parts, notes=tuple(notes))
+    name, distinct = request.name or dataset.name, tuple(dict.fromkeys(notes))
+    return replace(dataset, name=name, labels=labels, num_classes=number, task=task, split=parts, notes=distinct)
 
 
 def _check_no_options(options: ReadOptions, what: str, takes: tuple[str, ...] = ()) -> None:

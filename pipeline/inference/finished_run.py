@@ -106,7 +106,7 @@ class TrainedRun:
             given = {**given, **reading_of(open_store(path, KIND))}
         with self._proving():
             own = read.over(given)
-            if own.nan_features == "indicator" and not own.indicators and (card := read_card(self.folder)):
+            if own.nan_features == "indicator" and own.indicators is None and (card := read_card(self.folder)):
                 own = replace(own, indicators=indicators_in(card))
         return own if options is None else options.over(own.given)
 

@@ -297,7 +297,7 @@ class PlacedOnce(PartitionPolicy):
 
     def __init__(self, policy: PartitionPolicy) -> None:
         self._policy = policy
-        for name in ("partitioner", "changes", "has_blocks", "evaluates_on_shares"):
+        for name in ("partitioner", "changes", "has_blocks", "evaluates_on_shares", "schedule", "count"):
             setattr(self, name, getattr(policy, name))
         self._placed: tuple[int, PlacedData] | None = None
 

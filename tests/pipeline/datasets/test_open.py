@@ -310,6 +310,20 @@ def test_store_and_dataset_are_taken_as_they_are(tmp_path):
     assert resplit.name == "anew"
 
 
+def test_a_store_that_is_opened_repeats_no_note(tmp_path):
+    """The note on a class that is never evaluated is the store's already, and is found again."""
+    y = np.array([0, 0, 1, 2, 2, 0])
+    sets = {
+        f"{k}_mask": torch.from_numpy(np.isin(np.arange(6), v))
+        for k, v in (("train", [0, 2, 3]), ("val", [1]), ("test", [4]))
+    }
+    edges = torch.tensor([[0, 1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 0]])
+    data = open_dataset(Data(x=torch.ones(6, 2), y=torch.from_numpy(y), edge_index=edges, **sets), options=DIRECTED)
+    write_dataset(tmp_path / "s", data)
+    notes = [n for n in open_dataset(tmp_path / "s").notes if "No val or test node has class 1" in n]
+    assert len(notes) == 1
+
+
 def test_a_split_that_is_asked_for_takes_the_note_on_the_drawn_one_away():
     drawn = from_scipy(sp.coo_matrix((WEIGHT, (SRC, DST)), shape=(5, 5)), X, Y, options=DIRECTED)
     assert any("stores no split" in note for note in drawn.notes)

@@ -451,3 +451,7 @@ def test_gaps_of_new_data_have_the_columns_of_the_runs_own(tmp_path):
         mr.convert(folder, tmp_path / f"{name}-store", options=mr.load(tmp_path / "run").reading(), verbose=False)
         assert np.array_equal(mr.open_dataset(tmp_path / f"{name}-store").features.gather(np.arange(40))[:, 2], flags)
     assert np.array_equal(mr.predict(run, str(tmp_path / "same")).logits, mr.predict(run).logits)
+    given["config"]["read"]["indicators"] = []
+    without = mr.run(str(tmp_path / "own"), out=tmp_path / "without", **given)
+    assert without.num_features == 2
+    assert len(mr.predict(without, str(tmp_path / "both")).logits) == 40
