@@ -44,9 +44,9 @@ def give_back() -> None:
 
 
 class _Buffer:
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, huge_pages: bool) -> None:
         # NumPy asks the system for huge pages; torch does not.
-        self.raw = np.empty(size, np.uint8)
+        self.raw = np.empty(size, np.uint8) if huge_pages else torch.empty(size, dtype=torch.uint8).numpy()
         self.idle = 0
         self.used = 0
         """Largest number of bytes used so far: pages beyond were never touched."""
@@ -62,15 +62,16 @@ class Arena:
     """Buffers for the tensors of one rank. A tensor from here is like any other: its memory is reused only when no
     tensor and no array views it any more."""
 
-    def __init__(self, small: int = SMALL, idle_steps: int = IDLE_STEPS) -> None:
+    def __init__(self, small: int = SMALL, idle_steps: int = IDLE_STEPS, huge_pages: bool = True) -> None:
         """
         Args:
             small: smaller tensors, in bytes, come from the allocator.
             idle_steps: a buffer that was unused for this many steps goes back to the system.
+            huge_pages: faster where memory is free. Where files fill it, the system moves pages to make room for one.
         """
         self._buffers: list[_Buffer] = []
         self._lock = threading.Lock()
-        self.small, self._idle_steps = small, idle_steps
+        self.small, self._idle_steps, self._huge_pages = small, idle_steps, huge_pages
         self.peak_bytes = 0
         """Largest `nbytes` so far."""
 
@@ -95,7 +96,7 @@ class Arena:
             buffer = min(fits, key=lambda b: len(b.raw), default=None)
             if buffer is None:
                 # With slack, since the next minibatch is a little larger or smaller.
-                buffer = _Buffer(size * 9 // 8 + ALIGN)
+                buffer = _Buffer(size * 9 // 8 + ALIGN, self._huge_pages)
                 self._buffers.append(buffer)
             if size > buffer.used:
                 buffer.used = size

@@ -45,7 +45,7 @@ class DiskRows:
         self._seen = np.empty(0, np.bool_)
         """Rows that are in the unit so far."""
         # Fresh pages for a unit would cost as much as reading it. Two units are held: none that is free besides.
-        self._buffers = Arena(idle_steps=0)
+        self._buffers = Arena(idle_steps=0, huge_pages=False)
 
     def is_at_hand(self, ids: npt.NDArray[np.integer]) -> bool:
         """True if these rows are better read where they lie."""
@@ -69,7 +69,7 @@ class DiskRows:
 
     def end(self) -> None:
         """Keep no memory for units to come."""
-        self._buffers = Arena(idle_steps=0)
+        self._buffers = Arena(idle_steps=0, huge_pages=False)
 
     def collect(self, ids: npt.NDArray[np.integer]) -> Collected:
         """See `RowSource.collect`. `ids` may repeat.

@@ -32,7 +32,7 @@ class SampledRows:
             loops: the model reads self loops, which degrees then have beside them.
         """
         self._packed, self._loops = packed, loops
-        self._buffers = Arena(idle_steps=0)
+        self._buffers = Arena(idle_steps=0, huge_pages=False)
         self._dtype, self._degree_dtype = placement.features.dtype, placement.degree.dtype
         self._with_degrees = len(placement.degree) < packed.num_nodes
         self.row_bytes = packed.form.width * np.dtype(self._dtype).itemsize
@@ -67,7 +67,7 @@ class SampledRows:
 
     def end(self) -> None:
         """Keep no memory for units to come."""
-        self._buffers = Arena(idle_steps=0)
+        self._buffers = Arena(idle_steps=0, huge_pages=False)
 
     def _of(self, work: MiniBatch) -> Collected:
         packed, nodes = self._packed, work.nodes

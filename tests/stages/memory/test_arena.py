@@ -212,3 +212,14 @@ def test_arrays_of_units_are_used_again_and_those_in_use_are_not(asked: list[tup
     held = arena.nbytes
     arena.array((990, 8), np.float16)
     assert arena.nbytes == held > 0
+
+
+def test_buffers_of_small_pages_are_reused_once_nothing_views_them():
+    arena = Arena(small=0, huge_pages=False)
+    rows = arena.array((1000, 4), np.float32)
+    address, view = rows.ctypes.data, rows[3:, 1]
+    del rows
+    other = arena.array((1000, 4), np.float32)
+    assert other.ctypes.data != address
+    del view
+    assert arena.array((1000, 4), np.float32).ctypes.data == address
