@@ -247,7 +247,7 @@ def main() -> int:
                 runs[key] = figure(graph, model, whole)
                 args.json.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
         print(f"{graph}, seed {seed}: done", flush=True)
-    found = [line for graph in names for line in effects(runs, graph, args.seeds)]
+    found = [line for graph in (names if args.table else GRAPHS) for line in effects(runs, graph, args.seeds)]
     if not args.table:
         args.json.write_text(json.dumps({"runs": runs, "effects": found}, indent=1) + "\n")
     return 0

@@ -106,8 +106,8 @@ def faults(name: str, said: Sequence[float], plain: Sequence[float], own: Sequen
     """What is wrong with the `METRICS` of one of `RUNS`: of ``result.json`` beside NumPy's, of NumPy's with each entity
     among its own beside the published ones."""
     apart = max(abs(a - b) for a, b in zip(said, plain))
-    short = [f"{m} is {b - a:.3f} short" for m, a, b in zip(METRICS, own, PUBLISHED[name]) if b - a > NEAR]
-    return [f"result.json and NumPy differ by {apart:.4f}"] * (apart >= SAME) + short
+    short = [f"{m} is {b - a:.3f} short" for m, a, b in zip(METRICS, own, PUBLISHED[name]) if not b - a <= NEAR]
+    return [f"result.json and NumPy differ by {apart:.4f}"] * (not apart < SAME) + short
 
 
 def train(name: str, source: Path, folder: Path, seed: int) -> list[str]:

@@ -32,9 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", type=int, default=2, help="with --tables: parts of the renumbered store (2)")
     parser.add_argument("--method", default="metis-streamed", help="with --tables: how it is cut (metis-streamed)")
     parser.add_argument("--job", help="job file of `millrace run`")
-    what = {"dest": "sample", "action": "store_const"}
-    parser.add_argument("--sample", const="drawn", help="with --tables: draw the minibatches first", **what)
-    parser.add_argument("--pack", const="packed", help="with --tables: and pack their features beside", **what)
+    parser.add_argument("--sample", action="store_true", help="with --tables: draw the minibatches first")
+    parser.add_argument("--pack", action="store_true", help="with --tables: and pack their features beside")
     parser.add_argument("--blocks", action="store_true", help="with --tables: no rank holds the graph, each has a part")
     parser.add_argument("--out", help="folder of the run (WORK/run with --tables)")
 
@@ -52,7 +51,7 @@ def script(here: argparse.Namespace, cluster: Mapping[str, str], run: Sequence[s
     train = ["millrace", "run", *job, *keys, *run, *([] if out is None else ["--out", out])]
     if here.tables is None:
         return f"exec {shlex.join(train)}"
-    train += [*data(here), *(["--samples", f"{here.work}/samples"] if here.sample else [])]
+    train += [*data(here), *(["--samples", f"{here.work}/samples"] if here.sample or here.pack else [])]
     address = ["--scheduler", cluster["scheduler"]] if "scheduler" in cluster else []
     predictions = f"{out}/predictions.parquet"
     return "\n".join(
@@ -80,13 +79,15 @@ def preparation(here: argparse.Namespace, cluster: Mapping[str, str], run: Seque
     store, parts, samples, keys = f"{here.work}/store", f"{here.work}/parts", f"{here.work}/samples", _set(cluster)
     as_files = ["--features", "npy", "--graph", "npy"]
     cut = ["--parts", str(here.parts), "--method", here.method, *(["--set", "executor=dask"] if cluster else [])]
-    job, drawn = [] if here.job is None else [here.job], here.sample is not None
-    packed = ["--features"] * (here.sample == "packed")
+    job, packed = [] if here.job is None else [here.job], ["--features"] * here.pack
     return [
         "set -e",
         _unless(store, "convert", here.tables, "--out", store, *as_files, *keys, *shlex.split(here.convert)),
         _unless(f"{parts}/manifest.json", "partition", store, "--out" if here.blocks else "--into", parts, *cut, *keys),
-        *([shlex.join(["millrace", "sample", *job, *run, *data(here), "--out", samples, *keys, *packed])] * drawn),
+        *(
+            [shlex.join(["millrace", "sample", *job, *run, *data(here), "--out", samples, *keys, *packed])]
+            * (here.sample or here.pack)
+        ),
     ]
 
 

@@ -51,7 +51,7 @@ def make_loader(here: argparse.Namespace) -> mr.Minibatches:
     dist.barrier()
     job = {} if here.job is None else tomllib.loads(Path(here.job).read_text())
     dataset = here.dataset if here.tables is None else f"{here.work}/parts"
-    samples = f"{here.work}/samples" if here.sample else None
+    samples = f"{here.work}/samples" if here.sample or here.pack else None
     return mr.minibatches(dataset, samples=samples, features="mapped", graph="mapped", config=job)
 
 

@@ -45,7 +45,7 @@ def convert(
 ) -> None:
     """Write a dataset as a Millrace store.
 
-    Stores open fast, and can leave their features and their graph on disk. Parquet and CSV are read in pieces, within
+    Stores open fast, and can leave their features and their graph on disk. Tables are read in pieces, within
     --memory; the same command goes on with a conversion that was killed.
     """
     from ..config.load import resolve

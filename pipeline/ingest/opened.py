@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..datasets.cleaning.class_names import MOST_VALUES, by_value, one_hot_values
@@ -33,14 +32,16 @@ def open_tables(
         return source, tables
     nodes, (edges,) = ([t for t in tables if t.source.kind == kind] for kind in ("nodes", "edges"))
     check_relation_column(source.path, column, edges.schema.names, 0)
-    items = [(stages.folder, edges, column, k, span) for k, span in enumerate(_spans(edges, budget))]
+    raw, rows = replace(edges, one_hot={}), _rows(edges, budget)
+    items = [(stages.folder, raw, column, k, span, rows) for k, span in enumerate(spans_of(edges, rows))]
     found = stages.run("relations", f"edges by {column}", split_relations, items)
     check_relation_column(source.path, column, edges.schema.names, sum(r["nulls"] for r in found))
     relations = sorted({name for record in found for name in record["paths"]})
     source = by_relation(source, column, relations)
-    paths = [[Path(r["paths"][name]) for r in found if name in r["paths"]] for name in relations]
-    made = [replace(describe(t, of), heads=edges.heads, numbers=edges.numbers) for t, of in zip(source.edges, paths)]
-    return source, [*(replace(own, source=t) for own, t in zip(nodes, source.nodes)), *made]
+    paths = [[Path(path) for r in found for path in r["paths"].get(name, ())] for name in relations]
+    made = (describe(t, of).with_values(edges.one_hot) for t, of in zip(source.edges, paths))
+    edges_of = [replace(own, heads=edges.heads, numbers=edges.numbers) for own in made]
+    return source, [*(replace(own, source=t) for own, t in zip(nodes, source.nodes)), *edges_of]
 
 
 def _opened(table: SourceTable, stage: str, options: ReadOptions, stages: Stages, budget: Budget) -> Table:
@@ -54,25 +55,26 @@ def _opened(table: SourceTable, stage: str, options: ReadOptions, stages: Stages
     if not (named := [n for n in options.names("one_hot") or () if n in found.schema.names]):
         return found
     values = one_hot_values(found.empty, named, table.title)
-    items = [(found, named, span) for span in _spans(found, budget)]
+    items = [(found, named, span) for span in spans_of(found, _rows(found, budget))]
     for record in stages.run(f"values-{stage}", f"values of {', '.join(named)}", find_values, items):
         values = {what: tuple(sorted({*names, *record[what]}, key=by_value)) for what, names in values.items()}
     return found.with_values(values)
 
 
-def _spans(table: Table, budget: Budget) -> list[Span]:
-    return spans_of(table, budget.span(budget.rows(2 * table.row_bytes), table.num_rows))
+def _rows(table: Table, budget: Budget) -> int:
+    return budget.span(budget.rows(2 * table.row_bytes), table.num_rows)
 
 
-def split_relations(folder: Path, table: Table, column: str, number: int, span: Span) -> dict[str, Any]:
-    """Write the edges of a span as Parquet files, one for each value of a column."""
+def split_relations(folder: Path, table: Table, column: str, number: int, span: Span, rows: int) -> dict[str, Any]:
+    """Write the edges of a span, so many rows at a time, as Parquet files, each of one value of a column."""
     (folder / "relations").mkdir(exist_ok=True)
-    rows = pa.concat_tables(batches(table, span, table.schema.names, PIECE_ROWS))
-    found = rows_by_relation(rows, column)
-    paths = {name: folder / "relations" / f"{number:06d}-{k:05d}.parquet" for k, name in enumerate(found)}
-    for name, path in paths.items():
-        pq.write_table(found[name], path, row_group_size=ROWS_PER_GROUP)
-    return {"nulls": rows[column].null_count, "paths": {name: str(path) for name, path in paths.items()}}
+    nulls, paths = 0, dict[str, list[str]]()
+    for k, batch in enumerate(batches(table, span, table.schema.names, rows)):
+        nulls += batch[column].null_count
+        for i, (name, own) in enumerate(rows_by_relation(batch, column).items()):
+            paths.setdefault(name, []).append(str(folder / "relations" / f"{number:06d}-{k:06d}-{i:05d}.parquet"))
+            pq.write_table(own, paths[name][-1], row_group_size=ROWS_PER_GROUP)
+    return {"nulls": nulls, "paths": paths}
 
 
 def find_values(table: Table, named: Sequence[str], span: Span) -> dict[str, list[str]]:

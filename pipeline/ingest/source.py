@@ -1,5 +1,6 @@
 """The tables that an ingest reads, and their rows in pieces."""
 
+import base64
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -126,7 +127,7 @@ class Table:
     def with_values(self, one_hot: Mapping[str, Sequence[str]]) -> "Table":
         """The table with features of 0 and 1 for the values of some columns."""
         more = 4 * sum(map(len, one_hot.values()))
-        empty = with_one_hot(self.empty, one_hot)
+        empty = with_one_hot(self.empty, one_hot, self.source.title)
         return replace(self, one_hot=one_hot, empty=empty, row_bytes=self.row_bytes + more)
 
     def file_of(self, path: File) -> File:
@@ -183,7 +184,10 @@ def describe(table: SourceTable, imported: Sequence[Path] = (), seen: Sequence[M
             metadata = pq.read_metadata(opened(path))
             if not imported:
                 check_ratio(path, metadata, stamp_of(path)[0])
-            empties.append(metadata.schema.to_arrow_schema().empty_table())
+            # What was imported has other units of times in Parquet, and its own types beside.
+            own = base64.b64decode(metadata.metadata[b"ARROW:schema"]) if imported else b""
+            schema = pa.ipc.read_schema(pa.py_buffer(own)) if own else metadata.schema.to_arrow_schema()
+            empties.append(schema.empty_table())
             rows += metadata.num_rows
             size += sum(metadata.row_group(g).total_byte_size for g in range(metadata.num_row_groups))
     heads = tuple(empty.schema for empty in empties)
@@ -334,12 +338,9 @@ def _conformed(found: pa.Table, table: Table, wanted: Sequence[str], rows: int) 
     found, columns = plain(found), {}
     for name in wanted:
         kind = table.read_as.field(name).type
-        if name not in found.column_names:
-            columns[name] = pa.chunked_array([pa.nulls(rows, kind)])
-        else:
-            same = is_list(kind) or found[name].type == kind
-            label = is_text(found[name].type) and not is_text(kind)
-            columns[name] = (
-                found[name] if same else typed_label(found[name], [str(kind)]) if label else found[name].cast(kind)
-            )
-    return with_one_hot(pa.table(columns), table.one_hot)
+        own = found[name] if name in found.column_names else pa.chunked_array([pa.nulls(rows, kind)])
+        if not (is_list(kind) or own.type == kind):
+            is_label = is_text(own.type) and not is_text(kind)
+            own = typed_label(own, [str(kind)]) if is_label else own.cast(kind)
+        columns[name] = own
+    return with_one_hot(pa.table(columns), table.one_hot, table.source.title)

@@ -33,3 +33,4 @@ def test_the_exit_status_says_if_a_figure_is_short_or_differs(decoder, tmp_path,
     assert triples_accuracy.faults(decoder, shifted, (0.5, 0.4, 0.5, 0.6), (2, 2, 2, 2)) == [
         "result.json and NumPy differ by 0.0100"
     ]
+    assert len(triples_accuracy.faults(decoder, shifted, [float("nan")] * 4, [float("nan")] * 4)) == 5

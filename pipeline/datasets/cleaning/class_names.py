@@ -115,7 +115,7 @@ VALUES = b"one_hot"
 
 
 def one_hot_values(table: "pa.Table", named: Sequence[str], title: str) -> dict[str, tuple[str, ...]]:
-    """The values that columns among `named` have in a piece of a table, at most one more than there may be.
+    """The values that columns among `named` have in a piece of the table `title`, at most one more than there may be.
 
     Raises:
         InputError: a column holds lists.
@@ -124,12 +124,12 @@ def one_hot_values(table: "pa.Table", named: Sequence[str], title: str) -> dict[
 
     for name in (n for n in named if n in table.column_names and pa.types.is_nested(table[n].type)):
         raise InputError(f"column {title}.{name} is {table[name].type}; expected text or numbers for read.one_hot")
-    return {f"{title}.{n}": numbered(table[n]).class_names[: MOST_VALUES + 1] for n in named if n in table.column_names}
+    return {n: numbered(table[n]).class_names[: MOST_VALUES + 1] for n in named if n in table.column_names}
 
 
-def with_one_hot(table: "pa.Table", values: Mapping[str, Sequence[str]]) -> "pa.Table":
-    """A piece of a table with lists of 0 and 1 in the columns that have `values`, called as `one_hot_values` does; all
-    0 for a null or empty text. Values are in the order of class names, and in the metadata of the field.
+def with_one_hot(table: "pa.Table", values: Mapping[str, Sequence[str]], title: str) -> "pa.Table":
+    """A piece of the table `title` with lists of 0 and 1 in the columns that have `values`; all 0 for a null or empty
+    text. Values are in the order of class names, and in the metadata of the field.
 
     Raises:
         InputError: a column has too many values.
@@ -138,13 +138,11 @@ def with_one_hot(table: "pa.Table", values: Mapping[str, Sequence[str]]) -> "pa.
 
     from .arrow import pc
 
-    for what, names in values.items():
+    for name, names in values.items():
         if len(names) > MOST_VALUES:
-            raise InputError(
-                f"column {what} has more than {MOST_VALUES:,} values, each a feature with read.one_hot: join rare "
-                "ones, or leave it out"
-            )
-        if (name := what.partition(".")[2]) not in table.column_names:
+            said = f"column {title}.{name} has more than {MOST_VALUES:,} values, each a feature with read.one_hot"
+            raise InputError(f"{said}: join rare ones, or leave it out")
+        if name not in table.column_names:
             continue
         text = pc.utf8_trim_whitespace(table[name].cast(pa.large_string()))
         codes = pc.index_in(text, value_set=pa.array(names, pa.large_string())).to_numpy(zero_copy_only=False)

@@ -8,11 +8,14 @@ import pyarrow.parquet as pq
 
 from ....storage.errors import InputError, NoLabelsError
 from ....storage.plural import counted, were
+from ....storage.typed.graph_types import MOST_RELATIONS
 from ..cleaning.arrow import pc, reading
 from ..cleaning.node_ids import as_one_kind
 from ..cleaning.options import ReadOptions
+from ..cleaning.typed import check_relations
 from ..schema.roles import schema_of
 from ..schema.source import GraphTables, SourceTable
+from .described import check_edge_rows
 from .tables import ReadTable, joined, plain
 
 ONE_TYPE = "node"
@@ -55,6 +58,8 @@ def rows_by_relation(rows: pa.Table, column: str) -> dict[str, pa.Table]:
     left out."""
     values = rows[column].cast(pa.large_string())
     names = sorted(values.unique().drop_null().to_pylist())
+    if len(names) > MOST_RELATIONS:
+        raise InputError(f"{column} has more than {MOST_RELATIONS:,} values; set read.relation_column to another")
     return {name: rows.filter(pc.equal(values, name)).drop_columns([column]) for name in names}
 
 
@@ -62,6 +67,8 @@ def by_relation(source: GraphTables, column: str, relations: Sequence[str]) -> G
     """The source with a table of edges for each of the `relations`, values of `relation_column`."""
     nodes = [replace(table, type=ONE_TYPE) for table in source.nodes]
     edges = [replace(source.edges[0], type=(ONE_TYPE, name, ONE_TYPE)) for name in relations]
+    check_edge_rows(source.path, [(source.edges[0], len(edges))])
+    check_relations([table.type for table in edges], {ONE_TYPE: 0})
     note = f"Relations are the values of {column} (relation_column={column}): {', '.join(relations)}."
     return replace(source, tables=(*nodes, *edges), notes=(*source.notes, note))
 
@@ -69,9 +76,7 @@ def by_relation(source: GraphTables, column: str, relations: Sequence[str]) -> G
 def check_relation_column(source: object, column: str, names: Sequence[str], nulls: int) -> None:
     """Raise InputError unless a table of edges with columns `names` has a relation in each row."""
     if column not in names:
-        raise InputError(
-            f"{source}: edges have no column '{column}'; set read.relation_column to one of {', '.join(names)}"
-        )
+        raise InputError(f"{source}: edges have no column '{column}'; set read.relation_column to {', '.join(names)}")
     if nulls:
         raise InputError(f"{source}: column edges.{column} holds {nulls} nulls; expected a relation in each row")
 

@@ -54,7 +54,7 @@ def schema_at(source: GraphTables, options: ReadOptions) -> Schema:
     """The schema of some tables; of Parquet without their rows. Raises InputError like `read_graph`."""
     every = [
         schema_only(t)
-        if t.files and all(f.name.lower().endswith(".parquet") for f in t.files)
+        if t.files and t.hive is None and all(f.name.lower().endswith(".parquet") for f in t.files)
         else read_rows(t, options)
         for t in source.tables
     ]
@@ -145,10 +145,8 @@ class _Reading:
         for _, columns in self.edges:
             for what, there in (("features", columns.features), ("times", columns.time)):
                 if there:
-                    raise InputError(
-                        f"{self.path}: edges_on is gpu, but edges have {what}, which are read on the CPU; leave "
-                        "edges_on out"
-                    )
+                    said = f"{self.path}: edges_on is gpu, but edges have {what}, which are read on the CPU"
+                    raise InputError(f"{said}; leave edges_on out")
 
     def _ordered(self, own: _Nodes, edges: ReadTable) -> Ordered | None:
         """The edges as GPUs sort them; None if the CPU has to report a defect."""

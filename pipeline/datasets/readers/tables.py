@@ -30,6 +30,8 @@ from .npz_members import BOMB_BYTES
 EXAMPLES = {"edges": EDGES, "nodes": "id,label"}
 NODES = ("nodes", "target", "targets")
 """Words in the names of files of nodes, where that of edges has ``edges``: ``musae_target.csv``."""
+HIVE_ROWS = 1 << 14
+"""Rows that are read at a time of a file whose folders are columns."""
 BOMB_RATIO = 2000
 """Compression ratio above which a file is refused. Parquet packs a column of one value into next to nothing, but never
 all columns."""
@@ -96,7 +98,23 @@ def _with_folder_columns(table: SourceTable, folder: Path) -> SourceTable:
     """The table with the columns that names of folders below `folder` say (``kind=x/part-0.parquet``), if any do."""
     if not any("=" in part for file in table.files for part in file.relative_to(folder).parts[:-1]):
         return table
-    return replace(table, hive=folder / table.files[0].relative_to(folder).parts[0])
+    base = folder / table.files[0].relative_to(folder).parts[0]
+    with reading(base):
+        whole = _hive(table.files, base)()
+        schemas = [whole.schema, *(file.physical_schema for file in whole.get_fragments())]
+        return replace(table, hive=(base, pa.unify_schemas(schemas, promote_options="permissive")))
+
+
+def _hive(files: Sequence[Path], base: Path) -> Callable[..., Any]:
+    """Makes Arrow's dataset of files whose folders below `base` are columns. Without a `schema`, it has the columns of
+    the first file and of all folders."""
+    from pyarrow import dataset
+
+    kind = of_folder.suffix_of(files[0].name).split(".")[1]
+    form = {"jsonl": "json", "ndjson": "json", "arrow": "ipc", "tsv": "csv"}.get(kind, kind)
+    hive = dataset.partitioning(flavor="hive")
+    named = [str(file) for file in files]
+    return partial(dataset.dataset, named, format=form, partitioning=hive, partition_base_dir=str(base))
 
 
 def is_read_as_it_is(table: SourceTable) -> bool:
@@ -109,15 +127,9 @@ def file_batches(table: SourceTable, path: Path) -> Batches:
     batches. Raises InputError if it is damaged; also while rows are read."""
     if table.hive is None:
         return table_batches(path)
-    from pyarrow import dataset
-
-    kind = of_folder.suffix_of(path.name).split(".")[1]
-    form = {"jsonl": "json", "ndjson": "json", "arrow": "ipc", "tsv": "csv"}.get(kind, kind)
-    with reading(table.hive):
-        more: Any = {"format": form, "partition_base_dir": str(table.hive)}
-        hive = dataset.partitioning(flavor="hive")
-        schema = dataset.dataset([str(file) for file in table.files], partitioning=hive, **more).schema
-        return schema, iter(dataset.dataset([str(path)], schema, partitioning=hive, **more).to_batches())
+    base, schema = table.hive
+    with reading(path):
+        return schema, iter(_hive([path], base)(schema=schema).to_batches(batch_size=HIVE_ROWS, batch_readahead=1))
 
 
 def tables_of_edge_file(path: Path, options: ReadOptions, name: str | None = None) -> GraphTables:
@@ -166,25 +178,20 @@ def nodes_beside(edges: Path, options: ReadOptions) -> Path | None:
             p.name for p in edges.parent.iterdir() if p.name.startswith("edges") and of_folder.are_tables([p.name])
         ]
         if names:
-            raise InputError(
-                f"{edges} is a file of nodes; give the file of edges, {edges.parent / names[0]}, or the folder"
-            )
+            said = f"{edges} is a file of nodes; give the file of edges, {edges.parent / names[0]}"
+            raise InputError(f"{said}, or the folder")
     if options.nodes_file is not None:
         path = edges.parent / expanded(options.nodes_file)
         if not path.is_file():
-            raise InputError(
-                f"nodes_file={options.nodes_file}: {path} is not a file; expected a path from the folder of "
-                f"{edges.name}"
-            )
+            said = f"nodes_file={options.nodes_file}: {path} is not a file"
+            raise InputError(f"{said}; expected a path from the folder of {edges.name}")
         return path
     named = [f"nodes{kind}" for kind in of_folder.SUFFIXES]
     named += [edges.name.replace("edges", word) for word in NODES if "edges" in edges.name]
     found = [p for name in dict.fromkeys(named) if (p := edges.parent / name).is_file() and p != edges]
     if len(found) > 1:
-        raise InputError(
-            f"{' and '.join(map(str, found))} are both the nodes of {edges.name}; set nodes_file={found[0].name}, or "
-            "move one away"
-        )
+        said = f"{' and '.join(map(str, found))} are both the nodes of {edges.name}"
+        raise InputError(f"{said}; set nodes_file={found[0].name}, or move one away")
     if not found and needs_nodes(options):
         raise NoLabelsError(
             f"{edges} is read as a list of edges, and the labels of its nodes are missing: put nodes.csv (columns id, "
@@ -208,10 +215,7 @@ def check_ratio(path: object, metadata: pq.FileMetaData, size: int) -> None:
     """Raise InputError for a file of `size` bytes that unpacks to far more than numbers of a graph can."""
     unpacked = metadata.num_rows * metadata.num_columns * 4
     if unpacked > BOMB_BYTES and unpacked > BOMB_RATIO * size:
-        raise InputError(
-            f"{path} unpacks from {size:,} bytes to {unpacked:,} or more; expected rows that differ: write the file "
-            "again"
-        )
+        raise InputError(f"{path} unpacks from {size:,} bytes to {unpacked:,} or more; write rows that differ")
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,7 +259,7 @@ def read_rows(table: SourceTable, options: ReadOptions) -> ReadTable:
             labels = [name for name in rows.column_names if as_label(table.kind, options)(name)]
             rows = with_columns(rows, {name: typed_label(rows[name], fits(rows[name])) for name in labels})
     if (named := options.names("one_hot")) is not None:
-        rows = with_one_hot(rows, one_hot_values(rows, named, table.title))
+        rows = with_one_hot(rows, one_hot_values(rows, named, table.title), table.title)
     return ReadTable(table, rows, tuple(t.schema for t in found))
 
 
@@ -311,10 +315,8 @@ def check_columns(heads: Sequence[pa.Schema], table: SourceTable, columns: Colum
         without = [file for file, head in zip(table.files, heads) if name not in head.names]
         if with_it and without:
             how = ", or set edge_weights=ignore to read none" if name == columns.weight else ""
-            raise InputError(
-                f"{without[0]} has no column '{name}', but {with_it[0].name} has; expected it in every file of "
-                f"{table.kind}, or in none: write the files again with the same columns{how}"
-            )
+            said = f"{without[0]} has no column '{name}', but {with_it[0].name} has; expected it in every file of"
+            raise InputError(f"{said} {table.kind}, or in none: write the files again with the same columns{how}")
 
 
 def plain(table: pa.Table) -> pa.Table:

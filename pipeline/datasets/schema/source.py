@@ -32,8 +32,9 @@ class SourceTable:
     """Rows that a reader has in memory; None: they are in `files`."""
     roles: Mapping[str, Role] = field(default_factory=dict)
     """Roles that the format itself gives to columns. They win over words and lose to the user's keys."""
-    hive: Path | None = None
-    """Folder below which names of folders (``kind=x``) are columns of the files in them; None: none are."""
+    hive: "tuple[Path, pa.Schema] | None" = None
+    """Folder below which names of folders (``kind=x``) are columns of the files in them, and the columns of all these
+    files; None: names are no columns."""
 
     @property
     def title(self) -> str:

@@ -48,6 +48,8 @@ def _lines(path: Path) -> Iterator[pa.BufferReader]:
         rest, seen = b"", False
         while (read := file.read(LINES_BYTES)) or rest.strip() or not seen:
             whole, end, rest = (rest + read).rpartition(b"\n") if read else (rest, b"", b"")
+            if len(rest) > LINES_BYTES:
+                raise ValueError(f"a line is longer than {LINES_BYTES:,} bytes")
             if whole.strip() or not read:
                 yield pa.BufferReader(whole + end)
                 seen = True

@@ -1,6 +1,7 @@
 """Text columns as features: one for each value, from memory, from files and after a conversion."""
 
 import decimal
+import json
 import math
 
 import numpy as np
@@ -77,12 +78,30 @@ def test_refused(tmp_path, options, words):
 def test_limits():
     table = pa.table({"a": [f"{i}" for i in range(1001)], "b": [[1]] * 1001})
     with pytest.raises(mr.InputError, match=r"nodes\.a has more than 1,000 values"):
-        with_one_hot(table, one_hot_values(table, ["a"], "nodes"))
+        with_one_hot(table, one_hot_values(table, ["a"], "nodes"), "nodes")
     with pytest.raises(mr.InputError, match=r"nodes\.b is list<item: int64>; expected text or numbers"):
         one_hot_values(table, ["b"], "nodes")
     empty = pa.table({"a": pa.array([None, ""])})
-    empty = with_one_hot(empty, one_hot_values(empty, ["a"], "nodes"))
+    empty = with_one_hot(empty, one_hot_values(empty, ["a"], "nodes"), "nodes")
     assert empty["a"].to_pylist() == [[0], [0]]
+
+
+def test_of_a_type_and_a_column_with_dots(tmp_path):
+    table = pa.table({"a.b": ["x", "y"]})
+    assert with_one_hot(table, one_hot_values(table, ["a.b"], "nodes-c.d"), "nodes-c.d")["a.b"].to_pylist() == [
+        [1, 0],
+        [0, 1],
+    ]
+    pq.write_table(pa.table({"id": ["a", "b", "c"], "job": [7, 9, 7], "y": [0, 1, 0]}), tmp_path / "n.parquet")
+    pq.write_table(pa.table({"s": ["a", "b", "c"], "d": ["b", "c", "a"]}), tmp_path / "e.parquet")
+    of = {"format": {"name": "parquet"}}
+    nodes = {"node_type": "my.person", "node_id_col": "id", "files": ["n.parquet"], **of}
+    nodes |= {"labels": [{"label_col": "y", "task_type": "classification"}]}
+    edges = {"source_id_col": "s", "dest_id_col": "d", "files": ["e.parquet"], **of}
+    both = [edges | {"relation": ["my.person", name, "my.person"]} for name in ("knows", "likes")]
+    (tmp_path / "graph.json").write_text(json.dumps({"nodes": [nodes], "edges": both}))
+    dataset = mr.open_dataset(tmp_path / "graph.json", options=mr.ReadOptions(one_hot="job"))
+    assert rows_of(dataset) == {"a": [1, 0], "b": [0, 1], "c": [1, 0]}
 
 
 def test_decimals_and_lists_of_nan(tmp_path):

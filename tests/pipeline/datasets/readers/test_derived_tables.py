@@ -5,7 +5,8 @@ import pyarrow as pa
 import pytest
 
 import millrace as mr
-from millrace.pipeline.ingest import convert
+from millrace.pipeline.datasets.readers import derived_tables
+from millrace.pipeline.ingest import convert, opened
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.ingest import cut_small, parquet, same
 
@@ -48,6 +49,46 @@ def test_relations_of_a_column(tmp_path):
                 folder, tmp_path / "out", options=mr.ReadOptions(**OPTIONS, relation_column=column), verbose=False
             )
         assert str(got.value).replace("read.", "") == str(want.value).replace("read.", "")
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ('0,1,"a,b"\n1,2,c\n', "a relation is called 'a,b'; expected a printable name without commas"),
+        ('0,1,""\n1,2,c\n', "a relation is called ''; expected"),
+        ("", "edges.csv has a header and no rows"),
+        ("0,1,a\n1,2,b\n2,0,c\n", "how has more than 2 values; set read.relation_column to another"),
+    ],
+)
+def test_values_that_name_no_relations(tmp_path, monkeypatch, rows, told):
+    monkeypatch.setattr(derived_tables, "MOST_RELATIONS", 2)
+    folder = write(tmp_path / "g", nodes="id,age,kind\n0,1,x\n1,2,y\n2,3,x\n", edges="src,dst,how\n" + rows)
+    options = mr.ReadOptions(**OPTIONS, relation_column="how")
+    with pytest.raises(InputError) as want:
+        mr.open_dataset(folder, options=options)
+    with pytest.raises(InputError) as got:
+        mr.convert(folder, tmp_path / "out", options=options, verbose=False)
+    assert told in str(want.value) and str(got.value).replace("read.", "") == str(want.value).replace("read.", "")
+
+
+def test_large_groups_of_rows_are_split_by_pieces(tmp_path, monkeypatch):
+    """As many rows as memory has room for, as they are in the file: features of one_hot are made of them later."""
+    cut_small(monkeypatch)
+    seen = list[int]()
+
+    def split(rows, column):
+        seen.append(rows.num_rows)
+        assert rows["city"].type == pa.string()
+        return derived_tables.rows_by_relation(rows, column)
+
+    monkeypatch.setattr(opened, "rows_by_relation", split)
+    rng, folder = np.random.default_rng(0), tmp_path / "g"
+    of_edges = {"kind": rng.choice(["a", "b"], 600), "city": rng.choice(["york", "ulm", "rome"], 600)}
+    ends = {end: rng.integers(0, 40, 600) for end in ("src", "dst")}
+    parquet(folder, "edges", pa.table({**ends, **of_edges}), cuts=(0.5,), group=300)
+    parquet(folder, "nodes", pa.table({"label": rng.integers(0, 2, 40), "feature_0": rng.random(40)}))
+    data = same(folder, tmp_path, mr.ReadOptions(relation_column="kind", one_hot="city"), split="fraction:0.5,0.2")
+    assert data.graph.num_edges == sum(seen) == 600 and data.graph.num_edge_features == 3 and max(seen) < 150
 
 
 def test_relations_in_many_pieces(tmp_path, monkeypatch):

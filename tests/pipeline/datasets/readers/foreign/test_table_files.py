@@ -115,6 +115,16 @@ def test_lines_of_which_blocks_have_other_types(tmp_path, monkeypatch, never):
         table_files.table_batches(tmp_path / "empty.jsonl")
 
 
+def test_a_line_without_an_end(tmp_path, monkeypatch):
+    """It is refused when a block is read, not when all of the file is in memory."""
+    monkeypatch.setattr(table_files, "LINES_BYTES", 64)
+    (tmp_path / "edges.jsonl").write_text('{"src": 1, "dst": 2}\n' + '{"src": 1, "dst": 2}' * 50)
+    blocks = table_files._lines(tmp_path / "edges.jsonl")
+    assert next(blocks).size() == 21
+    with pytest.raises(mr.InputError, match="a line is longer than 64 bytes"):
+        mr.open_dataset(tmp_path / "edges.jsonl", options=mr.ReadOptions(task="link"))
+
+
 def test_text_in_another_encoding(tmp_path):
     (tmp_path / "edges.jsonl").write_bytes('{"src": "grün", "dst": "b"}\n'.encode("latin-1"))
     with pytest.raises(mr.InputError, match=r"edges\.jsonl cannot be read .*UTF8"):
@@ -146,6 +156,51 @@ def test_columns_in_names_of_folders(tmp_path):
     pq.write_table(TABLES["edges"], tmp_path / "g" / "edges.parquet")
     dataset = _agree(tmp_path / "g", tmp_path / "store")
     _expect(dataset)
+
+
+def test_columns_in_names_of_folders_whose_files_differ(tmp_path):
+    """A column is read that only later files have, in the type that all values have."""
+    nodes = TABLES["nodes"]
+    for k, kind in enumerate("12z"):
+        part = nodes.slice(10 * k, 10).drop_columns(["kind"])
+        if k:
+            part = part.set_column(1, "age", pa.array([age + 0.5 for age in part["age"].to_pylist()]))
+            part = part.append_column("more", pa.array([7] * 10))
+        (folder := tmp_path / "g" / "nodes.parquet" / f"kind={kind}").mkdir(parents=True)
+        pq.write_table(part, folder / "part-0.parquet")
+    pq.write_table(TABLES["edges"], tmp_path / "g" / "edges.parquet")
+    options = mr.ReadOptions(
+        direction="directed", feature_columns="age,more", label_columns="kind", nan_features="zero"
+    )
+    dataset = _agree(tmp_path / "g", tmp_path / "store", options)
+    assert dataset.class_names == ("1", "2", "z")
+    ages = nodes["age"].to_pylist()
+    assert rows_of(dataset) == {
+        id_: [age + 0.5 * (age >= 10), 7.0 * (age >= 10)] for id_, age in zip(nodes["id"].to_pylist(), ages)
+    }
+
+
+DAYS = [f"2024-01-{1 + i % 28:02d}" for i in range(N)]
+MOMENTS = [f"{day} 10:00:00" for day in DAYS]
+TIMES = [
+    (".feather", pa.array(MOMENTS).cast(pa.timestamp("s")), "s"),
+    (".feather", pa.array(DAYS).cast(pa.date32()).cast(pa.date64()), "ms"),
+    (".orc", pa.array(MOMENTS).cast(pa.timestamp("s")), "ns"),
+    (".orc", pa.array(DAYS).cast(pa.date32()), "D"),
+    (".jsonl", pa.array(MOMENTS), "s"),
+    (".csv.bz2", pa.array(MOMENTS), "s"),
+    (".csv.bz2", pa.array(DAYS), "D"),
+]
+
+
+@pytest.mark.parametrize(("suffix", "times", "unit"), TIMES)
+def test_times_count_their_own_unit(tmp_path, suffix, times, unit):
+    """Parquet, which files are imported as, knows neither seconds nor milliseconds of days."""
+    (tmp_path / "g").mkdir()
+    WRITERS[suffix](TABLES["nodes"], tmp_path / "g" / f"nodes{suffix}")
+    WRITERS[suffix](TABLES["edges"].append_column("on", times), tmp_path / "g" / f"edges{suffix}")
+    dataset = _agree(tmp_path / "g", tmp_path / "store", mr.ReadOptions(**OPTIONS.given, edge_time="on"))
+    assert dataset.graph.time_unit == unit
 
 
 def test_folders_that_are_not_clear(tmp_path):
