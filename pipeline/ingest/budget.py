@@ -87,10 +87,8 @@ def check_disk(folder: Path, need: int, held: int) -> None:
     """Raise InputError unless `folder` has room for `need` bytes, of which `held` are there."""
     free = shutil.disk_usage(folder).free
     if need - held > free:
-        raise InputError(
-            f"converting takes up to {_shown(need)} of disk in {folder}, where {_shown(free)} are free; free some, or "
-            "choose another --out"
-        )
+        said = f"converting takes up to {_shown(need)} of disk in {folder}, where {_shown(free)} are free"
+        raise InputError(f"{said}; free some, or choose another --out")
 
 
 def _shown(size: int) -> str:

@@ -211,10 +211,8 @@ def _on_cluster(
         for future in completed(watch, futures):
             yield number_of[future.key], result_of(watch, future)
     except KilledWorker as e:
-        raise RunError(
-            f"{stage}: workers were killed again and again, perhaps for want of memory ({e}); set a smaller memory, "
-            "then give the same command again"
-        ) from e
+        said = f"{stage}: workers were killed again and again, perhaps for want of memory ({e})"
+        raise RunError(f"{said}; set a smaller memory, then give the same command again") from e
     finally:
         del futures
 

@@ -165,10 +165,8 @@ class Ingest:
             widths = tuple(own.width for own in self.tables) * (1 + self.turned) if widest else ()
             self.types = GraphTypes(tuple(self.of_types), self.offsets, both, widths).check(self.offsets[-1], widest)
             if self.offsets[-1] ** 2 * len(both) >= KEYS:
-                raise InputError(
-                    f"there are {self.offsets[-1]:,} nodes and {len(both)} relations; edges are sorted by numbers "
-                    "below 2**63, and nodes times nodes times relations are more: leave some out"
-                )
+                said = f"there are {self.offsets[-1]:,} nodes and {len(both)} relations; edges are sorted by numbers"
+                raise InputError(f"{said} below 2**63, and nodes times nodes times relations are more: leave some out")
             options = replace(AS_THEY_ARE, dangling_edges=options.dangling_edges)
             turned = [r + len(relations) for r in self.times.borrowed if self.turned]
             self.times = replace(self.times, borrowed=(*self.times.borrowed, *turned))

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from ...storage.dataset_store import check_formats
 from ...storage.errors import InputError, RunError
-from ..datasets.cleaning.arrow import reading
+from ..datasets.cleaning.arrow import reading, with_columns
 from ..datasets.cleaning.class_names import with_one_hot
 from ..datasets.cleaning.node_ids import as_numbers, is_text
 from ..datasets.cleaning.options import DEFAULT_OPTIONS, ReadOptions
@@ -226,6 +226,7 @@ class _Import:
         self._texts, self._as_label, self._into = texts, as_label, into
         self._writer: pq.ParquetWriter | None = None
         self._held: list[pa.Table] = []
+        self._left_out = list[str]()
         self.are_numbers: dict[str, bool] = {}
         self.labels: dict[str, list[str]] = {}
 
@@ -243,13 +244,15 @@ class _Import:
         if self._writer is not None:
             self._writer.close()
         self._held, empty = [], plain(schema.empty_table())
+        self._left_out = [field.name for field in empty.schema if not _is_in_parquet(field)]
+        empty = with_columns(empty, dict.fromkeys(self._left_out, pa.nulls(0)))
         self._writer = pq.ParquetWriter(self._into, empty.schema)
         self.are_numbers = {name: is_text(empty[name].type) for name in empty.column_names if self._texts(name)}
         self.labels = {name: list(LABEL_KINDS) for name in empty.column_names if self._as_label(name)}
         return self._add
 
     def _add(self, block: pa.Table) -> None:
-        block = plain(block)
+        block = with_columns(plain(block), dict.fromkeys(self._left_out, pa.nulls(block.num_rows)))
         for name, so_far in self.are_numbers.items():
             column = block[name]
             self.are_numbers[name] = so_far and not column.null_count and as_numbers(column) is not None
@@ -265,6 +268,15 @@ class _Import:
         if self._held:
             self._writer.write_table(pa.concat_tables(self._held), row_group_size=ROWS_PER_GROUP)
             self._held = []
+
+
+def _is_in_parquet(field: pa.Field) -> bool:
+    """True if Parquet has such a column, but not for those that no role is for: of objects without fields, ..."""
+    try:
+        pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
+    except pa.ArrowNotImplementedError:
+        return False
+    return True
 
 
 def spans_of(table: Table, rows: int) -> list[Span]:
@@ -312,9 +324,8 @@ def batches(table: Table, span: Span, columns: Sequence[str], rows: int) -> Iter
             opened(span.path), page_checksum_verification=True, pre_buffer=False, buffer_size=BUFFER_BYTES
         )
     except FileNotFoundError as e:
-        raise RunError(
-            f"{span.path} is gone, or has changed, since the ingest began; put it back and give the same command again"
-        ) from e
+        said = f"{span.path} is gone, or has changed, since the ingest began"
+        raise RunError(f"{said}; put it back and give the same command again") from e
     with reading(table.file_of(span.path)), file:
         picked = [c for c in wanted if c in file.schema_arrow.names]
         if not picked:

@@ -59,10 +59,8 @@ def check_options(source: GraphTables, options: ReadOptions) -> None:
         return
     check_followed(str(source.path), options, OF_TABLES)
     if options.direction == "reverse":
-        raise InputError(
-            "direction is 'reverse', but the names of the files say where edges begin and end; leave it out, or rename "
-            "the files"
-        )
+        said = "direction is 'reverse', but the names of the files say where edges begin and end"
+        raise InputError(f"{said}; leave it out, or rename the files")
 
 
 def described(
@@ -145,10 +143,9 @@ def text_without_ids(source: object, table: str) -> InputError:
 def _check_ends(key: RelationType, node_types: Sequence[str]) -> None:
     for t in (key[0], key[2]):
         if t not in node_types:
-            raise InputError(
-                f"the relation {','.join(key)} has ends of type '{t}', but there is no nodes-{t}; expected one of "
-                f"{', '.join(node_types)}{nearest(t, list(node_types))}: rename the file of edges, or give the nodes"
-            )
+            said = f"the relation {','.join(key)} has ends of type '{t}', but there is no nodes-{t}; expected one of"
+            known = f"{', '.join(node_types)}{nearest(t, list(node_types))}"
+            raise InputError(f"{said} {known}: rename the file of edges, or give the nodes")
 
 
 def dropped_notes(dropped: Sequence[tuple[str, int]]) -> list[str]:

@@ -320,6 +320,8 @@ def check_columns(heads: Sequence[pa.Schema], table: SourceTable, columns: Colum
 
 
 def plain(table: pa.Table) -> pa.Table:
-    """The table with the values of columns that are stored as dictionaries."""
-    coded = [field for field in table.schema if pa.types.is_dictionary(field.type)]
-    return with_columns(table, {f.name: table[f.name].cast(f.type.value_type) for f in coded})
+    """The table with the values of columns that are stored as dictionaries, or as views of text, of which Arrow can
+    take no rows."""
+    kinds = {f.name: f.type.value_type for f in table.schema if pa.types.is_dictionary(f.type)}
+    kinds |= {f.name: pa.large_string() for f in table.schema if pa.types.is_string_view(f.type)}
+    return with_columns(table, {name: table[name].cast(kind) for name, kind in kinds.items()})

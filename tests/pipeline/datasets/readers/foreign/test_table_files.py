@@ -203,6 +203,31 @@ def test_times_count_their_own_unit(tmp_path, suffix, times, unit):
     assert dataset.graph.time_unit == unit
 
 
+def test_columns_that_parquet_has_not(tmp_path):
+    """They are imported all the same, and noted as not read."""
+    (tmp_path / "g").mkdir()
+    pq.write_table(TABLES["nodes"], tmp_path / "g" / "nodes.parquet")
+    rows = [
+        {**row, "none": {}, "deep": {"a": [{}]}, "some": {"a": i}} for i, row in enumerate(TABLES["edges"].to_pylist())
+    ]
+    (tmp_path / "g" / "edges.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    dataset = _agree(tmp_path / "g", tmp_path / "store")
+    _expect(dataset)
+    assert "Columns of edges were not read: none, deep, some." in dataset.notes
+
+
+def test_text_that_arrow_keeps_as_views(tmp_path):
+    """As Polars writes it."""
+    views = {c: TABLES["edges"][c].cast(pa.string_view()) for c in ("src", "dst")}
+    views["how"] = pa.array(["ab"[i % 2] for i in range(N)]).cast(pa.string_view())
+    (tmp_path / "g").mkdir()
+    pyarrow.feather.write_feather(TABLES["nodes"], tmp_path / "g" / "nodes.feather")
+    _stream(pa.table(views), tmp_path / "g" / "edges.arrow")
+    options = mr.ReadOptions(feature_columns="age", label_columns="kind", relation_column="how")
+    dataset = _agree(tmp_path / "g", tmp_path / "store", options)
+    assert dataset.graph.types.relations == (("node", "a", "node"), ("node", "b", "node"))
+
+
 def test_folders_that_are_not_clear(tmp_path):
     (tmp_path / "edges").mkdir()
     pq.write_table(TABLES["edges"], tmp_path / "edges" / "part-0.parquet")
