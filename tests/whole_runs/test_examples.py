@@ -165,6 +165,13 @@ def test_the_chain_over_blocks_given_again_does_nothing_again(tmp_path, tables):
     assert again.returncode == 0 and "sampled now: 0 edges" in again.stdout, again.stderr
 
 
+@pytest.mark.parametrize("flags", [("--pack", "--sample"), ("--sample", "--pack"), ("--pack",)])
+def test_the_chain_packs_whatever_is_given_first(tmp_path, flags):
+    script = python("chain.py", "--tables", tmp_path, "--work", tmp_path / "work", *flags).stdout
+    (sampled,) = (line for line in script.splitlines() if line.startswith("millrace sample"))
+    assert sampled.endswith(" --features") and "--samples" in script
+
+
 def test_on_a_gpu_box_without_gpus_ends_with_one_sentence(tmp_path):
     # Its own Python is the one that is forked.
     script, words = str(EXAMPLES / "on_a_gpu_box.py"), [*SMALL, "--out", str(tmp_path / "run")]

@@ -82,9 +82,9 @@ def check_relation_column(source: object, column: str, names: Sequence[str], nul
 
 
 def schema_only(table: SourceTable) -> ReadTable:
-    """A table of Parquet files whose rows are not read."""
-    heads = []
-    for path in table.files:
+    """A table of Parquet files, or of files in folders that are columns, whose rows are not read."""
+    heads = [table.hive[1]] if table.hive else []
+    for path in () if heads else table.files:
         with reading(path):
             heads.append(pq.read_schema(path))
     empty = plain(joined([head.empty_table() for head in heads], table.files, from_csv=False))

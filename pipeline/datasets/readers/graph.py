@@ -54,7 +54,7 @@ def schema_at(source: GraphTables, options: ReadOptions) -> Schema:
     """The schema of some tables; of Parquet without their rows. Raises InputError like `read_graph`."""
     every = [
         schema_only(t)
-        if t.files and t.hive is None and all(f.name.lower().endswith(".parquet") for f in t.files)
+        if t.files and (t.hive or all(f.name.lower().endswith(".parquet") for f in t.files))
         else read_rows(t, options)
         for t in source.tables
     ]
