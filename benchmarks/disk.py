@@ -447,10 +447,13 @@ def main() -> None:
         packed_units(packed, args.rounds, best)
     if args.only in (None, "runs"):
         runs(args, store, packed, best)
-    if args.only in (None, "sweep"):
-        sweep(args, store, packed)
-    if args.only in (None, "predict"):
-        predict(args, store)
+    try:
+        if args.only in (None, "sweep"):
+            sweep(args, store, packed)
+        if args.only in (None, "predict"):
+            predict(args, store)
+    except OSError as e:
+        print(f"skipped, no memory cgroup may be made here ({e.strerror}): {e.filename}", flush=True)
     targets(best)
 
 
