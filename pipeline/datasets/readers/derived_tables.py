@@ -76,7 +76,8 @@ def by_relation(source: GraphTables, column: str, relations: Sequence[str]) -> G
 def check_relation_column(source: object, column: str, names: Sequence[str], nulls: int) -> None:
     """Raise InputError unless a table of edges with columns `names` has a relation in each row."""
     if column not in names:
-        raise InputError(f"{source}: edges have no column '{column}'; set read.relation_column to {', '.join(names)}")
+        said = f"{source}: edges have no column '{column}'"
+        raise InputError(f"{said}; set read.relation_column to one of {', '.join(names)}")
     if nulls:
         raise InputError(f"{source}: column edges.{column} holds {nulls} nulls; expected a relation in each row")
 
