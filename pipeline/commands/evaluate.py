@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from ...storage.array_checks import present_items
 from ...storage.store.paths import expanded
 from .shared.flags import (
     AllowCodeFlag,
@@ -36,6 +35,7 @@ def evaluate(
 
     Evaluation goes layer by layer, over full neighbourhoods.
     """
+    from ...storage.array_checks import present_items
     from ...storage.dataset import SPLITS
     from ..custom.user_module import module_named
     from ..inference.evaluate import evaluate

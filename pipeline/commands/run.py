@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...storage.array_checks import present_items
 from ...storage.errors import InputError, Interrupted
 from ...storage.plural import counted
 from ...storage.store.paths import expanded
@@ -189,7 +188,7 @@ def compile_beside(job: Path | None, flags: dict[str, Any]) -> Any:
     table: dict[str, Any] = {}
     with suppress(OSError, ValueError, RecursionError):
         table = tomllib.loads(file_text(job)) if job is not None else {}
-    table |= present_items(flags)
+    table |= {key: value for key, value in flags.items() if value is not None}
     return precompile.start() if precompile.is_of_use(table) else None
 
 
@@ -220,7 +219,7 @@ def summary(result: "Result") -> str:
     if result.test_accuracy is not None:
         lines.append(f"  test accuracy       {result.test_accuracy:.4f}")
     for split, found in (("validation", result.val_metrics), ("test", result.test_metrics)):
-        values = [f"{name} {value:.4f}" for name, value in present_items(found).items()]
+        values = [f"{name} {value:.4f}" for name, value in found.items() if value is not None]
         lines += [f"  {split:<19} {', '.join(values)}"] if values else []
     lines.append(f"  seconds             {seconds['total']:.2f}")
     for label, stages in (("  by stage", ("sample", "queue_wait", "fetch")), ("", ("forward_backward", "evaluate"))):

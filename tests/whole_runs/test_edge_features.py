@@ -267,7 +267,7 @@ def test_a_device_that_their_rows_do_not_get_to_is_refused() -> None:
     for changed in ({}, {"system": "grappa"}, {"features": "owned"}, {"system": "sar"}):
         able = job.model_copy(update=changed)
         check_edges(able, make_system(able))
-    system: Any = SimpleNamespace(name="bulk", fetch=object())
+    system: Any = SimpleNamespace(name="bulk", fetch=SimpleNamespace(reads_edges_on_device=False))
     with pytest.raises(InputError, match=r"does not take them there; use device = .cpu., or model\.edge_width = 0"):
         check_edges(job, system)
 

@@ -353,7 +353,7 @@ def test_the_command_line_reads_tables_and_writes_files(tmp_path, monkeypatch):
     code, out, err = command("report", "run")
     assert code == 0, err
     page = (tmp_path / "run" / "report" / "report.html").read_text()
-    assert '<th class="n">edges</th>' in page and "the class that edges have" in page
+    assert '<th class="n">edges</th>' in page and "Rows are true classes" in page
     card = (tmp_path / "run" / "model_card.md").read_text()
     assert "| multiclass, 2 classes of edges |" in card and "| class | test edges |" in card
     assert "| 1 features of a node, 1 of a labelled edge |" in card
