@@ -32,6 +32,7 @@ from .setup.python_inputs import (
     check_module_importable,
     check_same_data,
     job_for_dataset,
+    reading_before,
     with_kept_dataset,
 )
 from .setup.resume import check_connections, resumable, without_executor
@@ -79,6 +80,10 @@ def ready_to_run(call: RunCall, emit: Emit) -> Ready:
     folder = local_folder(out) if out is not None else Path("runs") / f"{job.system}-{datetime.now():%Y%m%d-%H%M%S-%f}"
     _check_machine(job)
     check_run_folder(folder, resume)
+    if resume and not isinstance(dataset, str | Path | Dataset | None):
+        # The folder's job names the clean copy, which is read as it is.
+        before = reading_before(folder, with_kept_dataset(job, folder).dataset)
+        job = job.model_copy(update={"read": job.read.over(before)})
     source, dataset = dataset, opened_from_python(job, dataset, emit)
     untold = dataset.notes if isinstance(dataset, Dataset) and dataset is source else ()
     module = model if isinstance(model, nn.Module) else None
@@ -99,11 +104,8 @@ def ready_to_run(call: RunCall, emit: Emit) -> Ready:
         check_resumable(folder, job, prepared.fingerprint, prepared.dataset)
     untold = (*untold, *not_read(prepared))
     if isinstance(dataset, SampledDataset):
-        untold = (
-            *untold,
-            f"training reads {dataset.samples} alone, which holds no graph and no labels but those of its seeds: "
-            "nothing is validated or tested; name the dataset for that",
-        )
+        text = f"training reads {dataset.samples} alone, which holds no graph and no labels but those of its seeds"
+        untold = (*untold, f"{text}: nothing is validated or tested; name the dataset for that")
     elif PACKED in prepared.fingerprint:
         form = prepared.fingerprint[PACKED]
         untold = (*untold, f"training reads features as {form} from {samples}; validation and tests the dataset's own.")
@@ -115,8 +117,7 @@ def ready_to_run(call: RunCall, emit: Emit) -> Ready:
 
 def configured(call: RunCall) -> tuple[Job, Any]:
     """The resolved configuration, and a model that it cannot name."""
-    system, model, config, options = call.system, call.model, call.config, call.options
-    out = call.out
+    system, model, config, options, out = call.system, call.model, call.config, call.options, call.out
     if started := call.resume and config is None:
         config = _started_config(out, call.dataset)
     if isinstance(model, Mapping | str) and not isinstance(config, Job):
@@ -159,9 +160,8 @@ def _opened(
     if isinstance(dataset, Dataset):
         job = job_for_dataset(job, dataset, folder)
     else:
-        job = job.model_copy(
-            update={"dataset": absolute_source(dataset or (with_kept_dataset(job, folder) if resume else job).dataset)}
-        )
+        kept = with_kept_dataset(job, folder) if resume else job
+        job = job.model_copy(update={"dataset": absolute_source(dataset or kept.dataset)})
     check_no_secrets({"dataset": dataset.name if isinstance(dataset, Dataset) else job.dataset})
     if job.start_from is not None:
         job = job.model_copy(update={"start_from": str(expanded(job.start_from).resolve())})

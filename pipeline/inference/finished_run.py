@@ -18,7 +18,6 @@ from ...storage.store.digested_file import check_file, saved_parameters
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.paths import expanded
 from ...storage.store.store import open_store
-from ...storage.stored.read_as import reading_of
 from ...storage.typed.graph_types import groups_of
 from ..config.load import Job, read_run_table, resolve
 from ..config.named_code import allowing
@@ -31,7 +30,7 @@ from ..machine.gpus import own_device
 from ..setup.fingerprint import changed_since
 from ..setup.model import Outline, model_of, types_of
 from ..setup.open_data import open_data
-from ..setup.python_inputs import check_module_importable, check_same_data, read_given, with_kept_dataset
+from ..setup.python_inputs import check_module_importable, check_same_data, reading_before, with_kept_dataset
 from ..setup.result import Result, read_card, read_result
 from ..setup.run_folder import JOB, LEARNED, MODEL, RESULT, check_holds_run, learned_rows
 from ..telemetry.events import Emit, Note, silent
@@ -100,12 +99,9 @@ class TrainedRun:
 
     def reading(self, options: ReadOptions | None = None) -> ReadOptions:
         """How another dataset is read: by `options` where they are not the defaults, else as the run's own was."""
-        path, read = expanded(self.config.dataset), self.config.read
-        given = read_given(self.folder).get("read_as", {})
-        if (path / MANIFEST).is_file():
-            given = {**given, **reading_of(open_store(path, KIND))}
+        given = reading_before(self.folder, self.config.dataset)
         with self._proving():
-            own = read.over(given)
+            own = self.config.read.over(given)
             if own.nan_features == "indicator" and own.indicators is None and (card := read_card(self.folder)):
                 own = replace(own, indicators=indicators_in(card))
         return own if options is None else options.over(own.given)

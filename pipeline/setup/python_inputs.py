@@ -5,6 +5,7 @@ Nothing is pickled: a folder may come from anyone, so opening it must import and
 """
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,11 @@ from ...storage.fingerprint import DatasetDigests, dataset_fingerprint
 from ...storage.node_names import INTEGER_NAMES, NodeNames
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.npy import is_map
+from ...storage.store.paths import expanded
 from ...storage.store.regular import file_text
 from ...storage.store.store import Store, open_store
 from ...storage.stored.edge_features import OF_EDGES
+from ...storage.stored.read_as import reading_of
 from ...storage.typed.features import TypedFeatures
 from ..config.load import Job
 from ..custom.own_code import DECIDING, OwnCode
@@ -110,6 +113,16 @@ def keep_inputs(
         write_json(folder / GIVEN, record)
     else:
         (folder / GIVEN).unlink(missing_ok=True)
+
+
+def reading_before(folder: Path, dataset: str) -> Mapping[str, object]:
+    """How a run's own data were read, as `ReadOptions.given` has it: by its folder's record, and the dataset's store.
+
+    Raises:
+        StoreError: one of them is damaged.
+    """
+    stored = reading_of(open_store(path, KIND)) if ((path := expanded(dataset)) / MANIFEST).is_file() else {}
+    return {**read_given(folder).get("read_as", {}), **stored}
 
 
 def with_kept_dataset(job: Job, folder: Path) -> Job:

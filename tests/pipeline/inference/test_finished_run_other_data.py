@@ -116,7 +116,7 @@ def test_options_that_cannot_be_used_are_refused(from_pyg, tmp_path):
 
 
 def test_a_damaged_record_of_options_is_named(from_pyg, monkeypatch):
-    monkeypatch.setattr("millrace.pipeline.inference.finished_run.reading_of", lambda store: {"nonsense": 1})
+    monkeypatch.setattr("millrace.pipeline.setup.python_inputs.reading_of", lambda store: {"nonsense": 1})
     with pytest.raises(StoreError, match="does not say how its data were read"):
         mr.predict(from_pyg, pyg_data(1, labelled=False))
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch_geometric.data import Data
 
 import millrace as mr
 from millrace.pipeline.config.load import read_toml, resolve
@@ -333,3 +334,15 @@ def test_a_dataset_that_has_been_moved_is_asked_for(data, tmp_path):
     assert command("evaluate", run, "--dataset", after)[0] == 0
     assert command("run", "--resume", "--epochs", "3", "--dataset", after, "--out", run)[0] == 0
     assert command("evaluate", run)[0] == 0
+
+
+def test_resuming_with_the_object_reads_it_as_before(tmp_path):
+    """The reading options of a run stay, as its other keys do: the folder's job names the clean copy."""
+    edges = torch.tensor([[0, 0, 1, 2, 3, 4, 5, 5], [0, 1, 2, 3, 4, 5, 0, 2]])
+    data = Data(x=torch.randn(6, 3), edge_index=edges, y=torch.tensor([0, 1, 0, 1, 0, 1]))
+    more = {"split": "random:2,1", "fanout": [2], "hidden": 4, "layers": 1, "batch_size": 2, "verbose": False}
+    read = {"direction": "directed", "self_loops": "drop"}
+    mr.run(data, epochs=1, read=read, out=tmp_path / "run", **more)
+    again = mr.run(data, epochs=2, resume=True, out=tmp_path / "run", verbose=False)
+    whole = mr.run(data, epochs=2, read=read, out=tmp_path / "whole", **more)
+    assert again.parameters_sha256 == whole.parameters_sha256
