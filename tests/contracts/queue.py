@@ -14,7 +14,7 @@ from millrace.storage.minibatch import MiniBatch
 from millrace.storage.queue.base import MinibatchQueue
 from millrace.storage.queue.bulk_codec import packed_bytes
 from millrace.tests.contracts.digests import minibatch_digest
-from tests.contracts.messages import make_bulk
+from millrace.tests.contracts.messages import make_bulk
 
 K = 3
 """Minibatches in a bulk."""

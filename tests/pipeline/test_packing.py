@@ -19,7 +19,7 @@ from millrace.pipeline.telemetry.events import Note, StageAdvanced, silent
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError, Interrupted, RunError, StoreError
 from millrace.storage.features import ArrayFeatures, MappedFeatures
-from tests.contracts.command import command
+from millrace.tests.contracts.command import command
 
 JOB: dict[str, Any] = {
     "dataset": "sbm:nodes=300,classes=3,train=0.4,features=8",

@@ -8,9 +8,9 @@ import pytest
 import millrace as mr
 from millrace.pipeline.telemetry.events import Note
 from millrace.storage.errors import InputError, StoreError
-from tests.contracts.command import command
-from tests.contracts.digests import minibatch_digest
-from tests.pipeline.test_packing import JOB, trained
+from millrace.tests.contracts.command import command
+from millrace.tests.contracts.digests import minibatch_digest
+from millrace.tests.pipeline.test_packing import JOB, trained
 
 FLAGS = ["--fanout", "4,3", "--batch-size", "16", "--epochs", "2", "--set", "queue.bulk_size=3"]
 OPTIONS: dict[str, Any] = {"fanout": [4, 3], "batch_size": 16, "epochs": 2, "queue": {"bulk_size": 3}}

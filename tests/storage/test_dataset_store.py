@@ -22,7 +22,7 @@ from millrace.storage.store.manifest import MANIFEST, manifest_text
 from millrace.storage.store.narrow import narrow, widen
 from millrace.storage.store.npy import is_map
 from millrace.storage.store.store import open_store
-from tests.contracts.messages import graphs
+from millrace.tests.contracts.messages import graphs
 
 READABLE = [("zarr", "memory"), ("zarr", "zarr"), ("npy", "memory"), ("npy", "mapped")]
 GRAPHS = [("zarr", "memory"), ("npy", "memory"), ("npy", "mapped")]

@@ -6,7 +6,7 @@ import pytest
 from millrace.storage.errors import InputError, StoreError
 from millrace.storage.features import ArrayFeatures, ConvertedFeatures, MappedFeatures, ZarrFeatures, write_features
 from millrace.storage.store.store import write_store
-from tests.contracts.features import FeatureStoreTests
+from millrace.tests.contracts.features import FeatureStoreTests
 
 
 class TestArrayFeatures(FeatureStoreTests):

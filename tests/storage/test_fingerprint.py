@@ -26,7 +26,7 @@ from millrace.storage.fingerprint import (
 )
 from millrace.storage.graph import from_edges
 from millrace.tests.contracts.digests import minibatch_digest
-from tests.contracts.messages import graphs, make_minibatch, minibatches
+from millrace.tests.contracts.messages import graphs, make_minibatch, minibatches
 
 SAME_BYTES = {"<i4": "<u4", "<f8": "<i8", "|u1": "i1", "|b1": "u1"}
 ARRAYS = hnp.arrays(

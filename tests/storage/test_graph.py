@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from millrace.storage import graph as module
 from millrace.storage.errors import InputError
 from millrace.storage.graph import GRAPH_ARRAYS, Graph, from_edges, index_dtype
-from tests.contracts.messages import graphs
+from millrace.tests.contracts.messages import graphs
 
 
 @given(

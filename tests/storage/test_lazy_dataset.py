@@ -21,7 +21,7 @@ from millrace.storage.node_names import NodeNames
 from millrace.storage.store.manifest import MANIFEST, manifest_text
 from millrace.storage.store.npy import is_map
 from millrace.storage.store.store import Store, open_store
-from tests.contracts.messages import graphs
+from millrace.tests.contracts.messages import graphs
 
 V = 40
 READABLE = [("zarr", "memory"), ("zarr", "zarr"), ("npy", "memory"), ("npy", "mapped")]

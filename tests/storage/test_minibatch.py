@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from millrace.storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
-from tests.contracts.messages import make_bulk, minibatches
+from millrace.tests.contracts.messages import make_bulk, minibatches
 
 
 @given(minibatches())

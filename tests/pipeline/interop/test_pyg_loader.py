@@ -33,7 +33,7 @@ from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError, MissingExtraError
 from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import from_edges
-from tests.contracts.messages import make_minibatch
+from millrace.tests.contracts.messages import make_minibatch
 
 # Columns are edges 0..8: a chain 4 -> 3 -> 1 -> 0, a branch 2 -> 0, a multi-edge 1 -> 0, a self loop at 3, a cycle 0 ->
 # 2; 5 is isolated.

@@ -17,7 +17,7 @@ from torch_geometric.utils import trim_to_layer
 from millrace import HGTLoader, NeighborLoader
 from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph
-from tests.contracts.typed import typed_graphs
+from millrace.tests.contracts.typed import typed_graphs
 
 WRITES, CITES, BACK, CHAIRS = (
     ("author", "writes", "paper"),

@@ -19,7 +19,7 @@ from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.lazy_dataset import open_lazily
 from millrace.tests.contracts.graphs import graphs, sbm
-from tests.stages.partition.test_rows import stored
+from millrace.tests.stages.partition.test_rows import stored
 
 
 def neighbours(graph: Graph, v: int) -> list[int]:

@@ -18,7 +18,7 @@ from millrace.storage.graph import from_edges
 from millrace.storage.partition.book import open_book
 from millrace.storage.partition.edge_shards import write_edge_shards
 from millrace.storage.store.manifest import write_manifest
-from tests.contracts.messages import graphs
+from millrace.tests.contracts.messages import graphs
 
 
 def dataset_of(graph, seed=0):

@@ -9,7 +9,7 @@ import pytest
 from millrace.storage.errors import InputError, StoreError
 from millrace.storage.partition.book import KIND, HashBook, RangeBook, TableBook, open_book
 from millrace.storage.store.store import write_store
-from tests.contracts.partition_book import PartitionBookTests
+from millrace.tests.contracts.partition_book import PartitionBookTests
 
 
 class TestRangeBook(PartitionBookTests):

@@ -12,7 +12,7 @@ from millrace.storage.graph import from_edges
 from millrace.storage.partition.book import RangeBook, TableBook
 from millrace.storage.partition.edge_shards import open_edge_shards, shard_edges, write_edge_shards
 from millrace.storage.partition.partition import extract_partition, open_partition
-from tests.contracts.messages import graphs
+from millrace.tests.contracts.messages import graphs
 
 
 @st.composite

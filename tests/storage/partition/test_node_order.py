@@ -12,7 +12,7 @@ from millrace.storage.graph import Graph, from_edges
 from millrace.storage.partition import node_order as module
 from millrace.storage.partition.book import TableBook
 from millrace.storage.partition.node_order import node_order
-from tests.contracts.messages import graphs
+from millrace.tests.contracts.messages import graphs
 
 
 def by_loop(graph: Graph, owner: np.ndarray) -> list[int]:

@@ -20,7 +20,7 @@ from millrace.storage.partition import shuffle
 from millrace.storage.partition.book import TableBook
 from millrace.storage.partition.shuffle import ShuffledStore, begin, deal
 from millrace.storage.store.store import open_store
-from tests.contracts.messages import graphs
+from millrace.tests.contracts.messages import graphs
 
 
 def dataset_of(graph, seed=0, classes=None):

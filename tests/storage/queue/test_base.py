@@ -4,7 +4,7 @@ import pytest
 
 from millrace.storage.errors import InputError
 from millrace.storage.queue.base import MemoryQueue
-from tests.contracts.queue import K, MinibatchQueueTests
+from millrace.tests.contracts.queue import K, MinibatchQueueTests
 
 
 class TestMemoryQueue(MinibatchQueueTests):

@@ -12,7 +12,7 @@ from millrace.storage.minibatch import Bulk
 from millrace.storage.queue import bulk_codec as codec
 from millrace.storage.queue.bulk_codec import HEADER_WORDS, pack_bulk, packed_bytes, packed_words, unpack_row
 from millrace.tests.contracts.digests import minibatch_digest
-from tests.contracts.messages import make_bulk, make_minibatch, minibatches
+from millrace.tests.contracts.messages import make_bulk, make_minibatch, minibatches
 
 
 def bulk_of(*found):

@@ -9,8 +9,8 @@ from millrace.storage.queue.base import MinibatchQueue
 from millrace.storage.queue.cycle import Cycled
 from millrace.storage.queue.zarr import ZarrQueue
 from millrace.tests.contracts.digests import minibatch_digest
-from tests.contracts.messages import make_bulk
-from tests.contracts.queue import LONG_S, SHORT_S, K, same
+from millrace.tests.contracts.messages import make_bulk
+from millrace.tests.contracts.queue import LONG_S, SHORT_S, K, same
 
 
 @pytest.fixture

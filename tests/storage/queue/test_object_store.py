@@ -20,9 +20,9 @@ from millrace.storage.minibatch import Block, Bulk, MiniBatch
 from millrace.storage.queue import object_store
 from millrace.storage.queue.object_store import ObjectQueue, is_url, queue_at
 from millrace.storage.queue.zarr import ZarrQueue
-from tests.contracts.messages import make_bulk
-from tests.contracts.queue import LONG_S, SHORT_S, K, MinibatchQueueTests, same
-from tests.contracts.s3_server import s3_server
+from millrace.tests.contracts.messages import make_bulk
+from millrace.tests.contracts.queue import LONG_S, SHORT_S, K, MinibatchQueueTests, same
+from millrace.tests.contracts.s3_server import s3_server
 
 MADE_OF = {"graph": "g", "sampler": "s"}
 BUCKET = "bucket"

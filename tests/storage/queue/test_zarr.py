@@ -13,8 +13,8 @@ from millrace.storage.errors import QueueTimeoutError, RunError, StoreError
 from millrace.storage.queue import location
 from millrace.storage.queue import zarr as module
 from millrace.storage.queue.zarr import ZarrQueue
-from tests.contracts.messages import make_bulk
-from tests.contracts.queue import LONG_S, SHORT_S, K, MinibatchQueueTests, same
+from millrace.tests.contracts.messages import make_bulk
+from millrace.tests.contracts.queue import LONG_S, SHORT_S, K, MinibatchQueueTests, same
 
 MADE_OF = {"graph": "g", "sampler": "s"}
 

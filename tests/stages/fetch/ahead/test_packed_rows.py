@@ -9,7 +9,7 @@ import torch
 
 from millrace.stages.fetch.ahead.packed_rows import SampledRows
 from millrace.storage.errors import StoreError
-from tests.stages.fetch.ahead.test_disk_rows import minibatch
+from millrace.tests.stages.fetch.ahead.test_disk_rows import minibatch
 
 V = 30
 FEATURES = np.arange(V * 2, dtype=np.float32).reshape(V, 2)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 
 from millrace.stages.kernels.row_block.relation_rows import RelationRows
 from millrace.storage.graph import Graph
-from tests.contracts.typed import typed_graphs
+from millrace.tests.contracts.typed import typed_graphs
 
 
 @settings(max_examples=25)

@@ -14,7 +14,7 @@ from millrace.stages.sample.single import hgt
 from millrace.stages.sample.single.hgt import earlier_occurrences, sample_by_budget
 from millrace.storage.graph import Graph
 from millrace.storage.typed.graph_types import GraphTypes
-from tests.contracts.typed import graph_of_relations, typed_graphs
+from millrace.tests.contracts.typed import graph_of_relations, typed_graphs
 
 # Types a (0, 1, 2) and b (3 to 6); the seed is 0. Among the edges a double one and a loop; two relations b -> a.
 TYPES = GraphTypes(("a", "b"), (0, 3, 7), (("b", "r", "a"), ("b", "q", "a"), ("a", "s", "a"), ("a", "t", "b")))
