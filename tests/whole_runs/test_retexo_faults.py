@@ -43,7 +43,7 @@ def test_a_rank_may_be_killed_at_any_instant(tmp_path, retexo):
     assert (sum(r["bytes"]["network"]["features"] for r in reports) == 0) == (retexo.get("mode") == "v1")
 
 
-EPOCHS = 36
+EPOCHS = 90
 JOB = {
     "epochs": EPOCHS, "model": {"name": "sage", "hidden": 8, "layers": 2, "dropout": 0.3}, "train": {"lr": 0.02},
     "seed": 3, "threads": 1,
