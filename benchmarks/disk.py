@@ -397,7 +397,7 @@ def targets(best: Best) -> None:
     rows += [(f"index_select against a unit of {STEPS}", "index_select of 1", f"unit of {STEPS}", 20, True)]
     rows += [("packed rows against the files in order", "packed", "limit of packed", 1.2, False)]
     for name, unit in (("disk, 8 together", 8), (f"disk, {STEPS} together", STEPS)):
-        best[f"floor of {unit}"] = max(best.get(f"limit of {unit}", 0), best.get("memory", np.inf))
+        best[f"floor of {unit}"] = float(np.maximum(best.get(f"limit of {unit}", np.nan), best.get("memory", np.nan)))
         rows.append((f"{name}, against max(limit, step in memory)", name, f"floor of {unit}", 1.15, False))
     for name, gib, factor in (
         ("disk, 2 GiB", 2, 12),
@@ -411,7 +411,7 @@ def targets(best: Best) -> None:
         ratio = best.get(above, np.nan) / best.get(below, np.nan)
         met = "not measured" if not 0 < ratio < np.inf else "met" if (ratio >= target) == at_least else "missed"
         print(f"{what:58} {'>=' if at_least else '<='}{target:6g} {ratio:8.2f} {met}")
-    print(json.dumps({"best, s each": {k: round(v, 4) for k, v in sorted(best.items())}}))
+    print(json.dumps({"best, s each": {k: round(v, 4) for k, v in sorted(best.items()) if np.isfinite(v)}}))
 
 
 def main() -> None:
@@ -453,7 +453,7 @@ def main() -> None:
         if args.only in (None, "predict"):
             predict(args, store)
     except OSError as e:
-        print(f"skipped, no memory cgroup may be made here ({e.strerror}): {e.filename}", flush=True)
+        print(f"sweep or predict ended early, {e.strerror}: {e.filename} (memory cgroups need root)", flush=True)
     targets(best)
 
 

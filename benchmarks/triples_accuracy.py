@@ -9,7 +9,7 @@ by NumPy, which must be as large; and with each entity among its own candidates,
 (Dettmers, Minervini, Stenetorp, Riedel, "Convolutional 2D Knowledge Graph Embeddings", AAAI 2018, table 4; R-GCN with
 DistMult: Chang and others, "Path-based Explanation for Knowledge Graph Completion", KDD 2024, from the table in its
 authors' repository). Then minutes, processor minutes, and GiB of all processes. The exit status is 1 if a figure falls
-short of the published one by more than 0.02, or differs from NumPy's.
+short of the published one by more than 0.02, or differs from NumPy's. One above it is no fault: R-GCN's are.
 """
 
 import argparse
@@ -103,15 +103,15 @@ def metrics(found: np.ndarray) -> list[float]:
 
 
 def faults(name: str, said: Sequence[float], plain: Sequence[float], own: Sequence[float]) -> list[str]:
-    """What is wrong with the `METRICS` of one of `RUNS`: of ``result.json`` beside NumPy's, of NumPy's with each entity
-    among its own beside the published ones."""
+    """Faults of `METRICS` of one of `RUNS`: `said` by ``result.json`` differ from NumPy's (`plain`), or `own`, NumPy's
+    with each entity among its own candidates, fall short of the published ones."""
     apart = max(abs(a - b) for a, b in zip(said, plain))
     short = [f"{m} is {b - a:.3f} short" for m, a, b in zip(METRICS, own, PUBLISHED[name]) if not b - a <= NEAR]
     return [f"result.json and NumPy differ by {apart:.4f}"] * (not apart < SAME) + short
 
 
 def train(name: str, source: Path, folder: Path, seed: int) -> list[str]:
-    """Run one of `RUNS`, and print its figures; the `faults`. A run that is there is only looked at."""
+    """Run one of `RUNS`, print its figures and return its `faults`. A finished run is only read."""
     out = folder / f"{name}-{seed}"
     words = ["run", "--dataset", str(folder / "WN18RR"), *RUNS[name].split(), *SHARED.split(), "--seed", str(seed)]
     print(f"{name}: millrace {' '.join(words)}", flush=True)
@@ -129,7 +129,8 @@ def train(name: str, source: Path, folder: Path, seed: int) -> list[str]:
         minutes = f"{found['seconds'] / 60:.1f} minutes, {found['processor_seconds'] / 60:.1f} of processors"
         print(f"  {minutes}, {found['peak_bytes'] / 2**30:.2f} GiB")
     wrong = faults(name, said, plain, own)
-    print(f"  {'; '.join(wrong) or f'none is more than {NEAR} short of the published'}", flush=True)
+    above = max(b - a for a, b in zip(PUBLISHED[name], own))
+    print(f"  {'; '.join(wrong) or f'none is more than {NEAR} short of the published'}; at most {above:+.3f}", flush=True)
     return [f"{name}: {text}" for text in wrong]
 
 

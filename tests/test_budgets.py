@@ -33,11 +33,11 @@ BUDGETS: dict[str, float] = {
     "none_checks_per_kloc": 38.9,
     "none_checks_of_types": 14,
     # Several of these rose with the same features, by functions that were not looked at one by one; they fall next.
-    "functions_over_6_params": 86,  # goal: 90
-    "isinstance_on_policies": 10,  # goal: 25
+    "functions_over_6_params": 86,
+    "isinstance_on_policies": 10,
     "see_only_docstrings": 0,
     "any_annotations": 1987,  # goal: 1862
-    "optional_arguments": 981,  # goal: 1101
+    "optional_arguments": 981,
     "hasattr": 50,
     "calls_over_6_positional": 0,
     "max_positional_args_at_a_call": 6,

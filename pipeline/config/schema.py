@@ -278,7 +278,7 @@ class Partition(Section):
     """Quantity that parts share evenly, for contiguous (by default edges: nodes + in-edges) and metis-streamed (by
     default nodes; train: nodes, and train nodes too)."""
     passes: int | None = Field(default=None, ge=1)
-    """How often ldg and fennel (by default once) or metis-streamed (8 times) read the graph."""
+    """Number of passes over the graph: of ldg and fennel by default one, of metis-streamed 8."""
     owners: str | None = None
     """File written by ``numpy.save`` with the part of each node, or folder of ``millrace partition --out``, in place of
     a method. Ranks read the folder's parts as they are if they are of this dataset and this many."""

@@ -107,7 +107,7 @@ def _steps(moved: Moved, s: Candidate) -> None:
 
 
 class _PartTraffic(NamedTuple):
-    """What ranks with parts move, beside gradients."""
+    """Bytes that ranks with parts move, gradients aside."""
 
     moved: Moved
     s: Candidate

@@ -44,6 +44,7 @@ def test_a_rank_may_be_killed_at_any_instant(tmp_path, retexo):
 
 
 EPOCHS = 90
+"""So many that a phase still runs when the kill in its eighth epoch arrives."""
 JOB = {
     "epochs": EPOCHS, "model": {"name": "sage", "hidden": 8, "layers": 2, "dropout": 0.3}, "train": {"lr": 0.02},
     "seed": 3, "threads": 1,

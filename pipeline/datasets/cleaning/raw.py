@@ -170,7 +170,7 @@ class Raw:
     read: Mapping[str, Any] = field(default_factory=dict)
     """What was read, for the data card: files, and roles of columns, as plain values."""
     faults: Sequence[InputError] = ()
-    """What is wrong with the ends of edges, which are then not cleaned."""
+    """Faults of the ends of edges, which are not cleaned if there are any."""
 
     @property
     def is_typed(self) -> bool:
