@@ -130,7 +130,9 @@ def train(name: str, source: Path, folder: Path, seed: int) -> list[str]:
         print(f"  {minutes}, {found['peak_bytes'] / 2**30:.2f} GiB")
     wrong = faults(name, said, plain, own)
     above = max(b - a for a, b in zip(PUBLISHED[name], own))
-    print(f"  {'; '.join(wrong) or f'none is more than {NEAR} short of the published'}; at most {above:+.3f}", flush=True)
+    print(
+        f"  {'; '.join(wrong) or f'none is more than {NEAR} short of the published'}; at most {above:+.3f}", flush=True
+    )
     return [f"{name}: {text}" for text in wrong]
 
 
