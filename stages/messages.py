@@ -111,7 +111,7 @@ class Placement:
         return RangeBook.even(self.features.num_rows, owners), False
 
     def owners_of_edges(self, num_edges: int, owners: int) -> tuple[RangeBook, bool]:
-        """Likewise of the rows of `num_edges` edges, and whether `edge_features` has only this rank's."""
+        """Blocks of the edges' rows that so many ranks own, and whether `edge_features` has only this rank's."""
         return RangeBook.even(num_edges, owners), False
 
     def relations_on_device(self, edges: Tensor, all_edges: Callable[[], Tensor]) -> Tensor:

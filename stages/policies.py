@@ -6,7 +6,7 @@ The loop (`pipeline.training.loop`) calls these and nothing else, so it never as
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,20 @@ if TYPE_CHECKING:
 RecordPart = Callable[[Callable[[], dict[str, Any]]], None]
 """Calls a function with the best parameters of a phase in place, and records the facts that it returns: plain values,
 the same on every rank."""
+
+
+class InputRows(NamedTuple):
+    """Rows of features that a model's first layer reads, and those of the graph's edges."""
+
+    num_features: int
+    """F."""
+    dtype: torch.dtype
+    edge_width: int = 0
+    """D, columns of the edges' features; 0: they have none."""
+    types: GraphTypes = SINGLE
+    """Types of the graph. All edges are of the first relation."""
+    are_learned: bool = False
+    """True if features get gradients too."""
 
 
 class Feed(ABC):
@@ -118,31 +132,19 @@ class FetchPolicy(ABC):
         `locked`, also those in locked memory of the host, which kernels of the device read."""
         return None
 
-    def row_traffic(
-        self,
-        module: nn.Module,
-        num_features: int,
-        dtype: torch.dtype,
-        edge_width: int = 0,
-        types: GraphTypes = SINGLE,
-        learns_features: bool = False,
-    ) -> list[tuple[int, int]]:
+    def row_traffic(self, module: nn.Module, given: InputRows) -> list[tuple[int, int]]:
         """Bytes per row that one rank reads of another, by layer: see `fetch.step_memory.row_traffic`; empty: layers
         read none.
 
         Args:
             module: the module to be trained; not changed.
-            num_features: F.
-            dtype: of the features.
-            edge_width: D, columns of the edges' features; 0: they have none.
-            types: of the graph. All edges are of the first relation.
-            learns_features: features get gradients too.
+            given: rows that it reads.
         """
         return []
 
 
 class Fetcher(ABC):
-    """Turns work into `Fetched`. All ranks call its methods at the same time, but for `fetch`."""
+    """Turns work into `Fetched`. All ranks call `ahead`, `validated` and `finish` at the same time."""
 
     @abstractmethod
     def fetch(self, work: Any) -> Fetched:

@@ -20,6 +20,7 @@ from ...stages.fetch.exchange import ahead_bytes
 from ...stages.memory.quantize import row_bytes
 from ...stages.models.phased import PhasedModel
 from ...stages.partition.cut_counts import ID_BYTES, CutCounts, halo_counts
+from ...stages.policies import InputRows
 from ...stages.reduce.seed_weighted import EXTRA_NUMBERS
 from ...storage.dataset import Dataset
 from ...storage.ledger import KINDS
@@ -107,7 +108,7 @@ def _steps(moved: Moved, s: Candidate) -> None:
 
 
 class _PartTraffic(NamedTuple):
-    """Bytes that ranks with parts move, gradients aside."""
+    """Adds up the bytes that ranks with parts move, besides gradients. See `PartTraffic`."""
 
     moved: Moved
     s: Candidate
@@ -119,7 +120,7 @@ class _PartTraffic(NamedTuple):
         moved, s, cut = self
         width, dtype, types = s.at.numbers.edge_features, TORCH_DTYPES[s.job.dtype], s.at.dataset.graph.types
         learned, features = s.job.learned, s.job.learned.num_read(s.at.numbers.features)
-        traffic = s.system.fetch.row_traffic(s.model, features, dtype, width, types, learns_features=learned.width > 0)
+        traffic = s.system.fetch.row_traffic(s.model, InputRows(features, dtype, width, types, learned.width > 0))
         rows = [cut.rows[i if prune else -1] for i in range(len(traffic))]
         total = sum((there * r.sum(0) + back * r.sum(1) for (there, back), r in zip(traffic, rows)), np.zeros(cut.size))
         moved.add("activations", total, int(np.count_nonzero(traffic)))

@@ -118,6 +118,9 @@ class LocalFeed(Feed):
         work = self._feed.peek(epoch, own) if own < self._minibatches else None
         return None if work is None else work.renumbered(index)
 
+    def give_up(self) -> None:
+        self._feed.give_up()
+
     def release(self, epoch: int, index: int) -> None:
         own = index // self._job.group.size
         if own < self._minibatches:

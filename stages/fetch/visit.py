@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from ...storage.errors import InputError
 from ...storage.features import ArrayFeatures
-from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..comm.base import Group
 from ..kernels.runtime.device_memory import to_device
 from ..learned.beside import WithLearned
@@ -29,7 +28,7 @@ from ..neighbourhood.ring import Ring
 from ..neighbourhood.sequential.neighbourhood import SequentialNeighbourhood
 from ..placement.sharded import Share
 from ..placement.shared_pairs import SharedPairs
-from ..policies import Fetcher, FetchPolicy
+from ..policies import Fetcher, FetchPolicy, InputRows
 from .step_memory import row_traffic, step_bytes
 
 Mode = Literal["rematerialize", "keep", "halo"]
@@ -78,16 +77,9 @@ class VisitFetch(FetchPolicy):
         visits.learned = None if self.learned is None else (job.learned, self.learned.learned_columns)
         return visits
 
-    def row_traffic(
-        self,
-        module: nn.Module,
-        num_features: int,
-        dtype: torch.dtype,
-        edge_width: int = 0,
-        types: GraphTypes = SINGLE,
-        learns_features: bool = False,
-    ) -> list[tuple[int, int]]:
+    def row_traffic(self, module: nn.Module, given: InputRows) -> list[tuple[int, int]]:
         """See `FetchPolicy.row_traffic`. ``auto`` counts as ``halo``."""
+        num_features, dtype, edge_width, types, learns_features = given
         wanted = self.for_layers(layered(module).num_layers)
         modes: tuple[Mode, ...] = tuple("halo" if m == "auto" or reads_blocks(module) else m for m in wanted)
 

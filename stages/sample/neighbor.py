@@ -52,7 +52,7 @@ class NeighborSampler(NodeWiseOptions):
     edge_ids: bool = False
     """Keep the positions of each block's edges in the graph's edge arrays."""
     relations: dict[str, int | tuple[int, ...]] = field(default_factory=dict)
-    """In a graph with types: fanouts of single relations; all other relations have `fanout`. Keys are the relation's
+    """Fanouts of single relations of a graph with types; all other relations have `fanout`. Keys are the relation's
     name, or ``source type,name,destination type``; a fanout of 0 leaves the relation out."""
     batch_dependency: int = 1
     """Number of consecutive minibatches of an epoch, over all ranks, that draw by the same random numbers. At the same

@@ -32,7 +32,7 @@ class DiskRows:
 
     group: Group = Solo()
     name = "features from disk"
-    """Of what is read, for the user."""
+    """Name of what is read, for the user."""
 
     def __init__(self, features: FeatureStore) -> None:
         self.features = features
@@ -171,7 +171,7 @@ class RowsFromDisk(RowsAhead):
         return mine
 
     def _new_bytes(self, work: MiniBatch) -> int:
-        """Bytes that a minibatch adds to a unit, its own lists among them: of rows that are there it adds no others."""
+        """Bytes that a minibatch adds to a unit: its lists, and rows that no minibatch before it needed."""
         edges = self._rows_of_edges
         of_edges = edges.row_bytes * sum(map(len, self._lists_of(work))) if edges else 0
         return self._rows.adds(work) + work.nodes.size * 4 + work.nbytes + of_edges

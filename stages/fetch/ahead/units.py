@@ -24,6 +24,7 @@ MOST_STEPS = 8
 """Maximum number of steps in a unit of rows that travel."""
 WAIT_S = 1.0
 ListsOf = Callable[[MiniBatch], list[npt.NDArray[np.integer]]]
+"""Gives the positions of a minibatch's edges, list by list: see `gather.edge_lists`."""
 Key = tuple[int, int]
 """Epoch and index of a minibatch."""
 SPARSE = 16
@@ -88,11 +89,11 @@ class Plan:
     last_epoch: int
     """Exclusive."""
     first: Key
-    """To begin with."""
+    """Minibatch to begin with."""
 
     @property
     def last_step(self) -> int:
-        """Behind the last step of all epochs."""
+        """End of the steps, counted over all epochs; exclusive."""
         return self.last_epoch * len(self.steps)
 
     def step_of(self, epoch: int, index: int) -> int:
@@ -110,8 +111,8 @@ U = TypeVar("U", bound=Unit)
 
 
 class Units(Feed, Generic[U]):
-    """Takes minibatches from another one in units, whose rows are fetched together. The first unit has
-    one step; its size decides the size of the others."""
+    """Takes minibatches from another feed in units, whose rows are fetched together. The first unit has one step; its
+    size decides the size of the others."""
 
     _unit: type[U]
 

@@ -20,6 +20,7 @@ from millrace.stages.memory.meter import TensorBytes
 from millrace.stages.messages import Phase, RankJob
 from millrace.stages.models import MODELS
 from millrace.stages.placement.sharded import Sharded, Share
+from millrace.stages.policies import InputRows
 from millrace.storage.dataset import Split
 from millrace.storage.graph import from_edges
 from millrace.storage.ledger import Ledger
@@ -159,11 +160,11 @@ def test_a_model_that_cannot_be_tried_is_trained_in_the_most_frugal_modes() -> N
 def test_a_module_on_a_device_is_tried_on_the_host(on_device: torch.device) -> None:
     """The bytes of the step, and of each row, are those of the module on the host, and it stays where it is."""
     share, _ = share_of(Solo(), 1)
-    module, policy = model("sage"), VisitFetch(prefetch_bytes=0)
-    here = plan(share, ("halo",) * 3, policy, Solo(), module)[1], policy.row_traffic(module, FEATURES, torch.float64)
+    module, policy, rows = model("sage"), VisitFetch(prefetch_bytes=0), InputRows(FEATURES, torch.float64)
+    here = plan(share, ("halo",) * 3, policy, Solo(), module)[1], policy.row_traffic(module, rows)
     there = module.to(on_device)
     assert plan(share, ("halo",) * 3, policy, Solo(), there)[1] == here[0] > 0
-    assert policy.row_traffic(there, FEATURES, torch.float64) == here[1]
+    assert policy.row_traffic(there, rows) == here[1]
     assert all(p.is_cuda for p in there.parameters())
 
 

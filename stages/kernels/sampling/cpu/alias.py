@@ -34,7 +34,7 @@ def alias_table(graph: Graph) -> AliasTable:
     assert graph.edge_weight is not None
     most = int(graph.in_degree.max(initial=0))
     if most >= 1 << 31:
-        raise InputError(f"a node has {most} in-edges, {(1 << 31) - 1} at most with weights; set weighted = false")
+        raise InputError(f"a node has {most} in-edges; weights allow at most {(1 << 31) - 1}; set weighted = false")
     table = AliasTable(np.empty(graph.num_edges, np.uint64), graph.edge_weight, np.empty(graph.num_nodes, np.int32))
     threads = get_num_threads()
     edges = np.linspace(0, graph.num_edges, threads + 1)
