@@ -154,8 +154,7 @@ def checked_form(wanted: str, features: FeatureStore) -> Form:
     """The form to keep rows in. Raises InputError if it is none."""
     form = own_form(features) if wanted == OWN else wanted
     if form not in FORMS or (form == "float64" and features.dtype != np.float64):
-        allowed = ", ".join(FORMS[:-1])
-        raise InputError(f"--features is '{wanted}'; expected one of {allowed}, or none for the dataset's own form")
+        raise InputError(f"features is '{wanted}'; expected one of {OWN}, {', '.join(FORMS[:-1])}")
     # pyrefly: ignore[bad-return]
     return form
 

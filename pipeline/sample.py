@@ -8,11 +8,14 @@ from ..storage.dataset import Dataset
 from ..storage.store.paths import expanded
 from ..storage.urls import is_url
 from .config.load import Job
+from .config.systems import System
+from .custom.own_code import split_loss, split_options
 from .precompute import check_cut_used, precompute
 from .ready import RunCall, configured
+from .setup.configure import check_cut_in_file
 from .setup.open_data import absolute_source, opened_from_python
 from .telemetry.console import console_events
-from .telemetry.events import Emit
+from .telemetry.events import Emit, Note
 
 
 def sample(
@@ -50,11 +53,19 @@ def sample(
         RunError: `out` cannot be written, or does not answer.
     """
     own = {key: options.pop(key, None) for key in ("system", "model")}
+    if isinstance(own["system"], System):
+        check_cut_in_file(own["system"], "samples take")
+    _, options = split_loss(options.pop("loss", None), options)
+    given = [options.pop(key, None) for key in ("optimizer", "scheduler", "metrics")]
+    *_, options = split_options(given[0], given[1], given[2], options, config)
     job, _ = configured(RunCall(dataset, **own, config=config, options=options))
     check_cut_used(job)
     place = str(out) if is_url(out) else expanded(out)
     with console_events(emit, verbose) as tell:
         found = opened_from_python(job, dataset, tell)
-        name = found.name if isinstance(found, Dataset) else absolute_source(found or job.dataset)
+        for text in found.notes if isinstance(found, Dataset) and found is dataset else ():
+            tell(Note(text))
+        # A bare name would be taken for a folder of that name.
+        name = f"in memory: {found.name}" if isinstance(found, Dataset) else absolute_source(found or job.dataset)
         job, data = job.model_copy(update={"dataset": name}), found if isinstance(found, Dataset) else None
         return precompute(job, place, emit=tell, stop=lambda: False, features=features, dataset=data)

@@ -59,7 +59,7 @@ def evaluate(
     """
     trained = run if isinstance(run, TrainedRun) else load(run, model=model, emit=emit)
     call = Call(dataset, options, Workers.from_arguments(workers, scheduler, cluster, client), emit)
-    found = opened(trained, call, "evaluate")
+    found = opened(trained, call, "evaluate", model if trained is run else None)
     result, data = trained.result, found.data
     classes = result.num_classes if result.task != "link" else 1
     of_edges = data.has_edge_labels

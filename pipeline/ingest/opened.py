@@ -28,7 +28,7 @@ def open_tables(
     number = {t: i for kind in (source.nodes, source.edges) for i, t in enumerate(kind)}
     stage = {t: f"{t.kind}-{number[t]}" if typed else t.kind for t in source.tables}
     tables = [_opened(t, stage[t], options, stages, budget) for t in source.tables]
-    if (column := options.relation_column) is None or source.is_typed:
+    if not (column := (options.names("relation_column") or ("",))[0]) or source.is_typed:
         return source, tables
     nodes, (edges,) = ([t for t in tables if t.source.kind == kind] for kind in ("nodes", "edges"))
     check_relation_column(source.path, column, edges.schema.names, 0)

@@ -89,7 +89,7 @@ class Table:
     source: SourceTable
     """With the user's files."""
     paths: tuple[File, ...]
-    """Files that are read: CSV is imported first."""
+    """Files that are read: those imported, unless the user's are read as they are."""
     empty: pa.Table
     """No rows; the columns, and their types."""
     heads: tuple[pa.Schema, ...]
@@ -106,7 +106,7 @@ class Table:
 
     @property
     def from_csv(self) -> bool:
-        """True if its files were imported."""
+        """True if its files are CSV."""
         return is_csv(self.files[0])
 
     @property

@@ -137,8 +137,7 @@ def plan(
             notes.append(f'{label} is planned with graph = "memory": it {why}.')
     drawn = next((of["nodes"] for of in seen.values() if of["nodes"]), None)
     if drawn and first.features in ("mapped", "zarr"):
-        each, seeds = drawn[0] * at.numbers.features * 4, round(at.numbers.train * at.numbers.nodes)
-        count = -(-seeds // first.train.batch_size) * first.epochs
+        each, count = drawn[0] * at.numbers.features * 4, -(-at.train // first.train.batch_size) * first.epochs
         notes.append(
             f"Packed beside samples (sample --features=float32), features of {first.epochs:,} epochs take "
             f"{amount(each * count)} of disk; a minibatch reads {amount(each)} in order."

@@ -41,6 +41,12 @@ def configure(
     return job
 
 
+def check_cut_in_file(system: System, what: str) -> None:
+    """Refuse a system whose nodes' owners are an array, which no section of a configuration holds."""
+    if isinstance(system.partition.partitioner, Given):
+        raise InputError(f"{what} the owners of nodes from a file: set partition.owners")
+
+
 def tables_of_system(system: System) -> dict[str, Any]:
     """Sections of a configuration that describe a system."""
     table: dict[str, Any] = {}

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import nn
 
-from ...stages.partition.given import Given
 from ...storage.array_checks import present
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import write_dataset
@@ -26,7 +25,7 @@ from ..custom.model_argument import as_record_or_module
 from ..custom.own_code import check_beside, split_loss, split_options
 from ..custom.user_module import module_named
 from ..precompute import precompute
-from ..setup.configure import tables_of_system
+from ..setup.configure import check_cut_in_file, tables_of_system
 from ..setup.open_data import absolute_source
 from ..setup.result import read_result, write_json
 from ..setup.run_folder import locked
@@ -120,8 +119,7 @@ def _sweep(
         code["model"] = options.pop("model")
     base = with_options(dict(config or {}), {k: table_of(v) if is_record(v) else v for k, v in options.items()})
     if isinstance(system := base.get("system"), System):
-        if isinstance(system.partition.partitioner, Given):
-            raise InputError("a sweep takes the owners of nodes from a file: set partition.owners")
+        check_cut_in_file(system, "a sweep takes")
         base |= {"system": system.name, **tables_of_system(system)}
     if (model := code.get("model")) is not None:
         net = as_record_or_module(module_named(model) if isinstance(model, str) else model)

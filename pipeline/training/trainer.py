@@ -292,17 +292,18 @@ def report_of(progress: Progress, member: Member, sha256: str, test: Scored | No
     )
 
 
-class PlacedOnce(PartitionPolicy):
+class PlacedOnce:
     """A partition policy that places the data of each phase once, for training and evaluation."""
 
     def __init__(self, policy: PartitionPolicy) -> None:
         self._policy = policy
-        for name in ("partitioner", "changes", "has_blocks", "evaluates_on_shares", "schedule", "count"):
-            setattr(self, name, getattr(policy, name))
         self._placed: tuple[int, PlacedData] | None = None
 
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._policy, name)
+
     def place(self, data: Placement | Part, phase: Phase, job: RankJob, before: object = None) -> PlacedData:
-        if self._placed is None or (self.changes and self._placed[0] != phase.number):
+        if self._placed is None or (self._policy.changes and self._placed[0] != phase.number):
             self._placed = phase.number, self._policy.place(data, phase, job, self._placed and self._placed[1])
         return self._placed[1]
 

@@ -97,9 +97,9 @@ class SeedData:
             if a.size:
                 deque(location.read(NAME, f"{name}.npy", HEADER_BYTES, a.reshape(-1).view(np.uint8).data), 0)
         found = cls({**meta, "digests": digests}, train, labels)
-        in_graph = not train.size or 0 <= train.min() <= train.max() < meta["num_nodes"]
+        in_graph = not train.size or 0 <= train.min() <= train.max() < meta.get("num_nodes", 0)
         if not in_graph or len(train) != len(labels) or found._sum != meta.get("sum"):
-            raise StoreError(f"{location.path(NAME)} does not match its checksum; sample into another folder")
+            raise StoreError(f"{location.path(NAME)} does not match its checksum or graph; sample into another folder")
         return found
 
     @property

@@ -276,7 +276,7 @@ def test_other_forms_and_features_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="form"):
         made(tmp_path / "s", "int8")
     code, _, err = command("sample", "--set", "epochs=1", "--features=int4", "--out", tmp_path / "t")
-    assert code == 2 and "--features is 'int4'; expected one of" in err and not (tmp_path / "t").exists()
+    assert code == 2 and "features is 'int4'; expected one of" in err and not (tmp_path / "t").exists()
     data = mr.open_dataset(JOB["dataset"])
     x = data.features.gather(np.arange(data.num_nodes)) + np.float32(1)
     with pytest.raises(StoreError, match="features"):

@@ -1,12 +1,15 @@
 """`mr.sample`: what the command makes, of data in memory too, and what it refuses."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import millrace as mr
 from millrace.pipeline.telemetry.events import Note
+from millrace.stages.partition.given import Given
 from millrace.storage.errors import InputError, StoreError
 from millrace.tests.contracts.command import command
 from millrace.tests.contracts.digests import minibatch_digest
@@ -58,7 +61,7 @@ def test_samples_are_those_of_the_command(given: str, tmp_path: Path, monkeypatc
 def test_what_would_not_be_used_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"partition.method is set, but nothing"):
         mr.sample(JOB["dataset"], out=tmp_path / "s", verbose=False, partition={"method": "leiden"})
-    with pytest.raises(InputError, match="--features is 'int4'; expected one of"):
+    with pytest.raises(InputError, match="features is 'int4'; expected one of"):
         mr.sample(JOB["dataset"], out=tmp_path / "s", features="int4", verbose=False)
     with pytest.raises(InputError, match="system 'sar' does not sample minibatches"):
         mr.sample(JOB["dataset"], out=tmp_path / "s", system="sar", verbose=False)
@@ -66,3 +69,20 @@ def test_what_would_not_be_used_is_refused(tmp_path: Path) -> None:
     mr.sample(JOB["dataset"], out=tmp_path / "s", verbose=False, **OPTIONS)
     with pytest.raises(StoreError, match="seed"):
         mr.sample(JOB["dataset"], out=tmp_path / "s", verbose=False, seed=3, **OPTIONS)
+
+
+def test_options_are_those_of_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What concerns training is left to it, in code too; a cut that would be lost is refused."""
+    mr.sample(JOB["dataset"], out=tmp_path / "s", verbose=False, loss=len, optimizer=len, metrics=[len], **OPTIONS)
+    plain = mr.sample(JOB["dataset"], out=tmp_path / "s", verbose=False, **OPTIONS)
+    assert plain["edges"] == 0
+    cut = mr.bulk(mr.NeighborSampler((4, 3)), topology="partitioned", partitioner=Given(np.zeros(300, np.int32)))
+    with pytest.raises(InputError, match=r"samples take the owners of nodes from a file: set partition\.owners"):
+        mr.sample(JOB["dataset"], out=tmp_path / "t", verbose=False, system=cut)
+    # A folder that is called as the dataset in memory is not read.
+    data = replace(mr.open_dataset(JOB["dataset"]), name="data", notes=("A note.",))
+    monkeypatch.chdir(tmp_path)
+    mr.write_dataset("data", mr.open_dataset("sbm:nodes=300,classes=3,train=0.4,features=8", seed=5))
+    notes = list[str]()
+    mr.sample(data, out="u", emit=lambda e: notes.append(e.text) if isinstance(e, Note) else None, **OPTIONS)
+    assert "A note." in notes and drawn(tmp_path / "u") == drawn(tmp_path / "s")

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 NO_CLASS = {
     "unknown", "unk", "not known", "nan", "none", "null", "nil", "na", "n a", "missing", "undefined", "unspecified",
-    "unlabeled", "unlabelled", "no label", "not available", "tbd", "?", "-", "--",
+    "unlabeled", "unlabelled", "no label", "not available", "tbd", "?", "-", "--", ".",
 }  # fmt: skip
-"""Words, in lower case and without punctuation, that often stand for the absence of a label."""
+"""Words in lower case, without punctuation unless they are nothing else, that often stand for a missing label."""
 
 BELOW_ZERO = re.compile(r"-\d+$")
 

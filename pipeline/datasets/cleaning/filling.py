@@ -278,10 +278,9 @@ def check_indicators(options: ReadOptions, card: Sequence[Mapping[str, Any]]) ->
     """Refuse names of `ReadOptions.indicators` that are no columns of a card."""
     known = [f"{column['of']}.{column['name']}" for column in card]
     if unknown := [name for name in options.indicators or () if name not in known]:
-        raise InputError(
-            f"indicators names {', '.join(unknown)}, but the columns of features are {', '.join(known[:SHOWN])}"
-            f"{nearest(unknown[0], known)}"
-        )
+        listed = ", ".join(known[:SHOWN]) or "none"
+        names = f"indicators names {', '.join(unknown)}, but the columns of features are {listed}"
+        raise InputError(f"{names}{nearest(unknown[0], known)}")
 
 
 def treatment_by(

@@ -167,6 +167,7 @@ class ReadOptions:
 
     def over(self, before: Mapping[str, Any]) -> "ReadOptions":
         """These options where they are not the defaults, and those of `before`, as `given` has them, elsewhere."""
+        # A treatment without indicator columns takes those of `before` away.
         fills = self.nan_features in ("error", "indicator")
         return ReadOptions(**{k: v for k, v in before.items() if k != "indicators" or fills} | self.given)
 
@@ -189,12 +190,11 @@ class ReadOptions:
             raise InputError(
                 f"ignored_labels is {given!r}; expected class numbers such as (255, -100), or names such as 'unknown'"
             )
-        if self.triples is not None and sorted(self.triples.replace(" ", "").split(",")) != [
-            "head",
-            "relation",
-            "tail",
-        ]:
+        order = ["head", "relation", "tail"]
+        if self.triples is not None and sorted(self.triples.replace(" ", "").split(",")) != order:
             raise InputError(f"triples is {self.triples!r}; expected an order such as head,tail,relation")
+        if self.relation_column in (self.names("one_hot") or ()):
+            raise InputError(f"one_hot names {self.relation_column}, which is relation_column; leave it out of one_hot")
         if (own := self.indicators) is not None:
             if not isinstance(own, tuple) or not all(isinstance(c, str) for c in own):
                 raise InputError(f"indicators is {own!r}; expected a list of columns such as ['nodes.age']")
@@ -206,9 +206,8 @@ class ReadOptions:
             value = getattr(self, f.name)
             allowed = {"direction": get_args(Direction), "task": TASKS}.get(f.name) or get_args(f.type)
             if value not in allowed and not (f.name in ("direction", "task") and value is None):
-                raise InputError(
-                    f"{f.name} is {value!r}; expected one of {', '.join(allowed)}{nearest(str(value), allowed)}"
-                )
+                expected = f"one of {', '.join(allowed)}{nearest(str(value), allowed)}"
+                raise InputError(f"{f.name} is {value!r}; expected {expected}")
 
 
 def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
@@ -222,10 +221,8 @@ def _whole(text: str) -> int | None:
 def require_options(options: object) -> None:
     """Raise InputError unless `options` are `ReadOptions`, or None."""
     if not isinstance(options, ReadOptions | None):
-        raise InputError(
-            f"options is a {type(options).__name__}; expected mr.ReadOptions, such as "
-            'mr.ReadOptions(direction="directed")'
-        )
+        example = 'mr.ReadOptions(direction="directed")'
+        raise InputError(f"options is a {type(options).__name__}; expected mr.ReadOptions, such as {example}")
 
 
 DEFAULT_OPTIONS = ReadOptions()

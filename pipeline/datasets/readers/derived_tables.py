@@ -56,6 +56,8 @@ def with_nodes_of_edges(
 def rows_by_relation(rows: pa.Table, column: str) -> dict[str, pa.Table]:
     """The rows of a piece of a table of edges by their values in a column, without that column. Rows with a null are
     left out."""
+    if pa.types.is_nested(rows[column].type):
+        raise InputError(f"{column} is {rows[column].type}; set read.relation_column to text or numbers")
     values = rows[column].cast(pa.large_string())
     names = sorted(values.unique().drop_null().to_pylist())
     if len(names) > MOST_RELATIONS:

@@ -92,7 +92,7 @@ class _Reading:
             source, added = with_nodes_of_edges(source, edges, options)
             nodes = [*added, *nodes]
         if options.relation_column is not None and not source.is_typed:
-            column, (read,) = options.relation_column, edges
+            column, (read,) = (options.names("relation_column") or ("",))[0], edges
             check_relation_column(source.path, column, read.rows.column_names, 0)
             check_relation_column(source.path, column, read.rows.column_names, read.rows[column].null_count)
             parts = rows_by_relation(read.rows, column)

@@ -108,12 +108,13 @@ def _with_folder_columns(table: SourceTable, folder: Path) -> SourceTable:
 def _hive(files: Sequence[Path], base: Path) -> Callable[..., Any]:
     """Makes Arrow's dataset of files whose folders below `base` are columns. Without a `schema`, it has the columns of
     the first file and of all folders."""
-    from pyarrow import dataset
+    from pyarrow import csv, dataset
 
-    kind = of_folder.suffix_of(files[0].name).split(".")[1]
-    form = {"jsonl": "json", "ndjson": "json", "arrow": "ipc", "tsv": "csv"}.get(kind, kind)
-    hive = dataset.partitioning(flavor="hive")
-    named = [str(file) for file in files]
+    kind, named = of_folder.suffix_of(files[0].name).split(".")[1], [str(file) for file in files]
+    if kind in ("jsonl", "ndjson"):  # of which Arrow's datasets know the columns of the first block alone
+        raise InputError(f"{base} has columns in names of folders and rows in JSON lines; write Parquet or CSV")
+    tabs, hive = dataset.CsvFileFormat(csv.ParseOptions(delimiter="\t")), dataset.partitioning(flavor="hive")
+    form = tabs if kind == "tsv" else {"arrow": "ipc"}.get(kind, kind)
     return partial(dataset.dataset, named, format=form, partitioning=hive, partition_base_dir=str(base))
 
 

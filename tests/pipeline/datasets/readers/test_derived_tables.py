@@ -109,3 +109,10 @@ def test_nodes_of_edges_that_are_numbers(tmp_path):
     folder = write(tmp_path / "g", edges="from,to\n70,7\n7,900\n900,70\n5,7\n5,70\n")
     data = same(folder, tmp_path, mr.ReadOptions(direction="directed", task="link"), split="fraction:0.6,0.2")
     assert list(data.node_names) == ["5", "7", "70", "900"]
+
+
+def test_columns_that_can_be_no_relation_are_refused():
+    with pytest.raises(InputError, match="one_hot names how, which is relation_column; leave it out of one_hot"):
+        mr.ReadOptions(relation_column="how", one_hot=("how", "x"))
+    with pytest.raises(InputError, match=r"how is list<item: int64>; set read\.relation_column to text or numbers"):
+        derived_tables.rows_by_relation(pa.table({"how": [[1], [2]]}), "how")

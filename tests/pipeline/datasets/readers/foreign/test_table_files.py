@@ -149,15 +149,25 @@ def test_folders_of_parts(tmp_path, named, of):
     _expect(_agree(tmp_path / "g", tmp_path / "store"))
 
 
-def test_columns_in_names_of_folders(tmp_path):
+@pytest.mark.parametrize("suffix", ["parquet", "csv", "tsv", "jsonl"])
+def test_columns_in_names_of_folders(tmp_path, suffix):
     nodes = TABLES["nodes"]
     for kind in "xyz":
         part = nodes.filter(pa.array([k == kind for k in nodes["kind"].to_pylist()])).drop_columns(["kind"])
-        (folder := tmp_path / "g" / "nodes.parquet" / f"kind={kind}").mkdir(parents=True)
-        pq.write_table(part, folder / "part-0.parquet")
+        (folder := tmp_path / "g" / f"nodes.{suffix}" / f"kind={kind}").mkdir(parents=True)
+        if suffix == "parquet":
+            pq.write_table(part, folder / "part-0.parquet")
+        elif suffix == "jsonl":
+            (folder / "part-0.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in part.to_pylist()))
+        else:
+            to = pyarrow.csv.WriteOptions(delimiter="\t" if suffix == "tsv" else ",")
+            pyarrow.csv.write_csv(part, folder / f"part-0.{suffix}", to)
     pq.write_table(TABLES["edges"], tmp_path / "g" / "edges.parquet")
-    dataset = _agree(tmp_path / "g", tmp_path / "store")
-    _expect(dataset)
+    if suffix == "jsonl":
+        with pytest.raises(mr.InputError, match="names of folders and rows in JSON lines; write Parquet or CSV"):
+            _agree(tmp_path / "g", tmp_path / "store")
+    else:
+        _expect(_agree(tmp_path / "g", tmp_path / "store"))
 
 
 def test_columns_in_names_of_folders_whose_files_differ(tmp_path):
