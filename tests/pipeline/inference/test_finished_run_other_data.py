@@ -90,6 +90,8 @@ def test_data_of_python_are_evaluated(from_pyg):
     assert found["accuracy"]["test"] == pytest.approx((classes.classes == classes.nodes % 3).mean())
     with pytest.raises(InputError, match="the PyG data has no y"):
         mr.evaluate(from_pyg, pyg_data(1, labelled=False))
+    with pytest.raises(InputError, match="model was given beside a TrainedRun"):
+        mr.evaluate(mr.load(from_pyg), model=mr.GraphSAGE(hidden=8, layers=2))
     other = pyg_data(1)
     other.y = torch.arange(V) % 5
     with pytest.raises(InputError, match=r"has 5 classes .* predicts 3 classes"):
