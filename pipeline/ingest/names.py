@@ -49,9 +49,9 @@ class NodeMap:
     def positions(self, number: int, first: int, rows: int) -> npt.NDArray[np.int64] | slice:
         """Numbers of the nodes in a span that was scanned."""
         path = file_of(self.folder, "id", number)
-        if self.kind in ("rows", "text") or not path.exists():
+        if self.kind in ("rows", "text") or (self.kind == "dense" and not path.exists()):
             return slice(first, first + rows)
-        ids = np.load(path)
+        ids = np.load(path) if path.exists() else np.arange(first, first + rows)
         return ids.astype(np.int64) if self.kind == "dense" else np.searchsorted(_mapped(self.folder / "ids.npy"), ids)
 
     def gathered(self, what: str, spans: Ranges, tables: Sequence[AnyArray] = ()) -> AnyArray:

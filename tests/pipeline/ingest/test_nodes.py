@@ -1,5 +1,6 @@
 """Labels of tables in pieces: the classes, and the sentences, of the reader in memory."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -24,3 +25,13 @@ def test_classes_that_are_text(tmp_path, ignored):
     data = mr.open_dataset(tmp_path / "g", options=mr.ReadOptions(direction="directed", ignored_labels=ignored))
     assert "Blanks around" in " ".join(data.notes) and "red" in data.class_names
     assert ("unknown" in data.class_names) == (ignored is None)
+
+
+def test_a_piece_whose_ids_are_its_rows_among_ids_with_gaps(tmp_path):
+    rng, ids = np.random.default_rng(0), np.array([100, *range(1, 24)])
+    parquet(tmp_path / "g", "edges", pa.table({end: rng.choice(ids, 80) for end in ("src", "dst")}))
+    of_nodes = {"id": ids, "label": rng.integers(0, 3, 24), "feature_0": np.arange(24.0)}
+    parquet(tmp_path / "g", "nodes", pa.table(of_nodes), cuts=(), group=8)
+    options = mr.ReadOptions(direction="directed", missing_ids="compact")
+    data = same(tmp_path / "g", tmp_path, options, split="fraction:0.5,0.2")
+    assert data.features.gather(np.arange(24)).ravel().tolist() == np.argsort(ids).tolist()
