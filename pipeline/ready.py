@@ -198,7 +198,7 @@ def _checked(prepared: Prepared, samples: str | Path | None, folder: Path, resum
     return own_queue(prepared, folder) if in_memory else None
 
 
-def _started_config(out: str | Path | None, dataset: object) -> dict[str, Any]:
+def _started_config(out: str | Path | None, dataset: object) -> dict[str, object]:
     """The configuration that a run was started with, for resuming it."""
     if out is None:
         raise InputError("resume needs the folder of the run to go on with: mr.run(..., out=FOLDER, resume=True)")

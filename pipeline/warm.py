@@ -105,7 +105,7 @@ def run_trial(trial: Trial) -> Warmed:
         def on_start(self, event: Any) -> None:
             self.count += event.data["dispatcher"].__module__.startswith(f"{precompile.PACKAGE}.")
 
-        def on_end(self, event: Any) -> None:
+        def on_end(self, event: object) -> None:
             pass
 
     start, compiled = time.perf_counter(), Count()

@@ -207,7 +207,7 @@ class Fetcher(ABC):
 class RecordedStep(Protocol):
     """Recorded forward and backward passes for pieces of work of the same shape."""
 
-    def contribute(self, work: Any) -> "WorkDone | None":
+    def contribute(self, work: object) -> "WorkDone | None":
         """See `ReducePolicy.contribute`. None if this piece cannot be replayed and is still to be done."""
 
 

@@ -22,7 +22,7 @@ _named: ContextVar[Any] = ContextVar("_named", default=None)
 
 
 @contextmanager
-def named_cluster(client: Any) -> Iterator[None]:
+def named_cluster(client: object) -> Iterator[None]:
     """Context in which `count_gpus` and `gpu_cluster` take the cluster of a Dask client, if dask-cuda has made it: each
     of its workers has RAPIDS and a GPU of its own."""
     before = _named.set(client)

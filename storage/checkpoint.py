@@ -34,7 +34,7 @@ class Cursor:
     """Optimiser steps taken in the phase."""
 
 
-def _check_plain(value: Any, where: str) -> None:
+def _check_plain(value: object, where: str) -> None:
     """Refuse at once what ``torch.load(weights_only=True)`` would refuse when the run is resumed."""
     if isinstance(value, dict):
         for key, item in value.items():
@@ -52,7 +52,7 @@ def _check_plain(value: Any, where: str) -> None:
         )
 
 
-def _load(file: Path) -> dict[str, Any]:
+def _load(file: Path) -> dict[str, object]:
     with zipfile.ZipFile(file) as archive:
         if any(record.compress_type != zipfile.ZIP_STORED for record in archive.infolist()):
             raise StoreError("a compressed record, which torch never writes")

@@ -23,7 +23,7 @@ def leaf_rows(dtype: npt.DTypeLike, shape: tuple[int, ...]) -> int:
     return max(1, LEAF_BYTES // max(1, np.dtype(dtype).itemsize * int(np.prod(shape[1:], dtype=np.int64))))
 
 
-def digest_leaves(rows: npt.NDArray[Any], dtype: npt.DTypeLike) -> bytes:
+def digest_leaves(rows: npt.NDArray[np.generic], dtype: npt.DTypeLike) -> bytes:
     """SHA-256 of each leaf of some rows that begin with a leaf, 32 bytes each, as if they had this `dtype`."""
     # Byte order is fixed, so that a digest is the same on every machine.
     wide, step = np.dtype(dtype).newbyteorder("<"), leaf_rows(dtype, rows.shape)
@@ -131,7 +131,7 @@ def flat_graph_digest(graph: Graph) -> str:
     return digest_record({k: None if a is None else flat_digest(a, GRAPH_DIGESTS[k]) for k, a in arrays.items()})
 
 
-def later_digests(graph: Graph) -> dict[str, Any]:
+def later_digests(graph: Graph) -> dict[str, object]:
     """Entries of a graph with types or times in the record of its digest. There are none without, so that such a digest
     is that of earlier versions."""
     found: dict[str, Any] = {name: array_digest(a) for name, a in graph.later.items()}

@@ -75,7 +75,7 @@ class GraphArray:
     or edges."""
 
 
-def _check_edge_type(graph: "Graph", array: npt.NDArray[Any]) -> None:
+def _check_edge_type(graph: "Graph", array: npt.NDArray[np.generic]) -> None:
     check_edge_type(graph.types, array, graph.indptr, graph.indices)
 
 

@@ -96,7 +96,7 @@ def main() -> NoReturn:
     os._exit(status)  # a peer that hangs in a collective must not hold up the end of this process
 
 
-def _failure(e: BaseException) -> dict[str, Any]:
+def _failure(e: BaseException) -> dict[str, object]:
     """The message to the driver about an error. Its traceback goes to the log; secrets in URLs are left out of both."""
     from ...storage.errors import MillraceError
     from ...storage.urls import without_secrets

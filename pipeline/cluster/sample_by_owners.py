@@ -54,7 +54,7 @@ class FillOrder:
     threads: int
 
     @classmethod
-    def from_sampling(cls, sampling: "Sampling", queue: str, store: Mapping[str, Any], threads: int) -> "FillOrder":
+    def from_sampling(cls, sampling: "Sampling", queue: str, store: Mapping[str, object], threads: int) -> "FillOrder":
         """
         Args:
             sampling: a job whose ranks hold blocks.

@@ -84,7 +84,7 @@ class _Opened:
 _opened = _Opened()
 
 
-def _open(order: SampleOrder) -> tuple[Any, ...]:
+def _open(order: SampleOrder) -> tuple[object, ...]:
     from ...stages.kernels import sampling_backend
     from ...stages.kernels.runtime.threads import set_num_threads
     from ...storage.queue.object_store import queue_at

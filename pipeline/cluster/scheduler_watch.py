@@ -53,7 +53,7 @@ class SchedulerWatch:
         """Seconds since the first question that has no answer yet."""
         return 0.0 if self._silent_since is None else self._clock() - self._silent_since
 
-    def poll(self, every_s: float = ASK_S) -> dict[str, Any] | None:
+    def poll(self, every_s: float = ASK_S) -> dict[str, object] | None:
         """Take in an answer, or ask if it is time to. Does not wait.
 
         Returns:
@@ -75,7 +75,7 @@ class SchedulerWatch:
             raise lost_scheduler(f"no sign of life for {self.silent_s:.0f} s", self._client)
         return records
 
-    def _answer(self) -> dict[str, Any] | None:
+    def _answer(self) -> dict[str, object] | None:
         if self._asked is None or not self._asked.done():
             return None
         answer, self._asked = self._asked, None

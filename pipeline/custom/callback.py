@@ -177,7 +177,7 @@ def no_callbacks() -> Callbacks:
     return Callbacks((), SimpleNamespace(stop_asked=False))
 
 
-def _overridden(callback: Any, name: str) -> Callable[[RunView], None] | None:
+def _overridden(callback: object, name: str) -> Callable[[RunView], None] | None:
     method = getattr(callback, name, None)
     return None if method is None or getattr(method, "__func__", None) is getattr(Callback, name) else method
 

@@ -59,11 +59,11 @@ def _name(value: Any) -> str:
     return f"{value.__module__}.{value.__qualname__}"
 
 
-def _is_known(value: Any) -> bool:
+def _is_known(value: object) -> bool:
     return str(value.__module__).partition(".")[0] in LIBRARIES
 
 
-def _function(f: types.FunctionType, seen: set[int]) -> Any:
+def _function(f: types.FunctionType, seen: set[int]) -> object:
     if _is_known(f):
         return _name(f)
     cells = []
@@ -76,12 +76,12 @@ def _function(f: types.FunctionType, seen: set[int]) -> Any:
     return [f.__name__, _code(f.__code__), defaults, cells]
 
 
-def _code(code: types.CodeType) -> Any:
+def _code(code: types.CodeType) -> object:
     consts = [_code(c) if isinstance(c, types.CodeType) else _plain(c, set()) for c in code.co_consts]
     return [code.co_code.hex(), list(code.co_names), list(code.co_varnames), consts]
 
 
-def _class(cls: type, seen: set[int]) -> Any:
+def _class(cls: type, seen: set[int]) -> object:
     """A class by the code of its methods, and its bases."""
     if _is_known(cls):
         return _name(cls)

@@ -63,7 +63,7 @@ def follows_metric(scheduler: Any) -> bool:
     return isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 
-def plain(state: Any) -> Any:
+def plain(state: object) -> object:
     """A scheduler's state without classes that a checkpoint cannot hold: those of dicts."""
     if isinstance(state, Mapping):
         return {k: plain(v) for k, v in state.items()}

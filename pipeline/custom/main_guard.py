@@ -41,7 +41,7 @@ def check_main_guard() -> None:
     )
 
 
-def _line_of(main: Any) -> int | None:
+def _line_of(main: object) -> int | None:
     """The running line of the main script, at its top level."""
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     found = None

@@ -7,7 +7,7 @@ from collections import ChainMap
 from typing import Any, ClassVar
 
 
-def pickled(module: Any) -> str:
+def pickled(module: object) -> str:
     """A user's module, or objects that hold code of the user's, in base64, for `unpickled`.
 
     Since 3.1.3, cloudpickle leaves the file name out of code that travels by value. It is put back, so that an error in
@@ -18,7 +18,7 @@ def pickled(module: Any) -> str:
     dispatch: Any = cloudpickle.Pickler.dispatch_table
     reduce_code: Any = dispatch[types.CodeType]
 
-    def reduce_with_file(code: types.CodeType) -> tuple[Any, ...]:
+    def reduce_with_file(code: types.CodeType) -> tuple[object, ...]:
         build, arguments, *rest = reduce_code(code)
         return (build, tuple(code.co_filename if a == "<dynamic-code>" else a for a in arguments), *rest)
 

@@ -57,11 +57,11 @@ class MillracePage(SchedulerPlugin):
         if topic == TOPIC and not self.trouble:
             self._history.record_driver(msg)
 
-    def remove_worker(self, scheduler: Any, worker: str, **_: Any) -> None:
+    def remove_worker(self, scheduler: object, worker: str, **_: object) -> None:
         """End the ranks of a worker that is gone."""
         self._history.end_worker(worker)
 
-    def remove_client(self, scheduler: Any, client: str) -> None:
+    def remove_client(self, scheduler: object, client: str) -> None:
         """End the runs of a client that is gone; it may have been a driver."""
         self._history.end_client(client)
 

@@ -140,7 +140,7 @@ class _Publisher:
             self.publish(said={"event": type(event).__name__, **fields})
         self._emit(event)
 
-    def publish(self, **message: Any) -> None:
+    def publish(self, **message: object) -> None:
         """Queue a message: see `history.History.record_driver`."""
         self._messages.put({"run": self._run, **message})
 

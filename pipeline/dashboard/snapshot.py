@@ -90,7 +90,7 @@ def _left(record: dict[str, Any], run: RunState) -> float | None:
     return max(0, left) * seconds / taken if taken > 0 else None
 
 
-def _progress(span: StageSpan, run: RunState, until: float) -> dict[str, Any]:
+def _progress(span: StageSpan, run: RunState, until: float) -> dict[str, object]:
     state = "done" if span.end < math.inf or run.ended == "done" else "stopped" if run.ended else "running"
     seconds = min(until, span.end) - span.begin
     known = {key: value for key, value in vars(span).items() if key in ("stage", "text", "done", "total")}
@@ -152,7 +152,7 @@ def _ratio(a: float, b: float) -> float:
     return min(1.0, a / b) if b > 0 else 0.0
 
 
-def _rates(run: RunState) -> dict[str, Any]:
+def _rates(run: RunState) -> dict[str, object]:
     """Rates per second over the recent past."""
     ends = run.sums.ends(WINDOW_S)
     found = _per_second(*ends) if ends else dict.fromkeys(RATES.values(), 0.0)
@@ -167,7 +167,7 @@ def _per_second(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, flo
     return {to: max(0.0, (b[name] - a[name]) / seconds) for name, to in names.items()}
 
 
-def _by_channel(values: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+def _by_channel(values: Mapping[str, float]) -> dict[str, dict[str, object]]:
     """Values of bytes by channel and kind, without kinds that are zero."""
     found: dict[str, dict[str, Any]] = {}
     for channel, kind in BYTES:
@@ -222,7 +222,7 @@ def _stages(run: RunState, rates: dict[str, Any], ranks: list[dict[str, Any]]) -
     return stages
 
 
-def _hot(counts: list[dict[str, int]]) -> dict[str, Any] | None:
+def _hot(counts: list[dict[str, int]]) -> dict[str, object] | None:
     """Counts of the feature caches over all ranks."""
     if not counts:
         return None
@@ -230,7 +230,7 @@ def _hot(counts: list[dict[str, int]]) -> dict[str, Any] | None:
     return {"rows": sum(h["rows"] for h in counts), "asked": asked, "hits": hits, "rate": _ratio(hits, asked)}
 
 
-def _curves(run: RunState) -> dict[str, Any]:
+def _curves(run: RunState) -> dict[str, object]:
     """Curves over the life of the run: levels at each moment, and rates since the moment before."""
     sums, names = run.sums, [*map(" ".join, BYTES)]
     rows = [{name: sums[name][i] for name in ("time", *SUMS)} for i in range(len(sums))]

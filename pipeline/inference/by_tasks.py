@@ -40,7 +40,9 @@ class Workers:
     """Keys of the section ``cluster``, in place of the run's."""
 
     @classmethod
-    def from_arguments(cls, count: Any, scheduler: object, settings: object, client: object = None) -> "Workers | None":
+    def from_arguments(
+        cls, count: object, scheduler: object, settings: object, client: object = None
+    ) -> "Workers | None":
         """From the arguments of a call; None: this process does the work alone.
 
         Raises:

@@ -119,7 +119,7 @@ def predict_edges(
 
 def _of_dataset(
     data: Dataset, name: str | None
-) -> tuple[PairArray, npt.NDArray[np.floating] | None, npt.NDArray[Any] | None]:
+) -> tuple[PairArray, npt.NDArray[np.floating] | None, npt.NDArray[np.generic] | None]:
     """Labelled edges of a dataset with their features and times: all, or those of a set."""
     if data.pairs is None:
         raise InputError(f"{data.name} has no labelled edges; give the pairs that are to be predicted")
@@ -128,7 +128,7 @@ def _of_dataset(
     return data.pairs[chosen], features, time
 
 
-def _features(given: Any, count: int, width: int, name: str) -> npt.NDArray[np.floating] | None:
+def _features(given: object, count: int, width: int, name: str) -> npt.NDArray[np.floating] | None:
     """[n, K] features of edges, or None if the model reads none."""
     if not width:
         if given is not None:

@@ -60,7 +60,7 @@ def check_suffix(path: Path, suffixes: tuple[str, ...] = SUFFIXES) -> str:
     return path.suffix.lower()
 
 
-def write_npy(path: str | Path, array: Any) -> None:
+def write_npy(path: str | Path, array: object) -> None:
     """Write one array, for `numpy.load`."""
 
     def write(aside: Path) -> None:

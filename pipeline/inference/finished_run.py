@@ -299,7 +299,7 @@ def job_of(folder: Path) -> Job:
     return with_kept_dataset(resolve(read_run_table(folder / JOB)), folder)
 
 
-def _with_outline(record: dict[str, Any], job: Job) -> dict[str, Any]:
+def _with_outline(record: dict[str, object], job: Job) -> dict[str, object]:
     """The record of an earlier version's run, with what is known from its dataset."""
     data = open_data(job, None, silent, lazy=True)
     return {

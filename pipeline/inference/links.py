@@ -160,7 +160,7 @@ def predict_links(
     return LinkScores(wanted - first, scores.cpu().numpy(), relations, ends_called(wanted, data))
 
 
-def ends_at(wanted: PairArray, times: Any, read: Any, found: Opened, trained: TrainedRun) -> Ends:
+def ends_at(wanted: PairArray, times: object, read: object, found: Opened, trained: TrainedRun) -> Ends:
     """Distinct ends of pairs; of a run by the sampler temporal, each at its pair's time: of the caller's `times`, else
     of those `read` from a file, else after all edges.
 
@@ -180,7 +180,7 @@ def ends_at(wanted: PairArray, times: Any, read: Any, found: Opened, trained: Tr
     )
 
 
-def ends_called(wanted: PairArray, data: Dataset) -> npt.NDArray[Any] | None:
+def ends_called(wanted: PairArray, data: Dataset) -> npt.NDArray[np.generic] | None:
     """[n, 2], names of the nodes of pairs, where their dataset has names: int64 where they are integers, else text; or
     objects, if those of one end are integers and those of the other one text."""
     columns = [names_of(end, data) for end in wanted.T]

@@ -183,7 +183,7 @@ class Predictions(AsArray):
             given = {name: column[rows] for name, column in self.given.items()}
             yield replace(self, nodes=self.nodes[rows], logits=self.logits[rows], node_names=names, given=given)
 
-    def _called(self) -> dict[str, Any]:
+    def _called(self) -> dict[str, object]:
         """Columns that say what a row is of: ids, or lists of names."""
         names = self.node_names
         return {

@@ -49,7 +49,7 @@ def export_program(
     run: TrainedRun | Result | str | Path | nn.Module,
     path: str | Path | None = None,
     *,
-    model: Any = None,
+    model: object = None,
     num_features: int | None = None,
     weighted: bool | None = None,
 ) -> ExportedProgram:

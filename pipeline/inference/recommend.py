@@ -44,14 +44,14 @@ ROWS_AT_ONCE = 1 << 16
 def recommend(
     run: TrainedRun | Result | str | Path,
     k: int = 10,
-    nodes: Any = None,
-    dataset: Any = None,
+    nodes: object = None,
+    dataset: object = None,
     *,
     relation: Relation | None = None,
     exclude_known: bool = True,
-    time: Any = None,
+    time: object = None,
     options: ReadOptions | None = None,
-    model: Any = None,
+    model: object = None,
     workers: int = 1,
     scheduler: object = None,
     cluster: object = None,
@@ -148,7 +148,7 @@ class Wanted:
     nodes: Any
     relation: Relation | None
     exclude_known: bool
-    moment: Any
+    moment: object
     """Its `time`."""
 
 

@@ -32,12 +32,12 @@ class Recommendations:
     """Names of all nodes of the source's and of the destination's type, by id, where the dataset has names."""
 
     @property
-    def source_names(self) -> npt.NDArray[Any] | None:
+    def source_names(self) -> npt.NDArray[np.generic] | None:
         """Names of `sources`, [n], text or integers; None if nodes have none."""
         return None if self.node_names is None else np.asarray(self.node_names[0].called(self.sources))
 
     @property
-    def destination_names(self) -> npt.NDArray[Any] | None:
+    def destination_names(self) -> npt.NDArray[np.generic] | None:
         """Names of `destinations`, [n, k], text or integers, empty or -1 where there are none; None if nodes have
         none."""
         if self.node_names is None:
@@ -76,7 +76,7 @@ class Recommendations:
     def _columns(self, rows: IdArray, places: IdArray) -> dict[str, Any]:
         return {"rank": places + 1, "score": self.scores[rows, places]}
 
-    def _arrays(self) -> dict[str, Any]:
+    def _arrays(self) -> dict[str, object]:
         """The arrays of a Zarr group."""
         named = {"src": self.source_names, "dst": self.destination_names}
         plain = {"src": self.sources, "dst": self.destinations}

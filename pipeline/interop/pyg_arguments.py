@@ -150,7 +150,7 @@ def tensor(name: str, value: Any) -> Tensor:
         raise InputError(f"{name} is {type(value).__name__}; expected a tensor, an array or a list") from None
 
 
-def check_kinds(seed: Any, generator: Any, **functions: Any) -> None:
+def check_kinds(seed: object, generator: object, **functions: object) -> None:
     """Raise InputError if `seed`, `generator` or one of `functions` has another type."""
     if seed is not None:
         whole_number("seed", seed)

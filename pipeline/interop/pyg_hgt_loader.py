@@ -95,7 +95,7 @@ class BudgetSampler(PyGSampler):
             raise InputError(f"num_samples is {asked!r}; expected {what}, 0 or more")
         self._num_samples = np.array(lists, np.int64).T
 
-    def _sampled(self, request: BulkRequest, timed: Timed | None, workspace: Any) -> list[Any]:
+    def _sampled(self, request: BulkRequest, timed: Timed | None, workspace: object) -> list[object]:
         relations = self.source.relations
         assert relations is not None and relations.graph.edge_id is not None
         found = []

@@ -95,7 +95,7 @@ class BulkLoader(SamplingThreads, DataLoader[Any]):
         """Do nothing: there are no worker processes."""
 
     # pyrefly: ignore[bad-override-mutable-attribute]
-    def collate_fn(self, index: Any) -> Any:
+    def collate_fn(self, index: object) -> object:
         """The minibatch of the inputs at the positions `index` [B], sampled at once. Each call draws other samples. If
         `filter_per_worker` is False, PyG's `SamplerOutput`, the argument of `filter_fn`.
 

@@ -236,7 +236,7 @@ class ManyTypes:
         number = self.types.node_type(node_type)
         return self.types.offsets[number], self.types.offsets[number + 1]
 
-    def global_ids(self, nodes: Any, kind: Any, what: str) -> IdArray:
+    def global_ids(self, nodes: object, kind: object, what: str) -> IdArray:
         """Checked node ids of a type as those of the whole graph, int64 [n], of `what`."""
         number = self.types.node_type(str(kind))
         ids, _ = arguments.input_nodes(nodes, self.types.num_nodes(number), f"{what} of '{kind}'")
@@ -279,7 +279,7 @@ def _name(kind: Any) -> str:
     return f"data[{', '.join(map(repr, (kind,) if isinstance(kind, str) else kind))}]"
 
 
-def _shown(given: Any) -> str:
+def _shown(given: object) -> str:
     """An argument in a message; arrays by their class."""
     text = repr(given) if given is None or isinstance(given, str | int | tuple | list) else type(given).__name__
     return text if len(text) < 80 else type(given).__name__

@@ -103,7 +103,7 @@ class OneType:
             raise InputError(f"time_attr: data.{time_attr}: {e}") from None
         return Times(timed, (last,), time if of_nodes else None, frozenset([None] if of_nodes else []))
 
-    def global_ids(self, nodes: Any, kind: Any, what: str) -> IdArray:
+    def global_ids(self, nodes: object, kind: object, what: str) -> IdArray:
         """Checked node ids, int64 [n], of `what`."""
         return arguments.input_nodes(nodes, self.graph.num_nodes, what)[0]
 
@@ -112,7 +112,7 @@ class OneType:
         return found, None
 
 
-def _check(data: Any) -> None:
+def _check(data: object) -> None:
     from torch_geometric.data import Data
 
     if not isinstance(data, Data):

@@ -223,7 +223,7 @@ class PyGSampler:
             self._negatives[id(neg_sampling), kind] = known = neg_sampling, laws
         return known[1]
 
-    def _sampled(self, request: BulkRequest, timed: Timed | None, workspace: Any) -> list[Any]:
+    def _sampled(self, request: BulkRequest, timed: Timed | None, workspace: object) -> list[object]:
         """The neighbourhoods of the seeds of some minibatches."""
         sampler, relations = self.source.sampler(self.num_neighbors, self.replace), self.source.relations
         # The bulk kernel draws within relations, but not by weight, and no seed twice.

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from inspect import Parameter, signature
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from ...storage.errors import InputError, MissingExtraError, install, nearest
@@ -151,7 +151,7 @@ def check_cluster(job: Job) -> None:
         raise InputError(_too_many(job.ranks, gpus, "this machine"))
 
 
-def _check_names(options: Mapping[str, Any]) -> None:
+def _check_names(options: Mapping[str, object]) -> None:
     """Check that dask-cuda, if it is installed, has these options, and that none of them follows from the job."""
     try:
         from dask_cuda import LocalCUDACluster
@@ -166,7 +166,7 @@ def _check_names(options: Mapping[str, Any]) -> None:
         )
 
 
-def uses_ucx(options: Mapping[str, Any]) -> bool:
+def uses_ucx(options: Mapping[str, object]) -> bool:
     """True if Dask's own messages use UCX."""
     return str(options.get("protocol")).startswith("ucx") or any(options.get(name) for name in BY_UCX)
 

@@ -58,7 +58,7 @@ class Work:
         return open_lazily(self.source, features_access(self.source), graph=graph_access(store))
 
 
-def assign_numbers(work: Work, cut: Cut, most: int) -> dict[str, Any]:
+def assign_numbers(work: Work, cut: Cut, most: int) -> dict[str, object]:
     """Cut the graph, and write the new number of each node, the old one, and where parts begin: ``new``, ``old``,
     ``offsets``. Returns ranges of old nodes with about `most` edges."""
     data = work.open()
@@ -96,7 +96,7 @@ def spill_rows(work: Work, number: int, first: int, stop: int) -> dict[str, Any]
     return {"edges": len(keys)}
 
 
-def sort_rows(work: Work, tasks: int, number: int, first: int, stop: int) -> dict[str, Any]:
+def sort_rows(work: Work, tasks: int, number: int, first: int, stop: int) -> dict[str, object]:
     """Sort the edges in the cells ``[first, stop)`` into rows. Equal ones keep their order."""
     (work.folder / "sorted").mkdir(exist_ok=True)
     shift, total = shift_of(work.num_nodes), work.num_nodes
@@ -170,7 +170,7 @@ def _fields(matrix: Matrix) -> tuple[Field, ...]:
     return (Field("int64"), Field(matrix.dtype, (matrix.shape[1],)))
 
 
-def spill_features(work: Work, matrix: Matrix, number: int, first: int, stop: int) -> dict[str, Any]:
+def spill_features(work: Work, matrix: Matrix, number: int, first: int, stop: int) -> dict[str, object]:
     """Spill the features of the old nodes ``[first, stop)`` by ranges of their new numbers."""
     new = work.mapped("new")[first:stop].astype(np.int64)
     with RunWriter(work.folder / "features", number, _fields(matrix), cells_of(work.num_nodes)) as writer:
@@ -179,7 +179,7 @@ def spill_features(work: Work, matrix: Matrix, number: int, first: int, stop: in
     return {}
 
 
-def gather_features(work: Work, matrix: Matrix, tasks: int, number: int, first: int, stop: int) -> dict[str, Any]:
+def gather_features(work: Work, matrix: Matrix, tasks: int, number: int, first: int, stop: int) -> dict[str, object]:
     """Write the features of the new nodes in the cells ``[first, stop)``."""
     numbers, x = read_cells(work.folder / "features", tasks, _fields(matrix), first, stop)
     seams = work.folder / "seams" / f"{number:06d}"

@@ -72,7 +72,7 @@ def _cell(text: str) -> str:
     return shown
 
 
-def data_section(card: Mapping[str, Any] | None, notes: Sequence[str]) -> str:
+def data_section(card: Mapping[str, object] | None, notes: Sequence[str]) -> str:
     """Markdown on the data: how they were read, mended and split, and what columns hold; empty without a card."""
     if card is None:
         return ""

@@ -64,7 +64,7 @@ def names(folders: list[Path]) -> list[str]:
     raise InputError("a run is named twice; name each run once")
 
 
-def _config(path: Path) -> tuple[dict[str, Any], frozenset[str]]:
+def _config(path: Path) -> tuple[dict[str, object], frozenset[str]]:
     table = read_any_run_table(path)
     try:
         check_code(table, path)

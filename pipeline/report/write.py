@@ -33,7 +33,7 @@ class Report:
     """Numbers of each run's summary, or of each store's record."""
 
 
-def _folder_of(run: Any) -> Path:
+def _folder_of(run: object) -> Path:
     """The folder of a run that is given by it, by its result, or as `load` opens it."""
     folder = getattr(run, "out", getattr(run, "folder", run))
     if not isinstance(folder, str | Path):
@@ -78,7 +78,7 @@ def report(runs: Any, out: str | Path | None = None) -> Report:
 
 
 def _written(
-    page: str, usual: Path, out: str | Path | None, pictures: dict[str, Picture], numbers: list[dict[str, Any]]
+    page: str, usual: Path, out: str | Path | None, pictures: dict[str, Picture], numbers: list[dict[str, object]]
 ) -> Report:
     """Write a page and its pictures into the folder `out`, or else into the `usual` one."""
     folder = usual if out is None else Path(out)

@@ -137,7 +137,7 @@ def _sets_of_version_1(dataset: Dataset) -> dict[str, str]:
     return {"seeds": _flat(train=split.train), "labels": _flat(labels=dataset.labels, val=split.val)}
 
 
-def _flat(**arrays: npt.NDArray[Any]) -> str:
+def _flat(**arrays: npt.NDArray[np.generic]) -> str:
     return digest_record({name: flat_digest(a) for name, a in arrays.items()})
 
 

@@ -236,7 +236,7 @@ class ModelPart:
         return with_initial_parameters(built.to(TORCH_DTYPES[job.dtype]), job, outline.unit, outline.types)
 
 
-def model_of(job: Job, outline: Outline, system: System, model: Any) -> ModelPart:
+def model_of(job: Job, outline: Outline, system: System, model: object) -> ModelPart:
     """The model of a job. `model` as in `prepare`.
 
     Raises:

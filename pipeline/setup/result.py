@@ -154,7 +154,7 @@ class Lost(TypedDict):
     epochs: int
 
 
-def _misshapen(result: dict[str, Any]) -> str | None:
+def _misshapen(result: dict[str, object]) -> str | None:
     """The first key whose value has another type than a run writes; missing keys are fine, since later versions add
     some."""
     hints = get_type_hints(Result) | {

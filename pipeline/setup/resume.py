@@ -85,7 +85,7 @@ def redistributed(ledgers: Sequence[Sequence[int]], ranks: int) -> list[list[int
     return [[sum(counts) for counts in zip(*ledgers[rank::ranks])] or [0] * len(ledgers[0]) for rank in range(ranks)]
 
 
-def resumable(table: Mapping[str, Any]) -> dict[str, Any]:
+def resumable(table: Mapping[str, object]) -> dict[str, object]:
     """The configuration of a run's folder without what opens it to others: a folder from somebody else would choose
     who runs code here."""
     kept = dict(table)

@@ -43,7 +43,7 @@ def lost_rank(text: str) -> Failure:
     return Failure(text, final=False, is_death=True)
 
 
-def outcome_of(task: Future, rank: int, process: str, report: Callable[..., Any] = RankReport) -> Any:
+def outcome_of(task: Future, rank: int, process: str, report: Callable[..., object] = RankReport) -> object:
     """The end of a rank, read from its task, which is done.
 
     Args:

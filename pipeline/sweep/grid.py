@@ -28,7 +28,7 @@ class Point:
     job: Job
 
 
-def grid_of(texts: Sequence[str]) -> dict[str, list[Any]]:
+def grid_of(texts: Sequence[str]) -> dict[str, list[object]]:
     """The grid of several ``KEY=VALUE,VALUE``.
 
     Raises:
@@ -43,7 +43,7 @@ def grid_of(texts: Sequence[str]) -> dict[str, list[Any]]:
     return grid
 
 
-def values_of(text: str) -> tuple[str, list[Any]]:
+def values_of(text: str) -> tuple[str, list[object]]:
     """A key and its values from ``KEY=VALUE,VALUE``; commas within brackets or quotes belong to a value.
 
     Raises:
@@ -78,7 +78,7 @@ def _split(text: str) -> list[str]:
     return parts
 
 
-def _with_setting(error: InputError, table: Mapping[str, Any], setting: Mapping[str, Any]) -> InputError:
+def _with_setting(error: InputError, table: Mapping[str, object], setting: Mapping[str, object]) -> InputError:
     """The error of a setting, which names it unless the configuration that is varied has the same error."""
     try:
         resolve(table)
@@ -89,7 +89,7 @@ def _with_setting(error: InputError, table: Mapping[str, Any], setting: Mapping[
     return InputError(f"with {of}: {error}") if of else error
 
 
-def _in_order(key: str, values: Any) -> list[Any]:
+def _in_order(key: str, values: object) -> list[object]:
     """The values of a key, from any iterable that has an order."""
     if isinstance(values, set | frozenset):
         raise InputError(f"the values of '{key}' are a set, which has no order; give a list")

@@ -149,12 +149,12 @@ def _sweep(
     return Sweep(out, rows, failures, sampled_s)
 
 
-def _is_name(model: Any) -> bool:
+def _is_name(model: object) -> bool:
     """True if a model is one of Millrace's by name, or a table of its options."""
     return isinstance(model, Mapping) or (isinstance(model, str) and ":" not in model)
 
 
-def _with_data(point: Point, in_memory: Any, out: Path) -> Point:
+def _with_data(point: Point, in_memory: object, out: Path) -> Point:
     source = str((out / DATASET).resolve()) if in_memory is not None else absolute_source(point.job.dataset)
     return Point(point.name, point.setting, point.seed, point.job.model_copy(update={"dataset": source}))
 
@@ -168,7 +168,7 @@ def _keep(dataset: Any, out: Path, emit: Emit) -> None:
         emit(Note(f"the dataset is written to {out / DATASET}, where all runs read it"))
 
 
-def _record(planned: Sequence[Point]) -> dict[str, Any]:
+def _record(planned: Sequence[Point]) -> dict[str, object]:
     runs = [{"name": p.name, "setting": p.setting, "seed": p.seed} for p in planned]
     return {"runs": runs, "jobs": digest_record({p.name: p.job.model_dump(mode="json") for p in planned})}
 
@@ -234,8 +234,13 @@ def _is_done(folder: Path) -> bool:
 
 
 def _run_all(
-    planned: Sequence[Point], out: Path, stores: Mapping[str, str], jobs: int | None, code: dict[str, Any], emit: Emit
-) -> dict[str, dict[str, Any]]:
+    planned: Sequence[Point],
+    out: Path,
+    stores: Mapping[str, str],
+    jobs: int | None,
+    code: dict[str, object],
+    emit: Emit,
+) -> dict[str, dict[str, object]]:
     """Outcome of each run that was not done before."""
     left = [p for p in planned if not _is_done(out / p.name)]
     alone = any(p.job.ranks > 1 or p.job.executor == "dask" or p.job.device == "cuda" for p in left)
@@ -316,7 +321,7 @@ def _rows(
     return sorted(rows, key=_order_key), failures
 
 
-def _order_key(row: Mapping[str, Any]) -> float:
+def _order_key(row: Mapping[str, object]) -> float:
     """Key of a setting, the smaller the better; settings without a validation come last."""
     name, spread = _score(row, "val")
     return math.inf if spread is None else spread[0] if name == "rmse" else -spread[0]

@@ -71,11 +71,11 @@ def _levels(most: float) -> Series:
     return Series(("bulks", "bytes", "bound"), most)
 
 
-def _level(event: Mapping[str, Any]) -> dict[str, int]:
+def _level(event: Mapping[str, object]) -> dict[str, int]:
     return {name: integer(event[name]) for name in ("bulks", "bytes", "bound")}
 
 
-def _by_kind(channels: Any, read: Callable[[Any], Any]) -> dict[str, dict[str, Any]]:
+def _by_kind(channels: object, read: Callable[[object], object]) -> dict[str, dict[str, object]]:
     """Values by channel and kind, each read by a check."""
     tables = {str(channel): table(kinds) for channel, kinds in table(channels).items()}
     return {channel: {str(kind): read(v) for kind, v in kinds.items()} for channel, kinds in tables.items()}
@@ -226,7 +226,7 @@ class RunLog:
             self.silences.append((self.last, at))
         self.last = max(self.last, at)
 
-    def _take_epoch(self, at: float, event: Mapping[str, Any]) -> None:
+    def _take_epoch(self, at: float, event: Mapping[str, object]) -> None:
         loss, accuracy, lr = (
             None if event.get(k) is None else number(event[k], negative=True)
             for k in ("train_loss", "val_accuracy", "lr")
@@ -305,7 +305,7 @@ def read_events(path: Path) -> RunLog:
     return log
 
 
-def take_each(lines: Iterable[str | bytes], take: Callable[[str, float, dict[str, Any]], None]) -> int:
+def take_each(lines: Iterable[str | bytes], take: Callable[[str, float, dict[str, object]], None]) -> int:
     """Give the events in lines of JSON to a function like `RunLog.take`. Returns how many lines are none."""
     unreadable = 0
     for line in lines:

@@ -235,7 +235,7 @@ class PhaseTraining:
             callbacks.run.stop_asked = callbacks.stops_steps = False
         self.checkpoints.save(None if self.phase.fresh_optimizer else self.phase_optimizer)
 
-    def _record_part(self, leave: Callable[[], dict[str, Any]], last: bool) -> None:
+    def _record_part(self, leave: Callable[[], dict[str, object]], last: bool) -> None:
         """Leave to the next phase what it reads, computed with the best parameters, and record this one."""
         progress, fetcher = self.progress, self.fetcher
         if progress.best_state and not last:

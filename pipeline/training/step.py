@@ -231,7 +231,7 @@ class StepRunner:
         # None of this was spent waiting for gradients.
         self.clock.add("reduce", start - time.perf_counter())
 
-    def _take_begun(self, epoch: int, index: int) -> tuple[Any, Fetched | None]:
+    def _take_begun(self, epoch: int, index: int) -> tuple[object, Fetched | None]:
         """The work of a minibatch and what was fetched for it, if it was begun ahead."""
         ahead, self.ahead = self.ahead, None
         return ahead[1:] if ahead is not None and ahead[0] == (epoch, index) else (None, None)

@@ -126,7 +126,7 @@ class RowFetch:
         self._sent.clear()
 
 
-def _aligned(part: Tensor, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _aligned(part: Tensor, like: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
     return part.numpy().copy().view(like.dtype)
 
 

@@ -113,6 +113,6 @@ class LocalLinks(Local):
         return LinkPlan(plan.seeds, plan.batch_size, plan.bulk_size, plan.seed, links=links)
 
 
-def _record(negatives: Negatives | None) -> dict[str, Any]:
+def _record(negatives: Negatives | None) -> dict[str, object]:
     """The entry of a sample policy's record."""
     return {"labels of": "edges"} if negatives is None else {"negatives": negatives.record()}

@@ -89,10 +89,10 @@ class LazyRows(Tensor):
         """Address of the gathered rows."""
         return self.gathered().data_ptr()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+    def __deepcopy__(self, memo: dict[int, object]) -> Tensor:
         return self.gathered().clone()
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"LazyRows({list(self.shape)}, {self.dtype})"
 
 

@@ -208,7 +208,7 @@ class ListNeighbourhood(ABC):
         return scale[self._ends(self.lists, scale.device)[1]()]
 
     def _reduce(
-        self, lists: Any, x: Tensor, reduce: Reduce, factor: Tensor | None = None, own: Tensor | None = None
+        self, lists: object, x: Tensor, reduce: Reduce, factor: Tensor | None = None, own: Tensor | None = None
     ) -> Tensor:
         if reduce == "max":
             return Maximum.apply(x, self._kernels(x), lists)

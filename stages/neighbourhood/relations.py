@@ -373,7 +373,7 @@ class TypedRows:
         self._stacked: dict[Any, StackedRelations] = {}
 
     @cached_property
-    def _kinds(self) -> npt.NDArray[Any]:
+    def _kinds(self) -> npt.NDArray[np.generic]:
         """Relation of each edge, [e]."""
         return self._edges.of_edges()
 

@@ -111,7 +111,7 @@ class Degrees:
         return cls(nodes, edges)
 
 
-def sampler_kind(sampler: Any) -> str | None:
+def sampler_kind(sampler: object) -> str | None:
     """``node`` or ``layer``; None if there is no model of this sampler's traffic."""
     if getattr(sampler, "rows_travel", False):
         return None

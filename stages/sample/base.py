@@ -311,7 +311,7 @@ def minibatch_of(
     return MiniBatch(request.epoch, request.indices[i], blocks, nested=nested)
 
 
-def per_layer(sampler: object, field: str, given: Any, second: Any) -> Any:
+def per_layer(sampler: object, field: str, given: object, second: object) -> object:
     """One number for each layer; a single number means one layer.
 
     Args:

@@ -110,7 +110,7 @@ class MatrixSampler(ABC):
     replace: ClassVar[bool] = False
     """Draw independently."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if callable(getattr(cls, "words", None)):
             # Nobody calls it, and the samples would be others.
@@ -263,7 +263,7 @@ class SubgraphSampler(MatrixSampler):
         return self.layers
 
 
-def whole_numbers(sampler: str, **given: tuple[Any, int, int]) -> None:
+def whole_numbers(sampler: str, **given: tuple[object, int, int]) -> None:
     """Check options. Raises InputError if one is not a whole number between its bounds.
 
     Args:

@@ -24,7 +24,7 @@ _idle: WeakKeyDictionary[Graph, dict[str, list[Any]]] = WeakKeyDictionary()
 def sample_minibatches(
     graph: Graph | Dataset,
     sampler: Sampler,
-    seeds: Any,
+    seeds: object,
     *,
     batch_size: int = 1024,
     bulk_size: int = 8,
@@ -104,7 +104,7 @@ def _kind(value: object) -> str:
     return f"'{value}'" if isinstance(value, str) else f"of type {type(value).__name__}"
 
 
-def _seeds(seeds: Any, num_nodes: int) -> npt.NDArray[np.int64]:
+def _seeds(seeds: object, num_nodes: int) -> npt.NDArray[np.int64]:
     given = seeds.detach().cpu().numpy() if isinstance(seeds, torch.Tensor) else np.asarray(seeds)
     if given.dtype == bool:
         if given.shape != (num_nodes,):

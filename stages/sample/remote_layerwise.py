@@ -113,7 +113,7 @@ class _RemoteLayers:
                 whole = degree + 1
                 m.mass = np.concatenate([m.mass, squares(np.ones(len(whole), np.int64), whole, self.one_bits) * whole])
 
-    def _masses(self, asked: Sequence[Ids]) -> list[list[npt.NDArray[Any]]]:
+    def _masses(self, asked: Sequence[Ids]) -> list[list[npt.NDArray[np.generic]]]:
         """P over all rows, at columns of this rank's block."""
         return [[self.everywhere[0][ids]] for ids in asked]
 

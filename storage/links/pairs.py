@@ -106,7 +106,7 @@ class SeenPairs:
         return cls(train[mine], given[(given >= 0).all(1)], (seen[0], seen[1]), len(train), labels)
 
 
-def check_pairs(table: npt.NDArray[Any], num_nodes: int, types: GraphTypes = SINGLE, columns: int = 3) -> None:
+def check_pairs(table: npt.NDArray[np.generic], num_nodes: int, types: GraphTypes = SINGLE, columns: int = 3) -> None:
     """Raise InputError unless `table` holds pairs of nodes, with their kinds if it is to have three `columns`; with
     types, of nodes of their relation, and where several are predicted with one column more."""
     columns += types.predicts_several

@@ -77,7 +77,7 @@ class EdgeShards:
         """Bytes of all arrays."""
         return sum(a.nbytes for a in self._arrays().values())
 
-    def _arrays(self) -> dict[str, npt.NDArray[Any]]:
+    def _arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
 
     def check(self) -> "EdgeShards":

@@ -71,7 +71,7 @@ class Partition:
         """Bytes of all arrays."""
         return sum(a.nbytes for a in self._arrays().values())
 
-    def _arrays(self) -> dict[str, npt.NDArray[Any]]:
+    def _arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         names = ("owned", "halo", "indptr", "indices", "in_degree", "edge_weight", "edge_id", "edge_type")
         return {n: a for n in names if (a := getattr(self, n)) is not None}
 

@@ -9,7 +9,6 @@ block, outermost first; then the sections, each on an even word so that int64 ar
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -79,7 +78,7 @@ def _sections(m: MiniBatch) -> Iterator[Words]:
             yield _as_words(b.edge_id.astype(np.int64, copy=False))
 
 
-def _as_words(a: npt.NDArray[Any]) -> Words:
+def _as_words(a: npt.NDArray[np.generic]) -> Words:
     return np.ascontiguousarray(a).view(np.int32)
 
 

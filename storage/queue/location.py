@@ -55,7 +55,7 @@ class Location(Protocol):
         """Make a store, with or without packed rows. If another process commits it first, it is left alone, or
         overwritten if `overwrite`."""
 
-    def making(self, name: str, kind: str, meta: Mapping[str, Any]) -> AbstractContextManager[Path]:
+    def making(self, name: str, kind: str, meta: Mapping[str, object]) -> AbstractContextManager[Path]:
         """A context with a folder to put files into, which are the store `name` once it ends without an error; `meta`
         is read then."""
 
@@ -127,7 +127,7 @@ class FolderLocation:
                 raise
 
     @contextmanager
-    def making(self, name: str, kind: str, meta: Mapping[str, Any]) -> Iterator[Path]:
+    def making(self, name: str, kind: str, meta: Mapping[str, object]) -> Iterator[Path]:
         """See `Location.making`. It is not synced, as `commit` says of bulks."""
         with committed_folder(self.root / name, durable=False) as aside:
             yield aside

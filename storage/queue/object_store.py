@@ -158,7 +158,7 @@ class ObjectLocation:
                 self._obstore.put(self._objects, key, text)
 
     @contextmanager
-    def making(self, name: str, kind: str, meta: Mapping[str, Any]) -> Iterator[Path]:
+    def making(self, name: str, kind: str, meta: Mapping[str, object]) -> Iterator[Path]:
         """See `Location.making`. Files lie in a temporary folder of this machine until then."""
         with tempfile.TemporaryDirectory(prefix="millrace-rows-") as folder:
             yield Path(folder)

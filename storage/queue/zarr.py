@@ -162,7 +162,7 @@ class ZarrQueue(BoundedQueue):
             self._packed = PackedRows.opened_at(self._location, self.bulk_size, self.minibatches_per_epoch)
         return self._packed
 
-    def pack(self, fingerprint: Mapping[str, str], mend: Callable[[str], None] | None, **meta: Any) -> PackedRows:
+    def pack(self, fingerprint: Mapping[str, str], mend: Callable[[str], None] | None, **meta: object) -> PackedRows:
         """Begin to pack rows beside the bulks, or go on: see `PackedRows.begun`. `mend` is told of damaged ones, which
         are dropped."""
         sizes = self.bulk_size, self.minibatches_per_epoch

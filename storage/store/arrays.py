@@ -47,7 +47,7 @@ def chunk_rows(shape: tuple[int, ...], itemsize: int) -> int:
 
 def create_array(
     group: zarr.Group, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike, *, one_shard: bool = False
-) -> tuple[zarr.Array, dict[str, Any]]:
+) -> tuple[zarr.Array, dict[str, object]]:
     """An array without contents, and the manifest's entry for it."""
     kind = np.dtype(dtype)
     chunks = (1, *shape[1:]) if one_shard else (chunk_rows(shape, kind.itemsize), *(max(1, s) for s in shape[1:]))

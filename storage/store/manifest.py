@@ -18,7 +18,7 @@ _NAME = re.compile(r"[^./\\\0][^/\\\0]*")
 """Names that arrays may have."""
 
 
-def canonical_json(record: Any) -> bytes:
+def canonical_json(record: object) -> bytes:
     """Canonical bytes of a record of plain values: the same whatever the order of its keys."""
     return json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
 
@@ -37,7 +37,7 @@ def manifest_text(kind: str, fingerprint: Mapping[str, str], meta: Mapping[str, 
 
 
 def write_manifest(
-    folder: Path, kind: str, fingerprint: Mapping[str, str], meta: Mapping[str, Any], arrays: Mapping[str, Any]
+    folder: Path, kind: str, fingerprint: Mapping[str, str], meta: Mapping[str, object], arrays: Mapping[str, object]
 ) -> None:
     """Write the manifest of a store (last, as its commit record)."""
     (folder / MANIFEST).write_text(manifest_text(kind, fingerprint, meta, arrays))
@@ -86,7 +86,7 @@ def read_manifest(path: Path, kind: str, version: int = SCHEMA_VERSION) -> dict[
     return parse_manifest(text, path, kind, version)
 
 
-def parse_manifest(text: bytes, path: Path | str, kind: str, version: int = SCHEMA_VERSION) -> dict[str, Any]:
+def parse_manifest(text: bytes, path: Path | str, kind: str, version: int = SCHEMA_VERSION) -> dict[str, object]:
     """Verify the text of the manifest of the store at `path`.
 
     Raises:
@@ -115,14 +115,14 @@ def parse_manifest(text: bytes, path: Path | str, kind: str, version: int = SCHE
     return body
 
 
-def _is_well_formed(body: Mapping[str, Any]) -> bool:
+def _is_well_formed(body: Mapping[str, object]) -> bool:
     fingerprint, meta, arrays = (body.get(key) for key in ("fingerprint", "meta", "arrays"))
     if not (isinstance(fingerprint, dict) and isinstance(meta, dict) and isinstance(arrays, dict)):
         return False
     return all(isinstance(v, str) for v in fingerprint.values()) and all(_is_entry(*item) for item in arrays.items())
 
 
-def _is_entry(name: str, entry: Any) -> bool:
+def _is_entry(name: str, entry: object) -> bool:
     """True if `entry` is a valid description of an array, as `write_arrays` makes it."""
     if not (isinstance(entry, dict) and _NAME.fullmatch(name)):
         return False

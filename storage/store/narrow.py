@@ -62,7 +62,7 @@ def _rounded_up(scale: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 def widen(
-    kept: npt.NDArray[Any], kind: FeatureDtype, out: npt.NDArray[np.float32] | None = None
+    kept: npt.NDArray[np.generic], kind: FeatureDtype, out: npt.NDArray[np.float32] | None = None
 ) -> npt.NDArray[np.float32]:
     """Rows [n, F] of float32 from those that `narrow` made."""
     width = row_width(kind, kept.shape[1])

@@ -43,12 +43,12 @@ def npy_bytes(dtype: npt.DTypeLike, shape: tuple[int, ...]) -> int:
     return len(npy_header(dtype, shape)) + np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
 
 
-def is_npy(entry: Mapping[str, Any]) -> bool:
+def is_npy(entry: Mapping[str, object]) -> bool:
     """True if a manifest's entry is of an ``.npy`` file."""
     return "npy" in entry
 
 
-def make_npy(folder: Path, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> dict[str, Any]:
+def make_npy(folder: Path, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> dict[str, object]:
     """A file for an array, without contents unless it is there; returns the manifest's entry for it."""
     path, size = folder / f"{name}.npy", npy_bytes(dtype, shape)
     # That of a writer of an older version is as long as its own header says.
@@ -60,7 +60,7 @@ def make_npy(folder: Path, name: str, shape: tuple[int, ...], dtype: npt.DTypeLi
     return {"shape": list(shape), "dtype": str(np.dtype(dtype)), "chunks": 1, "npy": True}
 
 
-def put_npy(folder: Path, name: str, shape: tuple[int, ...], first: int, rows: npt.NDArray[Any]) -> None:
+def put_npy(folder: Path, name: str, shape: tuple[int, ...], first: int, rows: npt.NDArray[np.generic]) -> None:
     """Write rows from `first` on into a file of `make_npy`. Several processes may write at the same time."""
     if not rows.size:
         return
@@ -71,7 +71,7 @@ def put_npy(folder: Path, name: str, shape: tuple[int, ...], first: int, rows: n
         file.write(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
 
 
-def is_map(array: npt.NDArray[Any]) -> bool:
+def is_map(array: npt.NDArray[np.generic]) -> bool:
     """True if an array is a map of a file, or a part of one."""
     return _map_of(array) is not None
 
@@ -82,14 +82,14 @@ def advise(array: npt.NDArray[Any], how: int) -> None:
         found.madvise(how)
 
 
-def _map_of(array: npt.NDArray[Any]) -> mmap.mmap | None:
+def _map_of(array: npt.NDArray[np.generic]) -> mmap.mmap | None:
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
     return base if isinstance(base, mmap.mmap) else None
 
 
-def file_of(array: npt.NDArray[Any]) -> RowFile | None:
+def file_of(array: npt.NDArray[np.generic]) -> RowFile | None:
     """The file that an array is a map of, from its first row on; None if it is none, or cannot be opened any more."""
     base: Any = array
     while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):

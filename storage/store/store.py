@@ -48,7 +48,7 @@ class Store:
         """
         return self.piece(name, slice(None))
 
-    def read_into(self, name: str, empty: Empty) -> npt.NDArray[Any]:
+    def read_into(self, name: str, empty: Empty) -> npt.NDArray[np.generic]:
         """Read the whole array `name` into one that `empty` makes, piece by piece. Raises StoreError like `read`."""
         z = self.mapped(name) if self.is_mappable(name) else self.array(name)
         out = empty(tuple(z.shape), z.dtype)
@@ -108,7 +108,7 @@ def write_store(
     kind: str,
     *,
     fingerprint: Mapping[str, str],
-    meta: Mapping[str, Any],
+    meta: Mapping[str, object],
     arrays: Mapping[str, Rows],
     overwrite: bool = False,
 ) -> Store:

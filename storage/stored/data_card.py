@@ -22,7 +22,7 @@ def card_of(store: Store) -> Mapping[str, Any] | None:
     return store.value(CARD, dict) if CARD in store.meta else None
 
 
-def data_card(columns: Sequence[Mapping[str, Any]], **facts: Any) -> dict[str, Any]:
+def data_card(columns: Sequence[Mapping[str, object]], **facts: object) -> dict[str, object]:
     """A card: columns of features, and other facts, of which empty ones are left out."""
     listed = [dict(column) for column in columns[:MOST_COLUMNS]]
     more = {"more_columns": len(columns) - len(listed)} if len(columns) > len(listed) else {}

@@ -78,7 +78,7 @@ def moment_of_text(text: str) -> int | float | Moment:
         raise ValueError(text) from e
 
 
-def moment_of(value: Any, what: str) -> int | float | Moment:
+def moment_of(value: object, what: str) -> int | float | Moment:
     """The moment that a Python value names: a number, a text, a date or a datetime of Python, NumPy or pandas.
 
     Args:
@@ -169,7 +169,7 @@ def as_times(values: npt.ArrayLike, what: str, count: int, unit: str | None = No
     return given.astype(np.float64 if given.dtype.kind == "f" else np.int64)
 
 
-def unknown_times(given: npt.NDArray[Any]) -> tuple[tuple[int, int], tuple[int, int]]:
+def unknown_times(given: npt.NDArray[np.generic]) -> tuple[tuple[int, int], tuple[int, int]]:
     """How many times are NaN, and how many infinite, each with the first one's position."""
     bad = np.isnat(given) if given.dtype.kind == "M" else np.isnan(given)
     infinite = np.isinf(given) if given.dtype.kind == "f" else np.zeros(len(given), bool)
@@ -191,7 +191,7 @@ def check_known(what: str, nan: tuple[int, int], infinite: tuple[int, int]) -> N
         )
 
 
-def as_moments(values: Any, what: str, count: int, unit: str | None) -> npt.NDArray[Any]:
+def as_moments(values: object, what: str, count: int, unit: str | None) -> npt.NDArray[np.generic]:
     """Times that a user asks for, as `as_times` gives them; here they may be texts and dates of Python too, as
     `moment_of` takes them. `unit` is that of the dataset: see `Graph.time_unit`."""
     given = np.asarray(values)

@@ -212,7 +212,7 @@ def groups_of(record: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(int(r) for r in group) for group in groups)
 
 
-def _as_record(groups: tuple[tuple[int, ...], ...]) -> list[Any]:
+def _as_record(groups: tuple[tuple[int, ...], ...]) -> list[object]:
     return list(groups[0]) if len(groups) == 1 else [list(group) for group in groups]
 
 
@@ -221,7 +221,7 @@ def edge_dtype(num_relations: int) -> np.dtype[Any]:
     return np.dtype(np.uint8 if num_relations <= 256 else np.uint16)
 
 
-def relation_dtype(array: npt.NDArray[Any]) -> np.dtype[Any]:
+def relation_dtype(array: npt.NDArray[np.generic]) -> np.dtype[np.generic]:
     """uint16 for an array of it, else uint8: the dtypes that relations of edges may have."""
     return np.dtype(np.uint16 if array.dtype == np.uint16 else np.uint8)
 

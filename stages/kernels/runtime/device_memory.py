@@ -35,7 +35,7 @@ def goes_to_device(num_bytes: int, to: torch.device, where: MemoryKind) -> bool:
     return where == "device" or (where == "auto" and fits(num_bytes, to))
 
 
-def device_readable(array: npt.NDArray[Any], to: torch.device, where: MemoryKind) -> Tensor:
+def device_readable(array: npt.NDArray[np.generic], to: torch.device, where: MemoryKind) -> Tensor:
     """The array in memory that kernels on the device can read: its own, or page-locked host memory.
 
     Args:
@@ -67,7 +67,7 @@ class ToHost:
             self._arrived = torch.cuda.Event()
             self._arrived.record()
 
-    def __await__(self) -> Generator[None, None, npt.NDArray[Any]]:
+    def __await__(self) -> Generator[None, None, npt.NDArray[np.int64]]:
         yield
         if self._arrived is not None:
             self._arrived.synchronize()

@@ -38,7 +38,7 @@ def njit(*, cache: bool = True, inline: str = "never", **options: Any) -> Callab
         options: others of `numba.njit`.
     """
 
-    def decorate(function: Callable[..., Any]) -> Any:
+    def decorate(function: Callable[..., object]) -> object:
         # Numba types only some of its options.
         compiler: Any = numba.njit
         dispatcher = compiler(inline=inline, no_cfunc_wrapper=True, **options)(function)
@@ -46,7 +46,7 @@ def njit(*, cache: bool = True, inline: str = "never", **options: Any) -> Callab
             dispatcher._cache = shared = SharedCache(function)
             compiled = dispatcher.compile
 
-            def compile_and_unlock(signature: Any) -> Any:
+            def compile_and_unlock(signature: object) -> object:
                 # What cannot be compiled is never saved, and others must not wait for it.
                 try:
                     with _without_collections():
@@ -108,7 +108,7 @@ class SharedCache(FunctionCache):
         self._lock_path = Path(self._cache_path, f"{self._impl.filename_base}.lock")
         self._locked: int | None = None
 
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
+    def load_overload(self, sig: object, target_context: object) -> object:
         """The stored specialisation `sig`, or None: the caller then compiles and calls `save_overload`."""
         found = super().load_overload(sig, target_context)
         if found is None and self._enabled:
@@ -118,7 +118,7 @@ class SharedCache(FunctionCache):
                 self._unlock()
         return found
 
-    def save_overload(self, sig: Any, data: Any) -> None:
+    def save_overload(self, sig: object, data: object) -> None:
         """Keep a compiled specialisation."""
         try:
             super().save_overload(sig, data)

@@ -48,7 +48,7 @@ def is_of_use(table: Mapping[str, Any]) -> bool:
     """True if a job with these keys, not yet checked, trains `sage` on sampled neighbours with these kernels, as far as
     model, sampler, device and dtype tell."""
 
-    def name_of(section: str) -> Any:
+    def name_of(section: str) -> object:
         value = table.get(section)
         return value.get("name") if isinstance(value, Mapping) else value
 

@@ -95,7 +95,7 @@ def in_this_thread() -> Iterator[None]:
         torch.set_num_threads(torchs)
 
 
-def side_by_side(run: Callable[..., None], parts: Sequence[tuple[Any, ...]]) -> None:
+def side_by_side(run: Callable[..., None], parts: Sequence[tuple[object, ...]]) -> None:
     """`parallel`, with each call alone in its thread: see `in_this_thread`."""
     import torch
 

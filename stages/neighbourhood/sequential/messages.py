@@ -192,7 +192,7 @@ def _pieces(shard: Shard, rows: Tensor) -> Iterator[tuple[int, int]]:
             return
 
 
-def _piece(shard: Shard, a: int, b: int, device: torch.device) -> tuple[_Edges, Tensor, Any]:
+def _piece(shard: Shard, a: int, b: int, device: torch.device) -> tuple[_Edges, Tensor, object]:
     """Lists [a, b): their edges, the destination row of each, and lists in which every edge is a source of its own.
     Tensors lie on the device."""
     indptr = shard.lists.indptr[a : b + 1] - shard.lists.indptr[a]

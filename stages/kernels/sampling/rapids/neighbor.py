@@ -77,7 +77,7 @@ class _Asked:
 class _OnDevice:
     """A graph in the memory of this process's GPU, or its share of a graph that several GPUs hold."""
 
-    handle: Any
+    handle: object
     graph: Any
     dtype: np.dtype
     """Dtype of its ids."""
