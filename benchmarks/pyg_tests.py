@@ -25,12 +25,13 @@ SAMPLERS = {"pyg_lib"}, {"torch_sparse"}
 FLAGS = "WITH_PYG_LIB", "WITH_TORCH_SPARSE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE"
 HEAD = """# PyG's own tests
 
-Millrace's loaders run PyG's tests of its own loaders. With PyG {pyg}, of {cases} cases: {counts}.
+Millrace's loaders also run the tests that PyG has for its own loaders.
+Results of {cases} cases, with PyG {pyg}: {counts}.
 
 `python benchmarks/pyg_tests.py PYG`, with a checkout of PyG, prints this page. The script runs PyG's unchanged test
 files, but they import Millrace's loaders. A case is *empty* if PyG's test returns before it makes a loader: `induced`
-subgraphs of int32 edges, and triplets with times but without `disjoint`. *Skipped* are two tests that make no loader,
-but compare two compiled libraries.
+subgraphs of int32 edges, and triplets with times but without `disjoint`. The two *skipped* tests make no loader, but
+compare two compiled libraries.
 """
 
 
