@@ -28,7 +28,7 @@ from ..datasets.cleaning.edges import (
 from ..datasets.cleaning.filling import AS_IT_IS, Seen, Treatment, taken_out
 from ..datasets.cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..datasets.cleaning.raw import AnyArray, about
-from ..datasets.readers.parquet import feature_rows, numbers_of, times_of
+from ..datasets.readers.parquet import numbers_of, times_of
 from ..datasets.schema.columns import Columns
 from .budget import Budget
 from .features import FeatureRows, Run, feature_width, treatment_of
@@ -136,12 +136,11 @@ def edge_table(table: Table, columns: Columns, options: ReadOptions, budget: Bud
     with about(table.source.of_type):
         if columns.weight:
             numbers_of(table.empty[columns.weight], f"{table.called}.{columns.weight}")
-        rows = feature_rows(table.empty, columns.features, table.called)
-        weighted = bool(columns.weight) and options.edge_weights == "use"
-        own = EdgeTable(table, (), 0, columns, weighted, options=options).in_pieces(budget)
+        weighted, width = bool(columns.weight) and options.edge_weights == "use", feature_width(table, columns.features)
+        own = EdgeTable(table, (), 0, columns, weighted, width=width, read_width=width, options=options)
+        own = own.in_pieces(budget)
         if not columns.features or not table.num_rows:
-            return own if rows is None else replace(own, read_width=rows.shape[1], width=rows.shape[1])
-        own = replace(own, read_width=feature_width(table, own.spans, columns.features))
+            return own
         called = partial(_run_of, run, table.called)
         treatment = treatment_of(own.feature_rows, own.spans, called)
         return replace(own, width=own.read_width + len(treatment.indicated), treatment=treatment)

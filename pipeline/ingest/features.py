@@ -23,11 +23,9 @@ from ..datasets.cleaning.filling import (
 from ..datasets.cleaning.moments import Moments
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.raw import AnyArray
-from ..datasets.readers.parquet import UnequalListsError, check_lists, feature_rows
-from ..datasets.schema.columns import is_list
+from ..datasets.readers.parquet import feature_rows
 from .arrays import Matrix
 from .names import NodeMap
-from .scan import DIFFER
 from .source import Span, Table, batches
 from .spill import Field, RunWriter, cells_of, read_cells, shift_of
 
@@ -43,11 +41,9 @@ class FeatureRows(NamedTuple):
     options: ReadOptions
 
     def of_batch(self, batch: pa.Table) -> tuple[npt.NDArray[np.float32], AnyArray]:
-        """float32 [n, F], and the numbers as they were. Raises UnequalListsError for lists that are null or of several
-        lengths."""
-        rows = feature_rows(batch, self.columns, self.table.called)
-        if rows is None or rows.shape[1] != self.width:
-            raise UnequalListsError(DIFFER)
+        """float32 [n, F], and the numbers as they were."""
+        rows = feature_rows(batch, self.columns, self.table.source.title)
+        assert rows is not None and rows.shape[1] == self.width, "lists have the length that was seen before"
         with np.errstate(over="ignore"):
             return np.array(rows, np.float32, order="C"), rows
 
@@ -103,20 +99,10 @@ def _joined(keys: list[int], counts: list[int]) -> list[list[int]]:
     return [distinct.tolist(), np.bincount(at, counts, len(distinct)).astype(np.int64).tolist()]
 
 
-def feature_width(table: Table, spans: Sequence[Span], columns: tuple[str, ...]) -> int:
-    """F, from the first row. Raises UnequalListsError if its lists are null."""
-    for batch in batches(table, spans[0], columns, 1):
-        rows = feature_rows(batch, columns, table.called)
-        return 0 if rows is None else rows.shape[1]
-    raise AssertionError("a span has rows")
-
-
-def check_table_lists(table: Table, columns: Sequence[str], rows: int) -> None:
-    """Raise UnequalListsError, which says where, for lists that are null or of several lengths; reads the columns
-    again, so many rows at a time."""
-    for name in columns:
-        if name in table.schema.names and is_list(table.schema.field(name).type):
-            check_lists((c for p in table.pieces((name,), rows) for c in p[name].chunks), f"{table.called}.{name}")
+def feature_width(table: Table, columns: Sequence[str]) -> int:
+    """F. Raises InputError if a column holds no numbers."""
+    rows = feature_rows(table.empty, columns, table.source.title)
+    return 0 if rows is None else rows.shape[1]
 
 
 @dataclass(frozen=True)

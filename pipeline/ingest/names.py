@@ -14,8 +14,7 @@ from ...storage.node_names import NodeNames
 from ...storage.store.full_disk import new_npy
 from ..datasets.cleaning.node_ids import repeated
 from ..datasets.cleaning.raw import AnyArray
-from ..datasets.readers.parquet import UnequalListsError
-from .scan import DIFFER, file_of, integers
+from .scan import file_of, integers
 
 Kind = Literal["rows", "dense", "gaps", "text"]
 Ranges = Sequence[tuple[int, int]]
@@ -56,15 +55,9 @@ class NodeMap:
 
     def gathered(self, what: str, spans: Ranges, tables: Sequence[AnyArray] = ()) -> AnyArray:
         """An array of the nodes that were scanned, in the order of their numbers; where there are `tables`, one of each
-        span, what these have at its values.
-
-        Raises:
-            UnequalListsError: spans have rows of several widths.
-        """
+        span, what these have at its values."""
         pieces = [np.load(file_of(self.folder, what, k)) for k in range(len(spans))]
         pieces = [table[piece] for table, piece in zip(tables, pieces)] if tables else pieces
-        if len({piece.shape[1:] for piece in pieces}) > 1:
-            raise UnequalListsError(DIFFER)
         out = np.empty((self.num_nodes, *pieces[0].shape[1:]), np.result_type(*pieces))
         for k, (piece, span) in enumerate(zip(pieces, spans)):
             out[self.positions(k, *span)] = piece

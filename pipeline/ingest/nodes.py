@@ -102,7 +102,7 @@ class NodeTable:
         row = 4 * len(feature_columns) + 2 * table.row_bytes
         self._batch = budget.rows(row)
         self.spans = spans_of(table, max(budget.span(self._batch, table.num_rows), SPAN_ROWS))
-        self.width = feature_width(table, self.spans, feature_columns) if feature_columns else 0
+        self.width = feature_width(table, feature_columns)
         """F; 0: there are no features."""
 
     def _run(self, stage: str, text: str, task: Any, items: Any) -> list[dict[str, Any]]:
@@ -173,8 +173,7 @@ class NodeTable:
         """Write the features, cleaned. Returns what was written.
 
         Raises:
-            InputError: they are no numbers, or NaN where that is an error.
-            UnequalListsError: lists are null or differ in length.
+            InputError: they are no numbers, NaN where that is an error, or lists of several lengths.
         """
         options = treatment.options
         work = feature_tasks.FeatureWork(self.folder, self.feature_rows(options), self.map, matrix, treatment)

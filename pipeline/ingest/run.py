@@ -33,14 +33,14 @@ from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.raw import Faults, about, noted, refuse
 from ..datasets.cleaning.typed import note_of_types, reversed_relations
 from ..datasets.readers.described import check_options, check_unread_columns, described, dropped_notes, is_typed
-from ..datasets.readers.parquet import UnequalListsError, feature_rows, labels_of
+from ..datasets.readers.parquet import labels_of
 from ..datasets.schema.source import GraphTables
 from . import edges as edge_tasks
 from . import features as feature_tasks
 from .arrays import Matrix, Output, Piece, Written, make_outputs, sample_of, write_slice
 from .budget import Budget, DiskNeed, check_disk, held_by
 from .edges import edge_table
-from .features import check_table_lists
+from .features import feature_width
 from .nodes import NodeTable, WrittenRows, called_by_text, settle_labels
 from .opened import open_tables
 from .scratch import STORE
@@ -74,12 +74,8 @@ class Ingest:
             InputError: the input is refused, with the sentence of `open_dataset`.
             RunError: a task failed; the same command goes on.
         """
-        try:
-            with about(self.source.name if self.typed else ""):
-                self._run()
-        except UnequalListsError as e:
-            self._explain_lists()
-            raise AssertionError("all lists have one length") from e
+        with about(self.source.name if self.typed else ""):
+            self._run()
 
     def _run(self) -> None:
         check_options(self.source, self.settings.options)
@@ -124,10 +120,9 @@ class Ingest:
         schema = described(source, tables, options, self.notes)
         self.read, self.target = schema.record(), schema.target
         check_unread_columns(schema, tables, options, self.settings.split is None and options.split is None)
-        every = list(zip(tables, schema.of_tables))
+        every = [(t.with_widths((*own.labels, *own.features)), own) for t, own in zip(tables, schema.of_tables)]
         nodes, edges = ([own for own in every if own[0].source.kind == kind] for kind in ("nodes", "edges"))
         target_first = sorted(nodes, key=lambda each: each[0].source.type != self.target)
-        self.described = [*edges, *target_first]
         self.ids_are_text, self.of_types = {}, dict[Any, NodeTable]()
         for table, own in nodes:
             ends = [(t, of, side) for t, of in edges for side in t.source.sides_at(table.source)]
@@ -135,12 +130,12 @@ class Ingest:
                 self.ids_are_text[table.source.type] = called_by_text(source.path, table, own, ends)
         for table, own in edges:
             with about(table.source.of_type):
-                feature_rows(table.empty, own.features, table.called)
+                feature_width(table, own.features)
         for table, own in target_first:
             t, labelled = table.source.type, table.source.type == self.target
             with about(table.source.of_type):
-                labels_of(table.empty, own.labels)
-                feature_rows(table.empty, own.features)
+                labels_of(table.empty, own.labels, own.table)
+                feature_width(table, own.features)
                 where = self.folder / "types" / str(len(self.of_types)) if self.typed else self.folder
                 number = len(self.of_types) if self.typed else None
                 common = self.stages, self.budget, own
@@ -182,13 +177,6 @@ class Ingest:
         values = sum(own.feature_values for own in nodes) or (0 if self.typed else 2 * self.offsets[-1])
         need = DiskNeed(self.offsets[-1], sum(own.table.num_rows for own in self.tables), values, spilled, placed)
         check_disk(self.folder.parent, need.nbytes, held_by(self.folder))
-
-    def _explain_lists(self) -> None:
-        """Raise UnequalListsError for the first column of lists that are null or of several lengths."""
-        for table, own in sorted(self.described, key=lambda each: each[0].source.type != self.target):
-            with about(self.source.name if self.typed else ""), about(table.source.of_type):
-                rows = self.budget.rows(4 * len(own.features) + 2 * table.row_bytes)
-                check_table_lists(table, (*own.labels, *own.features), rows)
 
     def _put_names(self, tables: Sequence[NodeTable]) -> None:
         """Outputs with the names of the nodes, if some have others than their numbers."""

@@ -11,12 +11,9 @@ from ...storage.node_names import NodeNames
 from ..datasets.cleaning.class_names import by_value
 from ..datasets.cleaning.node_ids import as_numbers, is_text, signed
 from ..datasets.cleaning.raw import AnyArray
-from ..datasets.readers.parquet import UnequalListsError, labels_of, split_bits, times_of
+from ..datasets.readers.parquet import labels_of, split_bits, times_of
 from ..datasets.schema.columns import Columns
 from .source import Span, Table, batches
-
-DIFFER = "lists are null or differ in length"
-"""Of lists of which `explain_lists` says which they are."""
 
 
 def file_of(folder: Path, what: str, number: int) -> Path:
@@ -49,7 +46,7 @@ def scan_nodes(
             found["time"].append(np.asarray(times_of(batch, columns.time, columns.table)))
         if not labelled:
             continue
-        labels = labels_of(batch, columns.labels)
+        labels = labels_of(batch, columns.labels, columns.table)
         null_labels += labels.nulls
         stripped += labels.stripped
         found["label"].append(labels.values)
@@ -73,7 +70,7 @@ def scan_nodes(
         _save_names(folder, number, names)
     for what, arrays in found.items():
         if arrays:
-            np.save(file_of(folder, what, number), joined_rows(arrays))
+            np.save(file_of(folder, what, number), np.concatenate(arrays))
     return record
 
 
@@ -90,13 +87,6 @@ def ascend(records: Sequence[dict[str, Any]]) -> bool:
     """True if integer ids rise from row to row, so that nodes have the numbers of their rows."""
     ends = [record["ends"] for record in records]
     return all(record["ascending"] for record in records) and all(a[1] < b[0] for a, b in zip(ends, ends[1:]))
-
-
-def joined_rows(arrays: Sequence[AnyArray]) -> AnyArray:
-    """Rows of all arrays. Raises UnequalListsError if they have several widths."""
-    if len({a.shape[1:] for a in arrays}) > 1:
-        raise UnequalListsError(DIFFER)
-    return np.concatenate(arrays)
 
 
 def _save_named(

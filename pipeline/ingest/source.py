@@ -18,6 +18,7 @@ from ..datasets.cleaning.node_ids import as_numbers, is_text
 from ..datasets.cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..datasets.readers.csv_file import LABEL_KINDS, AsText, fits, is_csv, never, read_blocks, typed_label
 from ..datasets.readers.npy_edges import ends_table, is_npy, open_ends
+from ..datasets.readers.parquet import check_lists, list_width
 from ..datasets.readers.tables import (
     EXAMPLES,
     as_label,
@@ -40,6 +41,8 @@ ROWS_PER_GROUP = 1 << 20
 """Rows of a row group of what is imported."""
 IMPORT_BYTES = 32 << 20
 """Bytes in memory of rows that are imported at a time."""
+LISTS_AT_ONCE = 16
+"""Lists that are read at a time to see how long they are."""
 PIECE_ROWS = 1 << 16
 """Rows of `Table.pieces`, unless it is told how many."""
 File = Path | UrlFile
@@ -129,6 +132,19 @@ class Table:
         more = 4 * sum(map(len, one_hot.values()))
         empty = with_one_hot(self.empty, one_hot, self.source.title)
         return replace(self, one_hot=one_hot, empty=empty, row_bytes=self.row_bytes + more)
+
+    def with_widths(self, columns: Sequence[str]) -> "Table":
+        """The table whose columns of lists among `columns` are of the length of their first list."""
+        found = self
+        for name in (n for n in columns if is_list(self.read_as.field(n).type)):
+            # Lists may be long, and mostly the first one is no null.
+            widths = (list_width(piece[name]) for piece in self.pieces((name,), LISTS_AT_ONCE))
+            width = next((w for w in widths if w is not None), 0)
+            kind = pa.list_(self.read_as.field(name).type.value_type, width)
+            at, field = self.read_as.get_field_index(name), self.read_as.field(name).with_type(kind)
+            empty = found.empty.set_column(found.empty.column_names.index(name), field, pa.array([], kind))
+            found = replace(found, read_as=found.read_as.set(at, field), empty=empty)
+        return found
 
     def file_of(self, path: File) -> File:
         """The user's file that a path has rows of."""
@@ -327,13 +343,14 @@ def batches(table: Table, span: Span, columns: Sequence[str], rows: int) -> Iter
         said = f"{span.path} is gone, or has changed, since the ingest began"
         raise RunError(f"{said}; put it back and give the same command again") from e
     with reading(table.file_of(span.path)), file:
-        picked = [c for c in wanted if c in file.schema_arrow.names]
+        first, picked = span.first, [c for c in wanted if c in file.schema_arrow.names]
         if not picked:
-            for first in range(0, span.rows, rows):
-                yield _conformed(pa.table({}), table, wanted, min(rows, span.rows - first))
+            for done in range(0, span.rows, rows):
+                yield _conformed(pa.table({}), table, wanted, range(done, min(done + rows, span.rows)))
             return
         for batch in file.iter_batches(rows, list(span.groups), columns=picked, use_threads=False):
-            yield _conformed(pa.Table.from_batches([batch]).select(picked), table, wanted, batch.num_rows)
+            of_batch = range(first, first := first + batch.num_rows)
+            yield _conformed(pa.Table.from_batches([batch]).select(picked), table, wanted, of_batch)
 
 
 def _ends(table: Table, span: Span, wanted: Sequence[str], rows: int) -> Iterator[pa.Table]:
@@ -341,16 +358,19 @@ def _ends(table: Table, span: Span, wanted: Sequence[str], rows: int) -> Iterato
     (begin,), ends = span.groups, open_ends(span.path)
     for first in range(begin, begin + span.rows, rows):
         stop = min(first + rows, begin + span.rows)
-        yield _conformed(ends_table(ends, first, stop).select(wanted), table, wanted, stop - first)
+        yield _conformed(ends_table(ends, first, stop).select(wanted), table, wanted, range(first, stop))
 
 
-def _conformed(found: pa.Table, table: Table, wanted: Sequence[str], rows: int) -> pa.Table:
-    """The columns `wanted` in the table's types; a file without one has nulls."""
+def _conformed(found: pa.Table, table: Table, wanted: Sequence[str], rows: range) -> pa.Table:
+    """The columns `wanted` of some rows of the table in its types; a file without one has nulls."""
     found, columns = plain(found), {}
     for name in wanted:
         kind = table.read_as.field(name).type
-        own = found[name] if name in found.column_names else pa.chunked_array([pa.nulls(rows, kind)])
-        if not (is_list(kind) or own.type == kind):
+        own = found[name] if name in found.column_names else pa.chunked_array([pa.nulls(len(rows), kind)])
+        if pa.types.is_fixed_size_list(kind):
+            check_lists(own, f"{table.source.title}.{name}", kind.list_size, rows.start)
+            own = own if own.null_count < len(own) else pa.chunked_array([pa.nulls(len(rows), kind)])
+        elif not (is_list(kind) or own.type == kind):
             is_label = is_text(own.type) and not is_text(kind)
             own = typed_label(own, [str(kind)]) if is_label else own.cast(kind)
         columns[name] = own

@@ -32,17 +32,19 @@ def noted(kind: str | RelationType | None, notes: Iterable[str]) -> list[str]:
     return [f"{what[0].upper()}{what[1:]}: {note[0].lower()}{note[1:]}" if what else note for note in notes]
 
 
+class UnequalListsError(InputError):
+    """Lists of a column differ in length."""
+
+
 @contextmanager
 def about(what: str) -> Iterator[None]:
-    """Context whose errors begin with `what`, once, unless it is empty."""
+    """Context whose errors begin with `what`, once, unless it is empty; those of lists name their table themselves."""
     try:
         yield
+    except UnequalListsError:
+        raise
     except InputError as e:
         raise type(e)(f"{what}: {str(e).removeprefix(f'{what}: ')}" if what else str(e)) from e
-
-
-class UnequalListsError(InputError):
-    """Lists are null or differ in length."""
 
 
 class Faults(list[InputError]):

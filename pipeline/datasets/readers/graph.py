@@ -127,13 +127,13 @@ class _Reading:
         nodes = {}
         target, labels, bits = self.schema.target, None, None
         for own in sorted(self.nodes.values(), key=lambda own: own.read.source.type != target):  # that one comes first
-            rows, columns, kind = own.read.rows, own.columns, own.read.source.type
+            rows, columns, kind, title = own.read.rows, own.columns, own.read.source.type, own.columns.table
             with about(own.read.source.of_type):
                 if kind == target:
-                    labels, bits = labels_of(rows, columns.labels), own.ordered(split_bits(rows, columns))
+                    labels, bits = labels_of(rows, columns.labels, title), own.ordered(split_bits(rows, columns))
                     names = columns.labels if self.options.named_labels and columns.labels else None
                     labels = replace(labels, values=own.ordered(labels.values), label_names=names)
-                x, time = feature_rows(rows, columns.features), times_of(rows, columns.time, columns.table)
+                x, time = feature_rows(rows, columns.features, title), times_of(rows, columns.time, title)
                 x, time = own.ordered(x), own.ordered(time)
                 nodes[kind] = RawNodes(x, columns.features, time, own.names, count=rows.num_rows)
         given |= {"hint": self.source.hint, "notes": tuple(self.notes), "read": self.schema.record()}

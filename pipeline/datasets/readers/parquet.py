@@ -1,7 +1,6 @@
 """Values of the columns of tables as arrays, by their roles."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -54,34 +53,34 @@ class NoNumbersError(InputError):
 
 
 def matrix_of(column: pa.ChunkedArray, what: str) -> AnyArray:
-    """[V, F] from a list column whose lists have one length. Raises UnequalListsError."""
-    check_lists(column.chunks, what)  # `flatten` alone would hide ragged rows
+    """[V, F] from a list column whose lists have one length; NaN for a null. Raises UnequalListsError."""
+    width = list_width(column) or 0
+    check_lists(column, what, width)  # `flatten` alone would hide ragged rows
     flat = pa.chunked_array([c.flatten() for c in column.chunks], column.type.value_type)
-    return numbers_of(flat, what).reshape(len(column), -1 if len(flat) else 0)
+    rows = numbers_of(flat, what).reshape(len(column) - column.null_count, width)
+    if not column.null_count:
+        return rows
+    every = np.full((len(column), width), np.nan)
+    every[column.is_valid().to_numpy()] = rows
+    return every
 
 
-def check_lists(chunks: Iterable[Any], what: str) -> None:
-    """Raise UnequalListsError for lists of a column that are null or differ in length."""
-    parts = [(lists.null_count, _lengths(lists)) for lists in chunks]
-    if nulls := sum(count for count, _ in parts):
+def list_width(column: pa.ChunkedArray) -> int | None:
+    """Length of the first list of a column; None if all are null."""
+    if pa.types.is_fixed_size_list(column.type):
+        return column.type.list_size
+    lengths = pc.drop_null(pc.list_value_length(column))
+    return lengths[0].as_py() if len(lengths) else None
+
+
+def check_lists(column: pa.ChunkedArray, what: str, width: int, first: int = 0) -> None:
+    """Raise UnequalListsError for a list of another length than `width`; `first` is the number of the first row."""
+    other = pc.fill_null(pc.not_equal(pc.list_value_length(column), width), False)
+    if (bad := pc.index(other, True).as_py()) >= 0:
         raise UnequalListsError(
-            f"column {what} holds {nulls} nulls; expected a list in every row: make them lists of NaN, and set "
-            "nan_features"
+            f"column {what} has lists of {width} and of {len(column[bad])} values (row {first + bad}); expected one "
+            "length"
         )
-    lengths = np.concatenate([own for _, own in parts] or [np.empty(0, np.int64)])
-    if len(lengths) and (lengths != lengths[0]).any():
-        bad = int(np.flatnonzero(lengths != lengths[0])[0])
-        raise UnequalListsError(
-            f"column {what} has lists of {lengths[0]} and of {lengths[bad]} values (row {bad}); expected one length"
-        )
-
-
-def _lengths(lists: Any) -> npt.NDArray[np.integer]:
-    return (
-        np.full(len(lists), lists.type.list_size)
-        if pa.types.is_fixed_size_list(lists.type)
-        else np.diff(lists.offsets.to_numpy())
-    )
 
 
 def labels_of(table: pa.Table, columns: Sequence[str], stem: str = "nodes") -> GivenLabels:

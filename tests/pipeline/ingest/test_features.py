@@ -56,6 +56,51 @@ def test_several_types(tmp_path, kind):
     assert any(note.startswith("Relation user,buys,item: ") and "'x[1]'" in note for note in data.notes)
 
 
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("kind", ["mean", "indicator"])
+def test_null_lists_are_missing_values(tmp_path, kind, fixed):
+    """A null among lists is one in each column; the first rows, whole files and a whole relation may be nulls."""
+    rng, folder = np.random.default_rng(5), tmp_path / "g"
+
+    def lists(rows, nulls, width):
+        x = [None if i in nulls else row for i, row in enumerate(rng.normal(size=(rows, width)).tolist())]
+        return pa.array(x, pa.list_(pa.float64(), width) if fixed else pa.list_(pa.float64()))
+
+    ids = rng.permutation(50) * 3
+    labels = pa.array([None if i % 7 == 0 else [i % 2, (i + 1) % 3 % 2] for i in range(50)])
+    parquet(folder, "nodes-user", pa.table({"id": ids, "label": labels, "x": lists(50, range(20), 3)}))
+    parquet(folder, "nodes-item", pa.table({"x": lists(20, {3, 19}, 2), "x9": rng.random(20)}))
+    ends = rng.choice(ids, 90), rng.integers(0, 20, 90)
+    parquet(folder, "edges-user-buys-item", pa.table({"src": ends[0], "dst": ends[1], "x": lists(90, {0, 41}, 2)}))
+    nothing = lists(90, range(90), 2)
+    parquet(folder, "edges-item-of-user", pa.table({"src": ends[1], "dst": ends[0], "x": nothing}))
+    options = mr.ReadOptions(nan_features=kind, normalize_features="standard", missing_ids="compact")
+    data = same(folder, tmp_path, options, split="fraction:0.5,0.2")
+    assert any("60 NaN or infinite feature values were filled" in note for note in data.notes)
+    assert any("8 nodes are unlabelled (NaN)" in note for note in data.notes)
+
+
+@pytest.mark.parametrize("table", ["nodes-user", "edges-user-buys-user"])
+def test_lists_of_several_lengths(tmp_path, table):
+    """In a later piece, whose row is named, as is the table."""
+    rng, folder = np.random.default_rng(6), tmp_path / "g"
+    lists = {
+        name: [None, *([1.0, 2.0] if name != table or i != 33 else [1.0] for i in range(49))]
+        for name in ("nodes-user", "edges-user-buys-user")
+    }
+    parquet(folder, "nodes-user", pa.table({"label": rng.integers(0, 2, 50), "x": lists["nodes-user"]}))
+    ends = {end: rng.integers(0, 50, 50) for end in ("src", "dst")}
+    parquet(folder, "edges-user-buys-user", pa.table({**ends, "x": lists["edges-user-buys-user"]}))
+    options, told = mr.ReadOptions(nan_features="mean"), set()
+    for read in (mr.open_dataset, lambda path, options: mr.convert(path, tmp_path / "out", options=options)):
+        with pytest.raises(
+            mr.InputError, match=rf"column {table}\.x has lists of 2 and of 1 values \(row 34\)"
+        ) as error:
+            read(folder, options=options)
+        told.add(str(error.value))
+    assert len(told) == 1
+
+
 def test_columns_that_say_what_is_missing_are_named_by_what_there_is(tmp_path):
     """A column of one's own may be called as one that is made; unknown names are refused, also in pieces."""
     folder, ends = tmp_path / "g", {"src": np.arange(40), "dst": np.roll(np.arange(40), 1)}
