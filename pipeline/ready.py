@@ -13,7 +13,7 @@ from ..storage.dataset import Dataset
 from ..storage.errors import InputError
 from ..storage.queue.base import MinibatchQueue
 from ..storage.queue.seed_data import SampledDataset
-from ..storage.store.paths import expanded
+from ..storage.store.paths import expanded, local_folder
 from .config.load import Job, check_no_secrets, read_run_table
 from .config.model_table import with_model
 from .config.systems import System
@@ -36,7 +36,7 @@ from .setup.python_inputs import (
     with_kept_dataset,
 )
 from .setup.resume import check_connections, resumable, without_executor
-from .setup.run_folder import JOB, check_resumable, check_run_folder, local_folder
+from .setup.run_folder import JOB, check_resumable, check_run_folder
 from .setup.simulated_clients import check_owners
 from .setup.warm_start import start_of
 from .telemetry.events import Emit
@@ -128,7 +128,7 @@ def configured(call: RunCall) -> tuple[Job, Any]:
         config = without_executor({**config, **{k: v for k, v in options.items() if k == "ranks"}})
     job = config if isinstance(config, Job) else configure(config or {}, system=system, model=model, **options)
     if started and out is not None:
-        check_connections(job, expanded(local_folder(out)))
+        check_connections(job, local_folder(out))
     given = [*sorted(options), *(["system"] if isinstance(system, str) else [])]
     if isinstance(config, Job) and given:
         raise InputError(f"options {given} were given beside a resolved configuration; pass one or the other")
@@ -202,7 +202,7 @@ def _started_config(out: str | Path | None, dataset: object) -> dict[str, object
     """The configuration that a run was started with, for resuming it."""
     if out is None:
         raise InputError("resume needs the folder of the run to go on with: mr.run(..., out=FOLDER, resume=True)")
-    folder = expanded(local_folder(out))
+    folder = local_folder(out)
     check_run_folder(folder, resume=True)
     table = resumable(read_run_table(folder / JOB))
     # Data given from Python is in memory now; the folder's store of it is not read.

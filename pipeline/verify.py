@@ -28,6 +28,7 @@ from ..storage.queue.location import KIND as SAMPLES
 from ..storage.store.digested_file import check_file, file_sha256
 from ..storage.store.manifest import MANIFEST, kind_in, read_manifest
 from ..storage.store.npy import row_pieces
+from ..storage.store.paths import check_no_url
 from ..storage.store.store import Store, open_store
 from ..storage.stored.version1 import read_version_1, store_of_version_1
 from ..storage.typed.features import TypedFeatures
@@ -75,6 +76,7 @@ def verify(path: Path, emit: Emit) -> Verified:
     files = [MODEL, LEARNED] if (path / JOB).is_file() else []
     stores = sorted(_stores_in(path))
     if not files and not stores:
+        check_no_url(path, "a folder on a file system")
         raise InputError(f"{path} holds no run and no store; expected the folder of one")
     found = Verified()
     total = sum(f.stat().st_size for folder in stores for f in folder.rglob("*") if f.is_file())

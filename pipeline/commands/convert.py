@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
+from ...storage.store.paths import local_folder
 from ...storage.urls import is_url
 from .shared.flags import JsonFlag, SetFlag, SplitFlag
 from .shared.job_table import job_table
 from .shared.output import show
-from .shared.paths import output_folder
 
 
 def convert(
@@ -55,7 +55,7 @@ def convert(
     flags = {"dataset": dataset, "seed": seed, "split": split}
     given = [*(overrides or []), *([] if scheduler is None else [f"cluster.scheduler={scheduler}"])]
     job = resolve(job_table(None, flags, given))
-    to = out if is_url(out) else output_folder(Path(out))
+    to = out if is_url(out) else local_folder(Path(out))
     with Terminal() as terminal:
         store = convert_job(job, None, to, Formats(features, graph, feature_dtype), memory, workers, emit=terminal)
     nodes, edges = store.entries["indptr"]["shape"][0] - 1, store.entries["indices"]["shape"][0]

@@ -21,14 +21,13 @@ def export(
 
     It runs where torch is and Millrace is not.
     """
-    from ...storage.errors import InputError
     from ..custom.user_module import module_named
     from ..inference.finished_run import load
     from ..inference.program import export_program
+    from ..inference.to_file import check_new_path
 
     own, out, run_folder = None if model is None else module_named(model), expanded(out), expanded(run_folder)
-    if out.exists():
-        raise InputError(f"{out} already exists; choose another --out")
+    check_new_path(out)
     run = load(run_folder, model=own)
     program = export_program(run, out)
     takes = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]

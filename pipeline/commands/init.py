@@ -1,5 +1,6 @@
 """`millrace init`: write a job file with every key, its meaning and its default."""
 
+import os
 import shlex
 from pathlib import Path
 from typing import Annotated
@@ -35,7 +36,7 @@ def init(
         say(text.rstrip("\n"))
         return
     try:
-        if path.exists():
+        if os.path.lexists(path):
             raise InputError(f"{path} exists; name another file, or remove it")
         write_atomically(path, text)
     except OSError as e:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...storage.errors import InputError
+from ...storage.store.paths import local_folder
 from ..telemetry.events import Emit, StageAdvanced, StageStarted
 from .shared.flags import JsonFlag, SetFlag, SplitFlag
 from .shared.job_table import job_table
 from .shared.output import show
-from .shared.paths import output_folder
 from .shared.stage_flags import with_stage_flags
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def partition(
     flags["executor"] = others["executor"] or ("inline" if others["scheduler"] is None else "dask")
     given = [f"partition.{k}={v}" for k, v in (("balance", balance), ("passes", passes)) if v is not None]
     job = resolve(job_table(None, from_flags(flags, resume=False)[1], given + (overrides or [])))
-    folder = output_folder(out or into or Path())
+    folder = local_folder(out or into or Path())
     if method is not None and job.partition.owners is not None:
         raise InputError(f"--method is {method}, but partition.owners decides who owns a node; leave one of them out")
     chosen, parts = cut_of(job), check_parts(parts)

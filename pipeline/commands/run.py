@@ -9,7 +9,7 @@ import typer
 
 from ...storage.errors import InputError, Interrupted
 from ...storage.plural import counted
-from ...storage.store.paths import expanded
+from ...storage.store.paths import expanded, local_folder
 from ...storage.store.regular import file_text
 from ..cluster.signals import heeded
 from ..telemetry.events import both
@@ -42,7 +42,6 @@ from .shared.flags import (
 )
 from .shared.job_table import job_table
 from .shared.output import say_aside, show
-from .shared.paths import output_folder
 
 if TYPE_CHECKING:
     from ..setup.result import Result
@@ -132,7 +131,7 @@ def _train(
     from ..training.dynamo import leave_compiler_out
 
     resume, samples = given.resume, given.samples
-    out = output_folder(given.out) if given.out is not None else None
+    out = local_folder(given.out) if given.out is not None else None
     if samples is not None and "://" not in samples:
         samples = str(expanded(Path(samples)))
     started = resume and job is None

@@ -12,7 +12,7 @@ from ...storage.store.paths import expanded
 from ...storage.urls import is_url
 from .cleaning.clean import clean
 from .cleaning.labels import as_task
-from .cleaning.options import DEFAULT_OPTIONS, ReadOptions, require_options
+from .cleaning.options import COLUMNS, DEFAULT_OPTIONS, ReadOptions, require_options
 from .cleaning.raw import Raw
 from .cleaning.splits import NO_SPLIT, make_split
 from .edge_labels import labelled_edges
@@ -134,7 +134,7 @@ def _of_graph(spec: str | Path | object, options: ReadOptions) -> ReadOptions:
     found, reader = replace(found, label_columns=None), reader_of(spec)
     if reader is not None and reader.name == "tables":
         return found
-    return replace(found, edge_feature_columns=None, edge_time=None)
+    return found.without(COLUMNS)
 
 
 def _opened(spec: str | Path | object, request: Request) -> Dataset:
@@ -145,9 +145,11 @@ def _opened(spec: str | Path | object, request: Request) -> Dataset:
     if options.triples is not None and (reader is None or "triples" not in reader.takes):
         raise InputError(f"triples is '{options.triples}', but {_described(spec)} holds none; leave triples out")
     if reader is None:
+        options.check_no_tables(_described(spec), ("split",))
         return clean(_read_unrecognised(spec, request), options, split, seed)
     if reader.is_clean:
         _check_no_options(options, str(spec), reader.takes)
+    options.check_no_tables(_described(spec), reader.columns)
     read = reader.read(spec, request)
     if isinstance(read, GraphTables):
         # Arrow starts a thread when it is imported, which the server of ranks must not have.

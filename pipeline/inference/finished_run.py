@@ -159,7 +159,13 @@ class TrainedRun:
         """
         job, result, reader = self.config, self.result, reader_of(source)
         is_clean = reader is not None and reader.is_clean
-        read = replace(options or ReadOptions(), task=job.read.task) if is_clean else self.reading(options)
+        given = options or ReadOptions()
+        read = replace(given, task=job.read.task) if is_clean else self.reading(options)
+        # What the caller gives stays, and is refused.
+        if reader is not None and (unread := read.of_tables((*reader.columns, *given.given))):
+            keys = ", ".join(f"read.{key}" for key in unread)
+            emit(Note(f"the run's {keys} are for tables, and are left out for data of another kind"))
+            read = read.without(unread)
         kind: dict[str, Any] = {}
         if not is_clean and (result.labels_of == "edges" or result.task == "link"):
             kind = {"labels_of": "edges"} if result.labels_of == "edges" else {"task": "link"}

@@ -12,6 +12,7 @@ from torch import nn
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.store.committed_folder import folder_aside, sweep_leftovers
+from ...storage.store.paths import check_no_url
 from ..datasets import ReadOptions
 from ..telemetry.events import Emit, silent
 from .by_tasks import Workers
@@ -104,7 +105,13 @@ class FileRequest:
 def check_new_file(out: Path, embeddings: bool = False) -> None:
     """Raise InputError unless `out` can be a new file of predictions, or of `embeddings`."""
     check_suffix(out, tuple(s for s in SUFFIXES if not (embeddings and s == ".csv")))
-    if out.exists():
+    check_new_path(out)
+
+
+def check_new_path(out: Path) -> None:
+    """Raise InputError unless a new file can be made at `out`."""
+    check_no_url(out, "a file on a file system")
+    if os.path.lexists(out):
         raise InputError(f"{out} already exists; choose another --out")
     if not out.parent.is_dir():
         raise InputError(f"{out.parent} is not a folder; choose another --out")

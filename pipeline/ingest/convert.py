@@ -72,7 +72,7 @@ def convert_job(
 def _convert(
     job: Job, spec: Any, source: Any, out: Path, formats: Formats, limit: int, workers: int, emit: Emit
 ) -> Store:
-    if out.exists():
+    if os.path.lexists(out):
         sweep_committed(out)
         raise InputError(f"{out} already exists; choose another --out")
     if isinstance(spec, str) and is_url(spec) and holds_store(spec):

@@ -1,8 +1,6 @@
 """The folder of a run: names of its files, its lock, and checks before a run starts or resumes there."""
 
 import fcntl
-import os
-import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -17,6 +15,7 @@ from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures
 from ...storage.store.full_disk import whole_file
 from ...storage.store.own_files import own_file, refuse_links
+from ...storage.store.paths import check_no_url
 from ...storage.store.regular import opened_file
 from ..config.load import Job, read_run_table, resolve
 from ..config.named_code import allowing, sampler_named
@@ -41,20 +40,6 @@ FREE = (
     "checkpoint.", "cluster.", "gpu.",
 )  # fmt: skip
 """Settings that may change on resume, since they do not affect the parameters (except a kernel in `OTHER_BITS`)."""
-
-
-def local_folder(out: str | Path) -> Path:
-    """The folder to write into.
-
-    Raises:
-        InputError: `out` is a URL: only a store of samples can be on an object store.
-    """
-    if not isinstance(out, str | os.PathLike):
-        raise InputError(f'out is a {type(out).__name__}; expected a folder, such as out="runs/first"')
-    # pathlib turns two slashes into one.
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(out)):
-        raise InputError(f"{out} is a URL; expected a folder on a file system (only `millrace sample` takes URLs)")
-    return Path(out)
 
 
 def learned_rows(folder: Path, width: int) -> MappedFeatures:
@@ -96,6 +81,7 @@ def check_holds_run(folder: Path, expected: str = "a run") -> None:
     """
     if (folder / JOB).is_file():
         return
+    check_no_url(folder, f"the folder of {expected} on a file system")
     one = next(iter(sorted(p.parent for p in folder.glob(f"*/{JOB}"))), None)
     of_sweep = f", such as {one}" if one is not None else ""
     raise InputError(f"{folder} holds no run (no {JOB}); expected the folder of {expected}{of_sweep}")

@@ -16,7 +16,7 @@ from ...storage.dataset import Dataset
 from ...storage.dataset_store import write_dataset
 from ...storage.errors import InputError, StoreError, first_line, whole_number
 from ...storage.fingerprint import digest_record
-from ...storage.store.paths import expanded
+from ...storage.store.paths import local_folder
 from ...storage.store.regular import file_bytes
 from ..config.load import Job
 from ..config.records import is_record, make_system, negatives_of, table_of
@@ -93,7 +93,9 @@ def sweep(
         InputError: the settings do not go together, or `out` holds another sweep.
     """
     with console_events(emit, verbose) as tell:
-        return _sweep(dataset, grid or {}, seeds, expanded(out), jobs, share, emit=tell, config=config, options=options)
+        return _sweep(
+            dataset, grid or {}, seeds, local_folder(out), jobs, share, emit=tell, config=config, options=options
+        )
 
 
 def _sweep(

@@ -158,7 +158,7 @@ def committed_folder(path: Path, *, overwrite: bool = False, durable: bool = Tru
         StoreError: `path` exists, or is made meanwhile, and `overwrite` is false.
         InputError: the parent cannot be written.
     """
-    if path.exists() and not overwrite:
+    if os.path.lexists(path) and not overwrite:
         raise StoreError(f"{path} exists already; choose another path, or remove it first")
     with folder_aside(path) as aside:
         yield aside

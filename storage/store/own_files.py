@@ -67,7 +67,8 @@ def own_folder(path: Path) -> Path:
 
 
 def refuse_links(folder: Path, below: tuple[str, ...] = ()) -> None:
-    """Refuse a folder that is to be written to and holds links, which somebody else could have put into it.
+    """Refuse a folder that is to be written to and holds links, which somebody else could have put into it, or that
+    somebody else has put, as a folder or a link, where everybody may.
 
     Args:
         folder: the folder, whose entries are looked at.
@@ -76,6 +77,9 @@ def refuse_links(folder: Path, below: tuple[str, ...] = ()) -> None:
     Raises:
         InputError: names the first one.
     """
+    for place in (folder, folder.resolve()):
+        if os.path.lexists(place) and os.stat(place.parent).st_mode & stat.S_IWOTH and _others(place, place.lstat()):
+            raise InputError(f"{place} is somebody else's, in a folder that everybody may write to; choose another")
     for place in (folder, *(folder / name for name in below)):
         if place.is_dir():
             with os.scandir(place) as entries:

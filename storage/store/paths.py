@@ -1,9 +1,18 @@
 """Paths of users."""
 
 import os
+import re
 from pathlib import Path
 
 from ..errors import InputError
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+:)/+(.*)", re.DOTALL)
+
+
+def check_no_url(path: str | os.PathLike[str], expected: str) -> None:
+    """Raise InputError if a path was meant as a URL, of whose slashes pathlib leaves one."""
+    if found := _URL.fullmatch(str(path)):
+        raise InputError(f"{found[1]}//{found[2]} is a URL; expected {expected}")
 
 
 def expanded(path: str | os.PathLike[str]) -> Path:
@@ -20,3 +29,15 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         if found.exists():
             return found.absolute()
         raise InputError(f"{path}: no such home folder ({e}); write the path out") from None
+
+
+def local_folder(out: str | os.PathLike[str]) -> Path:
+    """The expanded path of a folder to write into.
+
+    Raises:
+        InputError: `out` is no path, or a URL: only stores, and samples, are written to object stores.
+    """
+    if not isinstance(out, str | os.PathLike):
+        raise InputError(f'out is a {type(out).__name__}; expected a folder, such as out="runs/first"')
+    check_no_url(out, "a folder on a file system (`millrace sample` and `convert` write to URLs)")
+    return expanded(out)

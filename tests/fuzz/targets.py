@@ -27,7 +27,6 @@ from millrace.pipeline.report.reading import read_run
 from millrace.pipeline.report.summary import summarise
 from millrace.pipeline.report.timeline import timeline
 from millrace.pipeline.setup.open_queue import open_queue
-from millrace.pipeline.setup.run_folder import local_folder
 from millrace.stages.assignment import SeedPlan
 from millrace.stages.feed.queue_feed import BulkDraws, BulkSpan, sample_bulks
 from millrace.stages.kernels import sampling_backend
@@ -48,6 +47,7 @@ from millrace.storage.minibatch import Expected
 from millrace.storage.partition.book import open_book
 from millrace.storage.partition.phase_rows import open_phase_rows, write_phase_rows
 from millrace.storage.queue.zarr import ZarrQueue
+from millrace.storage.store.paths import local_folder
 from millrace.tests.fuzz.foreign import sources
 from millrace.tests.fuzz.forge import forge, manifest_of, sign
 from millrace.tests.fuzz.mutators import (

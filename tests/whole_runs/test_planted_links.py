@@ -11,6 +11,7 @@ from millrace.storage.errors import InputError
 from millrace.tests.contracts.command import command
 
 DATA = "sbm:nodes=60,classes=3,degree=4,features=4,train=0.5"
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 RUN = ("--dataset", DATA, "--epochs", 1, "--fanout", "3,2", "--hidden", 4)
 
 
@@ -26,6 +27,13 @@ def place(tmp_path: Path) -> Path:
     (tmp_path / "edges.csv").write_text(f"src,dst,weight\n{rows}\n")
     (tmp_path / "nodes.csv").write_text("id,label,f\n" + "\n".join(f"{i},{i % 2},{i}" for i in range(20)) + "\n")
     return tmp_path / "shared"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "run"
+    mr.run(DATA, epochs=1, fanout=[3, 2], hidden=4, out=out, verbose=False)
+    return out
 
 
 def planted(link: Path, target: str) -> None:
@@ -64,6 +72,56 @@ def test_a_run_goes_on_in_no_folder_with_links(place: Path, link: str) -> None:
         assert code == 2
         assert "is no folder of this user's" in said
     assert kept(place)
+
+
+@only_root
+@pytest.mark.parametrize("kind", ["link", "folder"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("report", "RUN", "--out"),
+        ("run", *RUN, "--out"),
+        ("sample", *RUN[:2], "--fanout", "3,2", "--epochs", 1, "--out"),
+        ("sweep", *RUN[:2], "--set", "train.lr=0.1,0.2", "--jobs", 1, "--out"),
+        ("partition", DATA, "--parts", 2, "--method", "hash", "--into"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_nothing_is_written_into_what_somebody_else_has_put_there(
+    place: Path, finished: Path, words: tuple[str, ...], kind: str
+) -> None:
+    out = place / "out"
+    if kind == "link":
+        planted(out, "")
+    else:
+        out.mkdir(mode=0o777)
+        os.chown(out, 65534, 65534)
+    code, _, said = command(*(finished if word == "RUN" else word for word in words), out)
+    assert code == 2, said
+    assert str(out) in said
+    assert kept(place)
+    assert kind == "link" or not list(out.iterdir())
+
+
+def test_a_link_of_ones_own_is_followed(place: Path, finished: Path) -> None:
+    (place / "pages").mkdir()
+    (place / "out").symlink_to(place / "pages")
+    assert command("report", finished, "--out", place / "out")[0] == 0
+    assert (place / "pages" / "report.html").is_file()
+
+
+@pytest.mark.parametrize("words", ["convert {}/edges.csv --out {}", "predict {} --out {}.csv", "init {}.toml"])
+def test_a_link_to_nothing_is_something_already(place: Path, finished: Path, words: str) -> None:
+    command_, *given = words.split()
+    at = {"convert": (place.parent, place / "out"), "predict": (finished, place / "out")}.get(
+        command_, (place / "out",)
+    )
+    full = [command_, *" ".join(given).format(*at).split()]
+    Path(full[-1]).symlink_to(place.parent / "nothing")
+    code, _, said = command(*full)
+    assert code == 2
+    assert "exists" in said
+    assert not (place.parent / "nothing").exists()
 
 
 def test_a_file_made_while_predictions_are_made_stays(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....storage.errors import InputError
-from .paths import expanded
+from ....storage.store.paths import expanded
 
 if TYPE_CHECKING:
     from ...datasets import ReadOptions

@@ -1,30 +1,19 @@
 """Options for reading input that is not clean: one for each common defect of real data."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from ....storage.dataset import TASKS, Task
 from ....storage.errors import InputError, nearest
 
-FREE = ("nodes_file", "feature_columns", "edge_feature_columns", "label_columns", "ignored_labels", "pairs", "target")
-FREE += (
-    "one_hot",
-    "id",
-    "src",
-    "dst",
-    "weight",
-    "relation_column",
-    "split",
-    "edge_time",
-    "node_time",
-    "relation",
-    "triples",
-)
-"""Options with values other than a choice of words."""
 ONE_COLUMN = ("id", "src", "dst", "weight", "relation_column", "edge_time", "node_time")
 COLUMNS = ("one_hot", "feature_columns", "edge_feature_columns", "label_columns", "split", *ONE_COLUMN)
 """Options that name columns of tables."""
+OF_TABLES = ("nodes_file", *COLUMNS, "target")
+"""Options that choose among tables and their columns."""
+FREE = (*OF_TABLES, "ignored_labels", "pairs", "relation", "triples", "indicators")
+"""Options with values other than a choice of words."""
 Direction = Literal["directed", "undirected", "reverse"]
 Overlaps = Literal["error", "first"]
 
@@ -165,6 +154,20 @@ class ReadOptions:
         """Options by name whose values are not the defaults: JSON values, and tuples in place of lists."""
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
 
+    def of_tables(self, followed: tuple[str, ...]) -> list[str]:
+        """Options that are given for tables, but for those `followed`."""
+        return [key for key in self.given if key in OF_TABLES and key not in followed]
+
+    def without(self, keys: Iterable[str]) -> "ReadOptions":
+        """These options with the defaults of `keys`."""
+        return ReadOptions(**{key: value for key, value in self.given.items() if key not in keys})
+
+    def check_no_tables(self, source: object, followed: tuple[str, ...]) -> None:
+        """Raise InputError for options of tables other than `followed`, of a source without tables."""
+        if given := self.of_tables(followed):
+            keys, them = ", ".join(f"read.{key}" for key in given), "them" if given[1:] else "it"
+            raise InputError(f"{source} has no tables, which {keys} would choose from; leave {them} out")
+
     def over(self, before: Mapping[str, Any]) -> "ReadOptions":
         """These options where they are not the defaults, and those of `before`, as `given` has them, elsewhere."""
         # A treatment without indicator columns takes those of `before` away.
@@ -201,7 +204,7 @@ class ReadOptions:
             if self.nan_features != "indicator":
                 raise InputError(f"indicators is given, but nan_features is '{self.nan_features}'; leave one out")
         for f in fields(self):
-            if f.name in (*FREE, "indicators"):
+            if f.name in FREE:
                 continue
             value = getattr(self, f.name)
             allowed = {"direction": get_args(Direction), "task": TASKS}.get(f.name) or get_args(f.type)

@@ -51,10 +51,6 @@ class Kg:
         others = self.cities - 1
         return 1 - self.noise + self.noise / others * float((1 / np.arange(2, self.cities + 1)).sum())
 
-    def best_hits(self, k: int) -> float:
-        """Best hits@k of these pairs, on average."""
-        return 1 - self.noise + self.noise * min(k - 1, self.cities - 1) / (self.cities - 1)
-
 
 def generate_kg(text: str, name: str | None) -> Dataset:
     """The graph described by `text`. A pure function of `text`."""

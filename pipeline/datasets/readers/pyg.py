@@ -17,6 +17,9 @@ from ..cleaning.splits import as_flags
 from ..cleaning.typed import OF_NODES, check_followed
 from .typed import host
 
+OF_PYG = ("target", "edge_time", "node_time")
+"""Options for tables that PyG's data follow too."""
+
 
 def from_pyg(
     data: Any,
@@ -52,8 +55,9 @@ def from_pyg(
             "edge_dataset for labels of your own"
         )
     typed, links = hasattr(data, "node_types"), options.task == "link"
+    options.check_no_tables("PyG's data", OF_PYG)
     if typed:
-        check_followed(name, options, (*OF_NODES, "edge_time", "node_time"))
+        check_followed(name, options, (*OF_NODES, *OF_PYG))
         target = _target_of(data, options.target if target is None else target, name, links)
     elif target is not None:
         raise InputError(f"target is '{target}', but the PyG data has one node type; leave it out")

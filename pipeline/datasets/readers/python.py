@@ -55,6 +55,7 @@ def from_scipy(
     """
     if not sp.issparse(adjacency):
         raise InputError(f"adjacency is {type(adjacency).__name__}; expected a SciPy sparse matrix [V, V]")
+    options.check_no_tables("a SciPy matrix", ())
     y = host(labels)
     count = len(np.atleast_1d(y))
     if tuple(adjacency.shape) != (count, count):
@@ -126,6 +127,7 @@ def from_networkx(
     """
     if not hasattr(graph, "nodes"):
         raise InputError(f"graph is a {type(graph).__name__}; expected a NetworkX graph")
+    options.check_no_tables("a NetworkX graph", ())
     nodes, notes, names = list(graph.nodes), (), None
     if set(nodes) == set(range(len(nodes))):
         nodes = list(range(len(nodes)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from ....storage.dataset_store import FeaturesAccess, GraphAccess
 from ....storage.store.paths import expanded
-from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
+from ..cleaning.options import DEFAULT_OPTIONS, OF_TABLES, ReadOptions
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,8 @@ class Reader:
     `read` returns has followed the whole request."""
     takes: tuple[str, ...] = ()
     """Options that a clean source takes all the same; `read` follows them."""
+    columns: tuple[str, ...] = OF_TABLES
+    """Options for tables that `read` follows; others are refused."""
     is_name: bool = False
     """True if a source is a name, which means the same from any folder, and not a path."""
 

@@ -8,11 +8,10 @@ from typing import Any
 
 from ....storage.dataset import SPLITS, Dataset
 from ....storage.dataset_store import open_dataset_store
-from ....storage.errors import InputError
 from ....storage.registry import Registry
 from ....storage.store.manifest import MANIFEST
 from ....storage.store.paths import expanded
-from ..cleaning.options import FREE
+from ..cleaning.options import OF_TABLES
 from ..cleaning.raw import Raw
 from ..generated.digits import read_digits
 from ..generated.hsbm import generate_hsbm
@@ -30,7 +29,7 @@ from .foreign.matrices import read_mat, read_mtx, with_roles
 from .foreign.npz_layouts import OwnArrays
 from .foreign.pickled import read_planetoid, read_torch, torch_file
 from .npz import raw_of, read_arrays, read_npz
-from .pyg import from_pyg
+from .pyg import OF_PYG, from_pyg
 from .python import from_networkx
 from .reader import Read, Reader, Request, path_of
 from .triples import Triples, as_triples, files_of, read_triples
@@ -89,26 +88,6 @@ def _folder(source: object) -> str | None:
     return "tables" if any(name.lower().endswith(TABLES) for name in entries_in(path)) else None
 
 
-def _is_object_of(source: object, package: str) -> bool:
-    # Compares the names of the class's modules: importing the package would make it required.
-    return not isinstance(source, str | Path) and package in {
-        c.__module__.partition(".")[0] for c in type(source).__mro__
-    }
-
-
-def check_no_table_options(path: Path, request: Request, taken: tuple[str, ...] = ()) -> None:
-    """Refuse options for reading tables, but for those `taken`, if `path` is not one.
-
-    Raises:
-        InputError: names the options.
-    """
-    given = [name for name in FREE if name not in taken and getattr(request.options, name) is not None]
-    if given:
-        raise InputError(
-            f"{path} is not a file or folder of tables, and {' and '.join(given)} is for tables only; leave it out"
-        )
-
-
 # pyarrow is imported inside functions: otherwise every rank and command would wait for it.
 def _read_tables(source: str | Path, request: Request) -> GraphTables:
     from .tables import tables_of_edge_file, tables_of_folder
@@ -128,15 +107,12 @@ def _read_ogb_name(source: object, request: Request) -> Raw:
 def _read_ogb_folder(source: str | Path, request: Request) -> Raw:
     from .foreign.ogb import read_ogb_folder
 
-    path = expanded(source)
-    check_no_table_options(path, request)
-    return read_ogb_folder(path, request.name)
+    return read_ogb_folder(expanded(source), request.name)
 
 
 def read_npz_file(source: str | Path, request: Request) -> Raw:
     """The graph of an ``.npz`` file, whatever its suffix."""
     path = expanded(source)
-    check_no_table_options(path, request, ("split",))
     return read_npz(path, request.name, labelled=request.options.task != "link", split=request.options.split)
 
 
@@ -176,7 +152,6 @@ def _read_openke(source: str | Path, request: Request) -> Triples:
     from .foreign.published import openke_triples
 
     path = expanded(source)
-    check_no_table_options(path, request)
     sets = openke_triples(path)
     train, val, test = (sets.get(part) for part in SPLITS)
     return as_triples(train, val, test, True, request.name or path.resolve().name)
@@ -191,7 +166,6 @@ def _of_arrays(read: Callable[[Path], OwnArrays]) -> Read:
 
     def read_raw(source: str | Path, request: Request) -> Raw:
         path = expanded(source)
-        check_no_table_options(path, request, ("split",))
         labelled, split = request.options.task != "link", request.options.split
         return raw_of(read(path), path, request.name or path.stem, labelled=labelled, split=split)
 
@@ -200,29 +174,16 @@ def _of_arrays(read: Callable[[Path], OwnArrays]) -> Read:
 
 def _read_torch(source: str | Path, request: Request) -> Dataset:
     path = expanded(source)
-    check_no_table_options(path, request, ("split", "target"))
     file = torch_file(path)
     assert file is not None, "the reader recognises no others"
     data, notes = read_torch(file, request.options.split)
     name, options = request.name or path.resolve().name.partition(".")[0], replace(request.options, split=None)
-    found = _read_pyg(data, replace(request, name=name, options=options))
+    found = from_pyg(data, name=name, options=options, split=request.split, seed=request.seed)
     return replace(found, notes=(*notes, *found.notes), read_as=request.options.given)
 
 
 def _read_store(source: str | Path, request: Request) -> Dataset:
-    path = expanded(source)
-    check_no_table_options(path, request)
-    return open_dataset_store(path, request.features, graph=request.graph)
-
-
-def _read_networkx(source: Any, request: Request) -> Dataset:
-    return from_networkx(
-        source, name=request.name or "networkx", options=request.options, split=request.split, seed=request.seed
-    )
-
-
-def _read_pyg(source: Any, request: Request) -> Dataset:
-    return from_pyg(source, name=request.name or "pyg", options=request.options, split=request.split, seed=request.seed)
+    return open_dataset_store(expanded(source), request.features, graph=request.graph)
 
 
 def _generated(name: str, generate: Callable[[str, str | None], Dataset], first: str) -> Reader:
@@ -234,11 +195,28 @@ def _generated(name: str, generate: Callable[[str, str | None], Dataset], first:
     return Reader(name, lambda source: _is_spec(source, name), read, f"{name}:{first}=...", is_name=True)
 
 
-def _of_path(name: str, read: Read, form: str = "", *ends: str) -> Reader:
+def _of_path(name: str, read: Read, form: str = "", *ends: str, columns: tuple[str, ...] = OF_TABLES) -> Reader:
     """Reader of the folders that `_folder` calls by its name, and of files whose names have these `ends`."""
-    return Reader(
-        name, lambda source: _folder(source) == name or bool(ends and _is_file(source, *ends)), read, form, False
-    )
+
+    def is_it(source: object) -> bool:
+        return _folder(source) == name or bool(ends and _is_file(source, *ends))
+
+    return Reader(name, is_it, read, form, is_clean=False, columns=columns)
+
+
+def _of_object(name: str, package: str, make: Callable[..., Dataset], columns: tuple[str, ...] = ()) -> Reader:
+    """Reader of objects of a package, by the names of their class's modules: importing it would make it required."""
+
+    def is_it(source: object) -> bool:
+        return not isinstance(source, str | Path) and package in {
+            c.__module__.split(".")[0] for c in type(source).__mro__
+        }
+
+    def read(source: object, request: Request) -> Dataset:
+        called, options = request.name or name, request.options
+        return make(source, name=called, options=options, split=request.split, seed=request.seed)
+
+    return Reader(name, is_it, read, is_clean=False, columns=columns)
 
 
 def _shipped(name: str, read: Callable[[str | None], Raw], gives_way: bool = True) -> Reader:
@@ -248,7 +226,8 @@ def _shipped(name: str, read: Callable[[str | None], Raw], gives_way: bool = Tru
     def is_it(source: Any) -> bool:
         return isinstance(source, str | Path) and str(source) == name and not (gives_way and path_of(source))
 
-    return Reader(name, is_it, lambda source, request: read(request.name), name, is_clean=False, is_name=True)
+    reader = _of_path(name, lambda source, request: read(request.name), name, columns=())
+    return replace(reader, recognises=is_it, is_name=True)
 
 
 READERS: Registry[Reader] = Registry(
@@ -274,12 +253,12 @@ READERS: Registry[Reader] = Registry(
         _of_path("dgl", _foreign("declared.read_dgl")),
         _of_path("citations", _foreign("published.read_citations")),
         replace(_of_path("openke", _read_openke), is_clean=True),
-        _of_path("mtx", _of_arrays(read_mtx), "", ".mtx", ".mtx.gz"),
-        _of_path("mat", _of_arrays(read_mat), "a .mtx or .mat file", ".mat"),
-        Reader("planetoid", _is_planetoid, _of_arrays(read_planetoid), is_clean=False),
-        Reader("torch", _is_torch, _read_torch, "a .pt file of PyG", is_clean=False),
-        _of_path("graphsaint", _of_arrays(_saint)),
-        _of_path("npz", read_npz_file, "an .npz file", ".npz"),
+        _of_path("mtx", _of_arrays(read_mtx), "", ".mtx", ".mtx.gz", columns=("split",)),
+        _of_path("mat", _of_arrays(read_mat), "a .mtx or .mat file", ".mat", columns=("split",)),
+        Reader("planetoid", _is_planetoid, _of_arrays(read_planetoid), is_clean=False, columns=("split",)),
+        Reader("torch", _is_torch, _read_torch, "a .pt file of PyG", is_clean=False, columns=("split", *OF_PYG)),
+        _of_path("graphsaint", _of_arrays(_saint), columns=("split",)),
+        _of_path("npz", read_npz_file, "an .npz file", ".npz", columns=("split",)),
         _of_path(
             "tables",
             _read_tables,
@@ -292,10 +271,10 @@ READERS: Registry[Reader] = Registry(
             takes=("triples", "overlapping_splits"),
         ),
         replace(_of_path("store", _read_store, "a Millrace dataset store"), is_clean=True),
-        _of_path("ogb-folder", _read_ogb_folder),
-        Reader("ogb", _is_ogb_name, _read_ogb_name, "an OGB name such as ogbn-arxiv", is_clean=False),
-        Reader("networkx", lambda source: _is_object_of(source, "networkx"), _read_networkx, is_clean=False),
-        Reader("pyg", lambda source: _is_object_of(source, "torch_geometric"), _read_pyg, is_clean=False),
+        _of_path("ogb-folder", _read_ogb_folder, columns=()),
+        Reader("ogb", _is_ogb_name, _read_ogb_name, "an OGB name such as ogbn-arxiv", is_clean=False, columns=()),
+        _of_object("networkx", "networkx", from_networkx),
+        _of_object("pyg", "torch_geometric", from_pyg, OF_PYG),
     ),
 )
 """All readers; at most one of them recognises a source."""

@@ -166,9 +166,6 @@ def _versions(stem: str, files: Sequence[_Named]) -> str | None:
     return None
 
 
-_COPIED = ("old", "bak", "backup", "copy", "orig", "original", "tmp", "new")
-
-
 def _unclear(kind: Kind, files: Sequence[_Named], folder: object) -> str:
     """Fault of files of which it is not clear what they are."""
     shown = listed([f.name for f in files])

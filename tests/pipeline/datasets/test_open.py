@@ -329,3 +329,35 @@ def test_a_split_that_is_asked_for_takes_the_note_on_the_drawn_one_away():
     assert any("stores no split" in note for note in drawn.notes)
     assert not any("stores no split" in note for note in open_dataset(drawn, split="fraction:0.4,0.4").notes)
     assert open_dataset(drawn, name="anew").notes == drawn.notes
+
+
+def graph_object(kind, path):
+    if kind == "networkx":
+        return nx.DiGraph([(0, 1), (1, 0)])
+    if kind == "pyg":
+        return Data(x=torch.ones(2, 1), edge_index=torch.tensor([[0, 1], [1, 0]]), y=torch.tensor([0, 1]))
+    if kind == "digits":
+        return "digits"
+    np.savez(path, edge_index=np.array([[0, 1], [1, 0]]), y=np.array([0, 1]))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["networkx", "pyg", "digits", "npz", "another suffix"])
+@pytest.mark.parametrize("key", ["id", "src", "feature_columns", "label_columns", "one_hot", "nodes_file"])
+def test_options_of_tables_are_refused_where_there_are_none(tmp_path, kind, key):
+    source = graph_object(kind, tmp_path / ("a.npz" if kind == "npz" else "a.archive"))
+    if kind == "another suffix":
+        (tmp_path / "a.archive.npz").rename(source)
+    options = ReadOptions(**{key: "a", "dst": "to"})
+    with pytest.raises(InputError, match=rf"has no tables, which .*read\.{key}.* would choose from; leave them out"):
+        open_dataset(source, options=options)
+
+
+def test_scipy_refuses_options_of_tables():
+    with pytest.raises(InputError, match=r"a SciPy matrix has no tables, which read\.src would choose from"):
+        from_scipy(sp.eye(2), None, [0, 1], options=ReadOptions(src="a"))
+
+
+def test_an_archive_may_have_ignored_classes(tmp_path):
+    np.savez(tmp_path / "a.npz", edge_index=np.array([[0, 1], [1, 0]]), y=np.array([1, 255, 0])[:2])
+    assert open_dataset(tmp_path / "a.npz", options=ReadOptions(ignored_labels=255)).labels.tolist() == [1, -1]

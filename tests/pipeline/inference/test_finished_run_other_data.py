@@ -194,3 +194,27 @@ def test_typed_tables_without_labels(tmp_path):
     run = mr.run(typed_tables(tmp_path / "old", 2), read=read, out=tmp_path / "run", **TYPED, **SPLIT)
     want = outputs(run, mr.open_dataset(typed_tables(tmp_path / "labelled", 3), options=mr.ReadOptions(**read)))
     assert np.array_equal(outputs(run, typed_tables(tmp_path / "new", 3, labelled=False)), want)
+
+
+@pytest.mark.parametrize("kind", ["npz", "pt", "data", "networkx"])
+def test_a_run_of_tables_reads_a_source_without_tables(tmp_path, kind):
+    found = mr.open_dataset(tables(tmp_path / "old", 2), options=OF_TABLES, **SPLIT)
+    run = mr.run(found, out=tmp_path / "run", **SMALL)
+    data = pyg_data(1, labelled=False)
+    data.x = data.x[:, :2]
+    want = outputs(run, mr.from_pyg(data, options=mr.ReadOptions(direction="directed", task="link")))
+    if kind == "npz":
+        np.savez(tmp_path / "new.npz", edge_index=data.edge_index.numpy(), x=data.x.numpy())
+    elif kind == "pt":
+        torch.save(data, tmp_path / "new.pt")
+    elif kind == "networkx":
+        new = networkx.DiGraph()
+        new.add_nodes_from((v, {"x": row.tolist()}) for v, row in enumerate(data.x))
+        new.add_edges_from(data.edge_index.T.tolist())
+    source = {"data": data, "networkx": new if kind == "networkx" else None}.get(kind, tmp_path / f"new.{kind}")
+    notes: list[object] = []
+    assert np.array_equal(outputs(run, source, emit=notes.append), want)
+    said = "the run's read.feature_columns, read.label_columns are for tables, and are left out"
+    assert sum(said in str(note) for note in notes) == 1
+    with pytest.raises(InputError, match=r"has no tables, which read\.id would choose from; leave it out"):
+        mr.predict(run, source, options=mr.ReadOptions(id="key"))

@@ -41,3 +41,34 @@ def test_python_says_so_too(tmp_path):
         mr.run("~nobody-here/a.npz", out=tmp_path / "run")
     with pytest.raises(InputError, match="no such home folder"):
         mr.predict("~nobody-here/run")
+
+
+URL = "s3://bucket/x"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("predict", URL, "--out", "p.csv"),
+        ("evaluate", URL),
+        ("export", URL, "--out", "p.pt2"),
+        ("report", URL),
+        ("check", URL),
+        ("run", "--resume", "--out", URL),
+        ("run", "--out", URL),
+        ("sweep", "--set", "train.lr=0.1,0.2", "--out", URL),
+        ("predict", "run", "--out", f"{URL}.csv"),
+        ("export", "run", "--out", f"{URL}.pt2"),
+        ("report", "run", "--out", URL),
+        ("partition", "digits", "--parts", "2", "--into", URL),
+        ("convert", "digits", "--out", "http:/x.org/a"),
+    ],
+)
+def test_a_url_where_a_path_belongs_is_a_sentence(tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    Path("run/job.toml").touch()
+    code, _, said = command(*arguments)
+    assert code == 2
+    assert "://" in said and "is a URL; expected " in said
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]

@@ -158,7 +158,8 @@ def read_json(path: Path, name: str) -> GraphTables:
     if isinstance(given, dict):  # JSON Graph Format
         given = [{ID: node, **(of if isinstance(of, dict) else {})} for node, of in given.items()]
     if key is None or not isinstance(given, list) or not all(isinstance(of, dict) for of in (*given, *record[key])):
-        held = f"it holds {', '.join(map(str, list(record)[:8]))}" if isinstance(record, dict) else "it holds a list"
+        keys = ", ".join(map(str, list(record)[:8])) if isinstance(record, dict) else "a list"
+        held = f"it holds {keys or 'nothing'}"
         raise InputError(f"{path} is no graph: expected an object with lists of nodes and links, as objects; {held}")
     nodes, links = [_flat(of) for of in given], [_flat(of) for of in record[key]]
     directed = record.get("directed", directed)
