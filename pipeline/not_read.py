@@ -5,15 +5,18 @@ from collections.abc import Iterator
 import torch
 
 from ..stages.models.small_graph import rows_of_small_graph
+from ..stages.sample.base import reads_times
 from ..storage.plural import counted
 from .setup.model import typed_input
 from .setup.prepare import Prepared
 
 
 def not_read(prepared: Prepared) -> Iterator[str]:
-    """A sentence for each kind of values of edges that neither the model nor the sampler of a run reads."""
+    """A sentence for each kind of values, times among them, that neither the model nor the sampler of a run reads."""
     graph, outline, name = prepared.dataset.graph, prepared.outline, prepared.model.name
     width, sampler = outline.edge_width, prepared.system.sample.sampler
+    if (graph.has_edge_times or graph.has_node_times) and not reads_times(sampler):
+        yield "the times of edges are not read, so nodes see later edges too; sampler.name=temporal hides these."
     weighs = graph.is_weighted and not getattr(sampler, "weighted", False)
     if not (weighs or (width and not prepared.model.reads_edges)):
         return

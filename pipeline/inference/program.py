@@ -15,6 +15,7 @@ from ...stages.models.base import as_model, check_initialised, layered, reads_ed
 from ...stages.models.pyg.hetero import HeteroPyGModel
 from ...stages.models.pyg.model import PyGModel
 from ...stages.neighbourhood.edge_index import EdgeIndexNeighbourhood
+from ...storage.array_checks import present_items
 from ...storage.errors import InputError, install
 from ...storage.graph import from_edges
 from ..setup.result import Result
@@ -39,6 +40,8 @@ class Forward(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         """[V, F], [2, E], [E] -> [V, C]."""
+        if isinstance(self.model, PyGModel):
+            return self.model.plain(x, edge_index, present_items({"edge_weight": edge_weight}))
         neighbourhood = EdgeIndexNeighbourhood(edge_index, x.shape[0], edge_weight, x.dtype)
         for i in range(layered(self.model).num_layers):
             x = layered(self.model).layer(i, neighbourhood, x)
@@ -146,12 +149,12 @@ def explainer(run: TrainedRun | Result | str | Path, algorithm: Any, *, model: A
 
     Call the explainer with the whole graph, ``explainer(data.x, data.edge_index, index=17)``, where `data` is
     ``dataset.to_pyg()``; it gives PyG's ``Explanation`` for node 17. The model's messages pass over all in-edges, as in
-    `predict`, and edges have no masks.
+    `predict`; edges have masks only if the model is PyG's.
 
     Args:
         run: a finished run: its folder, the result of `millrace.run`, or of `load`.
         algorithm: of `torch_geometric.explain`, such as ``GNNExplainer(epochs=100)``.
-        model: for a run of your own module: see `load`.
+        model: for a run of your own module or of PyG's: see `load`.
         options: further ones of PyG's ``Explainer``; by default ``explanation_type="model"`` and
             ``node_mask_type="attributes"``.
 
@@ -173,7 +176,7 @@ def explainer(run: TrainedRun | Result | str | Path, algorithm: Any, *, model: A
         raise InputError(
             f"{result.model} reads types or features of edges; expected a model of features of nodes and edges alone"
         )
-    if options.get("edge_mask_type") is not None:
+    if options.get("edge_mask_type") is not None and not isinstance(trained.model, PyGModel):
         raise InputError("edge_mask_type is given, but edges have no masks here; leave it out, and mask nodes")
     usual: dict[str, Any] = {"explanation_type": "model", "node_mask_type": "attributes", "edge_mask_type": None}
     config = {"mode": MODES[result.task], "task_level": "node", "return_type": "raw"}

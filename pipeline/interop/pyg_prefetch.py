@@ -91,13 +91,9 @@ class Prefetcher:
     """A thread that makes results in order, at most `room` of them ahead of the consumer. `get` raises its errors."""
 
     def __init__(
-        self,
-        make: Callable[[int], list[Any]],
-        count: int,
-        room: int,
-        done: Callable[[], None],
+        self, make: Callable[[int], list[Any]], count: int, room: int, done: Callable[[], None],
         settle: Callable[[], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._make, self._count, self._done, self._settle = make, count, done, settle
         self._made: SimpleQueue[list[Any] | BaseException] = SimpleQueue()
         self._room = threading.Semaphore(room)

@@ -41,7 +41,8 @@ class LaborSampler(NodeWiseOptions):
     expand: Literal["new", "all"] = "new"
     """Nodes that each hop expands: newly found ones only, or again all nodes found so far."""
     weighted: bool = False
-    """Draw in proportion to the graph's edge weights, rows of exact size; an edge of weight 0 is never drawn."""
+    """Draw in proportion to the graph's edge weights, rows of exact size; an edge of weight 0 is never drawn, except
+    where a fanout of -1 takes the whole row."""
     iterations: int = 0
     """The i of the paper's LABOR-i, with `poisson` only: at each hop, sources that many rows share become more likely,
     in i iterations, so that fewer distinct nodes are found while each row's sum varies as much as before. Rows keep

@@ -42,6 +42,20 @@ def test_weights_that_attention_does_not_read(tmp_path):
     assert not notes_of(tmp_path / "drawn", mr.GAT(hidden=4, heads=2, layers=1), drawn, edge_weight=torch.rand(7))
 
 
+@pytest.mark.parametrize("system", ["bulk", "sar"])
+def test_times_that_the_sampler_does_not_read(tmp_path, system):
+    notes: list[str] = []
+    times = {"edge_time": torch.arange(7), "node_time": torch.arange(6)}
+    for name, kind in {"drawn": system, "timed": mr.bulk(mr.TemporalSampler((2,)))}.items():
+        data = data_of.Data(x=torch.randn(6, 4), edge_index=EDGES, y=torch.arange(6) % 2, **times)
+        mr.run(
+            data, model=mr.GraphSAGE(hidden=4, layers=1), system=kind, out=tmp_path / name, epochs=1,
+            split="until:2,3", read={"direction": "directed"}, **({"fanout": [2]} if kind == "bulk" else {}),
+            emit=lambda e: notes.append(e.text) if isinstance(e, Note) else None,
+        )  # fmt: skip
+    assert ["the times of edges are not read" in text for text in notes].count(True) == 1
+
+
 def test_attributes_of_pygs_data_that_nothing_reads(tmp_path):
     said = notes_of(tmp_path, mr.GraphSAGE(hidden=4, layers=1), pos=torch.rand(6, 2), edge_type=torch.zeros(7))
     assert said == ["the PyG data has pos and edge_type, which are not read."]
@@ -50,3 +64,16 @@ def test_attributes_of_pygs_data_that_nothing_reads(tmp_path):
     hetero["a", "to", "a"].edge_index = torch.tensor([[0, 1], [1, 2]])
     notes = mr.from_pyg(hetero).notes
     assert "'a' has kind, which is not read." in notes and np.sum(["not read" in n for n in notes]) == 1
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_pairs_of_pygs_data_that_nothing_reads(typed):
+    data = data_of.HeteroData() if typed else data_of.Data()
+    store = data["a", "to", "a"] if typed else data
+    (data["a"] if typed else data).x, store.edge_index = torch.rand(6, 2), EDGES
+    store.edge_label_index, store.edge_label = EDGES, torch.arange(7) % 2
+    given = {} if typed else {"direction": "directed"}
+    for task, options in {"link": {}, "binary": {"labels_of": "edges"}}.items():
+        read = mr.ReadOptions(task=task, **given, **options)
+        found = mr.open_dataset(data, options=read, split="fraction:0.4,0.3")
+        assert ["edge_label_index is not read" in n for n in found.notes].count(True) == (task == "link")

@@ -11,7 +11,7 @@ from ....storage.dataset_store import open_dataset_store
 from ....storage.registry import Registry
 from ....storage.store.manifest import MANIFEST
 from ....storage.store.paths import expanded
-from ..cleaning.options import OF_TABLES
+from ..cleaning.options import OF_TABLES, ReadOptions
 from ..cleaning.raw import Raw
 from ..generated.digits import read_digits
 from ..generated.hsbm import generate_hsbm
@@ -178,12 +178,20 @@ def _read_torch(source: str | Path, request: Request) -> Dataset:
     assert file is not None, "the reader recognises no others"
     data, notes = read_torch(file, request.options.split)
     name, options = request.name or path.resolve().name.partition(".")[0], replace(request.options, split=None)
-    found = from_pyg(data, name=name, options=options, split=request.split, seed=request.seed)
+    found = _read_pyg(data, name=name, options=options, split=request.split, seed=request.seed)
     return replace(found, notes=(*notes, *found.notes), read_as=request.options.given)
 
 
 def _read_store(source: str | Path, request: Request) -> Dataset:
     return open_dataset_store(expanded(source), request.features, graph=request.graph)
+
+
+def _read_pyg(source: Any, *, options: ReadOptions, **given: Any) -> Dataset:
+    found = from_pyg(source, options=options, **given)
+    if options.labels_of == "edges" or not any("edge_label_index" in store for store in source.edge_stores):
+        return found
+    note = "edge_label_index is not read; mr.link_dataset(..., pairs={'train': data}) takes RandomLinkSplit's pairs."
+    return replace(found, notes=(*found.notes, note))
 
 
 def _generated(name: str, generate: Callable[[str, str | None], Dataset], first: str) -> Reader:
@@ -274,7 +282,7 @@ READERS: Registry[Reader] = Registry(
         _of_path("ogb-folder", _read_ogb_folder, columns=()),
         Reader("ogb", _is_ogb_name, _read_ogb_name, "an OGB name such as ogbn-arxiv", is_clean=False, columns=()),
         _of_object("networkx", "networkx", from_networkx),
-        _of_object("pyg", "torch_geometric", from_pyg, OF_PYG),
+        _of_object("pyg", "torch_geometric", _read_pyg, OF_PYG),
     ),
 )
 """All readers; at most one of them recognises a source."""

@@ -200,11 +200,11 @@ def _try_out(model: HeteroPyGModel, given: TypedInput) -> None:
         except Exception as e:
             lost = [n for n, width in sizes if i and not width]
             if lost:
-                unfed = [r for r in types.relations if r[0] in lost and _reads_relation(layer, r)]
+                unfed = "; ".join(",".join(r) for r in types.relations if r[0] in lost and _reads_relation(layer, r))
                 raise InputError(
                     f"{said} reads {' and '.join(lost)}, which {'have' if lost[1:] else 'has'} no rows after layer "
-                    f"{i - 1}, as no relation leads there{_named(unfed)}; add one that does, such as the reverse of a "
-                    f"relation (T.ToUndirected), or leave its relations out of layer {i}"
+                    f"{i - 1}, as no relation of that layer leads there; add one that does, such as the reverse of a "
+                    f"relation (T.ToUndirected), or leave what comes from there out of layer {i}: {unfed or 'nothing'}"
                 ) from e
             raise InputError(
                 f"{said} fails on rows of {', '.join(f'{n} ({w} columns)' for n, w in sizes if w)} "
@@ -227,11 +227,6 @@ def _reads_relation(layer: nn.Module, relation: tuple[str, str, str]) -> bool:
     """True unless a layer says that it has no convolution of a relation."""
     convs = _convs(layer)
     return not convs or relation in convs
-
-
-def _named(relations: Sequence[tuple[str, str, str]]) -> str:
-    """The relations in brackets, if there are any."""
-    return f" (it is the source of {'; '.join(map(','.join, relations))})" if relations else ""
 
 
 def _check_relations(said: str, layer: nn.Module, types: GraphTypes) -> None:

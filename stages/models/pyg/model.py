@@ -186,17 +186,19 @@ class PyGModel(Stack):
             rows = net.jk([*before, rows]) if last else torch.cat([*before, rows], dim=1)
         return net.lin(rows) if last and hasattr(net, "lin") else rows
 
-    def plain_layer(self, i: int, x: Tensor, edges: Tensor, values: dict[str, Tensor]) -> Tensor | None:
+    def plain(self, x: Tensor, edges: Tensor, values: dict[str, Tensor]) -> Tensor:
+        """The rows of a whole graph by PyG alone, which its explainers take apart: see `plain_layer`."""
+        for i in range(self.num_layers):
+            x = self.plain_layer(i, x, edges, values)
+        return x
+
+    def plain_layer(self, i: int, x: Tensor, edges: Tensor, values: dict[str, Tensor]) -> Tensor:
         """Layer i by PyG alone, on a whole graph whose edges have such ``edge_attr`` and perhaps ``edge_weight``: what
-        blocks are compared with. None where PyG takes no graph that is not bipartite."""
+        blocks are compared with. PyG raises what it likes where a convolution takes no whole graph."""
         conv = self.convs[i]
         before = list(x.chunk(i, dim=1)) if i and self.network is not None and hasattr(self, "jk") else []
         read = {"edge_attr": reads_edge_attr(conv), "edge_weight": reads_weights(conv)}
-        given = {k: v for k, v in values.items() if read[k]}
-        try:
-            rows = conv(before[-1] if before else x, edges, **given)
-        except Exception:
-            return None
+        rows = conv(before[-1] if before else x, edges, **{k: v for k, v in values.items() if read[k]})
         if self.network is not None:
             return self._between_layers(i, rows, before)
         return rows if i == self.num_layers - 1 else ACTIVATIONS[self.activation](rows)

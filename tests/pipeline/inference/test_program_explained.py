@@ -39,6 +39,20 @@ def test_the_columns_that_say_the_class_explain_it(trained):
     assert logits.argmax(1).tolist() == list(mr.predict(result).classes), "it explains what is predicted"
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_models_of_pyg_are_explained_as_they_predict(trained, whole, tmp_path):
+    pyg, data = pytest.importorskip("torch_geometric.nn"), trained[0]
+    net = pyg.GCN(8, 6, 2, 2, norm="batch_norm", jk="cat") if whole else [pyg.GCNConv(8, 6), pyg.GATConv(6, 2)]
+    net = mr.PyGModel(net)
+    job = {"fanout": [5, 5], "epochs": 3, "lr": 0.02, "threads": 1, "batch_size": 20}
+    run = mr.load(mr.run(data, model=net, out=tmp_path / "run", verbose=False, **job), model=net)
+    graph = data.to_pyg()
+    explainer = mr.explainer(run, explain.GNNExplainer(epochs=2), edge_mask_type="object")
+    found = explainer(graph.x, graph.edge_index, index=7)
+    assert found.edge_mask.shape == (graph.num_edges,) and found.node_mask.shape == graph.x.shape
+    assert torch.allclose(found.prediction, mr.infer(run.model, data.graph, graph.x), atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("changes", "options", "sentence"),
     [
