@@ -199,7 +199,7 @@ def _store_of(sampling: Sampling) -> dict[str, Any]:
 
 def on_cluster(job: Job) -> bool:
     """True if Dask workers do the work."""
-    return job.cluster.scheduler is not None or job.executor == "dask"
+    return not job.cluster.starts_here or job.executor == "dask"
 
 
 def _from_whole(sampling: Sampling, out: str | Path, rows: _Rows, emit: Emit, stop: Callable[[], bool]) -> int:
@@ -226,7 +226,7 @@ def _from_whole(sampling: Sampling, out: str | Path, rows: _Rows, emit: Emit, st
     with _without_room(out, is_new), nullcontext() if is_url(out) else locked(Path(out)):
         queue = create(sweep=not is_url(out), mend=None if is_url(out) else lambda text: emit(Note(text)))
         rows.begin(sampling, queue, mend=not is_url(out))
-        if job.cluster.scheduler is not None and job.kernel in OTHER_BITS:
+        if not job.cluster.starts_here and job.kernel in OTHER_BITS:
             fill = _by_named_gpus
         elif by_tasks:
             fill = _by_tasks

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from ..storage.dataset import Task
 from ..storage.errors import InputError
+from ..storage.optional import moved
 
 LOSSES: dict[Task, tuple[str, ...]] = {
     "multiclass": ("cross_entropy", "focal"),
@@ -71,7 +72,7 @@ class NamedLoss:
         return losses if self.class_weights is None else losses * self.class_weights.to(out)[y]
 
     def _of_classes(self, out: Tensor, y: Tensor) -> Tensor:
-        weights = None if self.class_weights is None else self.class_weights.to(out)
+        weights = moved(self.class_weights, out)
         if self.name == "cross_entropy":
             return F.cross_entropy(out, y, weights, reduction="none", label_smoothing=self.label_smoothing)
         losses = self._focal(F.cross_entropy(out, y, reduction="none"))
@@ -92,7 +93,7 @@ class NamedLoss:
 
     def _of_bits(self, out: Tensor, labels: Tensor, known: Tensor) -> Tensor:
         labels = torch.where(known, labels, 0)
-        positive = None if self.pos_weight is None else self.pos_weight.to(out)
+        positive = moved(self.pos_weight, out)
         if self.name == "bce":
             losses = F.binary_cross_entropy_with_logits(out, labels, pos_weight=positive, reduction="none")
         else:

@@ -1,30 +1,18 @@
 """Checks of arrays that were read from a file, before compiled kernels trust them. A valid checksum says nothing about
 the values."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .errors import InputError, StoreError
 
-K = TypeVar("K")
-T = TypeVar("T")
 AT_ONCE = 1 << 20
 """Entries that checks with temporary arrays take at a time."""
-
-
-def present(values: Iterable[T | None]) -> list[T]:
-    """Those that are not None, in order."""
-    return [value for value in values if value is not None]
-
-
-def present_items(values: Mapping[K, T | None]) -> dict[K, T]:
-    """Those that are not None, by their keys, in order."""
-    return {key: value for key, value in values.items() if value is not None}
 
 
 def pieces(first: int, stop: int) -> Iterator[slice]:

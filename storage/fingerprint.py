@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .array_checks import present_items
 from .dataset import PAIR_ARRAYS, SPLITS, Dataset
 from .features import FeatureStore
 from .graph import GRAPH_ARRAYS, Graph
+from .optional import present_items, when_present
 from .store.manifest import canonical_json
 from .typed.features import TypedFeatures
 
@@ -102,7 +102,7 @@ def digest_arrays(**arrays: npt.NDArray[Any] | None) -> str:
     Returns:
         64 hex digits.
     """
-    return digest_record({name: None if a is None else array_digest(a) for name, a in arrays.items()})
+    return digest_record({name: when_present(array_digest, a) for name, a in arrays.items()})
 
 
 def digest_record(record: Mapping[str, Any]) -> str:

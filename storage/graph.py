@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from .array_checks import present, present_items
 from .errors import InputError
+from .optional import present, present_items, taken
 from .plural import are, counted
 from .times.moments import as_times, check_times, check_unit, in_one_unit
 from .typed.graph_types import SINGLE, GraphTypes, check_edge_type
@@ -191,15 +191,11 @@ class Graph:
         """Rows of these ascending ids, with copies of their edges."""
         starts = self.indptr[rows]
         indptr, edges = edges_of_rows(starts, self.in_degree[rows])
-        weight, ids, kinds = self.edge_weight, self.edge_id, self.edge_type
-        return TakenRows(
-            indptr,
-            starts,
-            self.indices[edges],
-            None if weight is None else weight[edges],
-            None if ids is None else ids[edges],
-            None if kinds is None else kinds[edges],
-        )
+        return self._taken(indptr, starts, edges)
+
+    def _taken(self, indptr: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], edges: Any) -> TakenRows:
+        weight, ids = taken(self.edge_weight, edges), taken(self.edge_id, edges)
+        return TakenRows(indptr, starts, self.indices[edges], weight, ids, taken(self.edge_type, edges))
 
     def first_edge(self, first: int, stop: int) -> npt.NDArray[np.int64]:
         """int64, position of the first edge of each row in ``[first, stop)``; row V begins at E."""
@@ -208,16 +204,7 @@ class Graph:
     def rows(self, first: int, stop: int) -> TakenRows:
         """Rows ``[first, stop)``, without copies of their edges."""
         indptr = self.indptr[first : stop + 1]
-        edges = slice(indptr[0], indptr[-1])
-        weight, ids, kinds = self.edge_weight, self.edge_id, self.edge_type
-        return TakenRows(
-            indptr - indptr[0],
-            indptr[:-1],
-            self.indices[edges],
-            None if weight is None else weight[edges],
-            None if ids is None else ids[edges],
-            None if kinds is None else kinds[edges],
-        )
+        return self._taken(indptr - indptr[0], indptr[:-1], slice(indptr[0], indptr[-1]))
 
     def written(self, name: str) -> Any:
         """The array `name`, for a writer that reads it once, by slices; None if the graph lacks it."""

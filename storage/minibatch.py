@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from .array_checks import present
 from .errors import StoreError
+from .optional import present, taken
 
 IntArray = npt.NDArray[np.integer]
 
@@ -140,8 +140,8 @@ def nested_blocks(
                 nodes[: node_ends[h + 1]],
                 indptr[: rows + 1],
                 indices[:e],
-                None if weight is None else weight[:e],
-                None if edge_id is None else edge_id[:e],
+                taken(weight, slice(e)),
+                taken(edge_id, slice(e)),
             )
         )
     return tuple(blocks)

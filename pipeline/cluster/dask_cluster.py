@@ -21,8 +21,8 @@ from distributed import Client, LocalCluster, Security
 
 from ...stages.partition.clustered import Clustered
 from ...stages.rapids import named_cluster
-from ...storage.array_checks import present_items
 from ...storage.errors import InputError, MissingExtraError, RunError, first_line
+from ...storage.optional import present_items
 from ..config.held_cluster import held_at
 from ..config.load import Job
 from ..config.schema import ClusterOptions
@@ -95,12 +95,12 @@ def check_reachable(c: ClusterOptions) -> None:
     with suppress(ValueError):
         address = urlsplit(c.scheduler or "")
         scheme, where = address.scheme, (address.hostname or "", address.port or 0)
-    if c.scheduler is not None and not all(where):
+    if not c.starts_here and not all(where):
         raise InputError(
             f"cluster.scheduler is {c.scheduler}; expected an address such as tcp://host:8786 or tls://host:8786"
         )
     _security(c)
-    if c.scheduler is None:
+    if c.starts_here:
         check_main_guard()
         return
     try:
@@ -118,7 +118,7 @@ def check_reachable(c: ClusterOptions) -> None:
 def gpus_to_cut(job: Job, cut: object, parts: Path) -> int:
     """GPUs that a cluster which is started here must have, since a partitioner works on them that has not cut into
     `parts` yet. Raises InputError if there are none."""
-    needed = isinstance(cut, Clustered) and job.cluster.scheduler is None and not (parts / "book").exists()
+    needed = isinstance(cut, Clustered) and job.cluster.starts_here and not (parts / "book").exists()
     return cut.check_available() if needed else 0
 
 
@@ -139,7 +139,7 @@ def on_named(job: Job) -> Iterator[None]:
     Raises:
         InputError: see `check_reachable` and `opened`.
     """
-    if job.cluster.scheduler is None:
+    if job.cluster.starts_here:
         yield
         return
     check_reachable(job.cluster)
@@ -168,7 +168,7 @@ def opened(job: Job, emit: Emit, workers: int, gpus: int = 0) -> Iterator[Client
     c = job.cluster
     held = held_at(c.scheduler)
     security = None if held is not None else _security(c)
-    if security is None and c.scheduler is None and not uses_ucx(c.cuda):
+    if security is None and c.starts_here and not uses_ucx(c.cuda):
         # Anyone who reaches a port of Dask can run code as its user, and every user of this machine reaches those on
         # loopback.
         security = Security.temporary()
@@ -332,14 +332,14 @@ def _security(c: ClusterOptions) -> Security | None:
         for name, path in given.items():
             if not Path(path).is_file():
                 raise InputError(f"{name} is {path}, which is not a file; give a PEM file")
-        if c.scheduler is not None and not c.scheduler.startswith("tls://"):
+        if not c.starts_here and not c.names_tls:
             raise InputError(
                 f"cluster.scheduler is {c.scheduler} but TLS files are given; give tls://host:port, or leave them out"
             )
         own = (("cert", c.tls_cert), ("key", c.tls_key))
         each = {f"tls_{who}_{what}": path for who in ("client", "scheduler", "worker") for what, path in own}
         return Security(tls_ca_file=c.tls_ca, require_encryption=True, **each)
-    if c.scheduler is not None and c.scheduler.startswith("tls://"):
+    if c.names_tls:
         raise InputError(
             f"cluster.scheduler is {c.scheduler}, but without TLS files; give cluster.tls_ca, tls_cert and tls_key"
         )

@@ -24,7 +24,7 @@ class Meeting:
 
     def __init__(self, cluster: ClusterOptions) -> None:
         self._folder = self._server = None
-        if cluster.scheduler is None:
+        if cluster.starts_here:
             self._folder = TemporaryDirectory(prefix="millrace-meeting-", ignore_cleanup_errors=True)
             remove_at_end(self._folder.name)
             return

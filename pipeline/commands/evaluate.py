@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ...storage.optional import when_present
 from ...storage.store.paths import expanded
 from .shared.flags import (
     AllowCodeFlag,
@@ -35,8 +36,8 @@ def evaluate(
 
     Evaluation goes layer by layer, over full neighbourhoods.
     """
-    from ...storage.array_checks import present_items
     from ...storage.dataset import SPLITS
+    from ...storage.optional import present_items
     from ..custom.user_module import module_named
     from ..inference.evaluate import evaluate
     from ..inference.finished_run import load
@@ -44,7 +45,7 @@ def evaluate(
 
     check_workers_device(device, workers, scheduler)
     settings, options = settings_of_run(cluster)
-    own = None if model is None else module_named(model)
+    own = when_present(module_named, model)
     with Terminal() as terminal:
         trained = load(expanded(run_folder), model=own, device=device, emit=terminal)
         by: dict[str, object] = {"scheduler": scheduler, "cluster": settings}

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from ...storage.errors import InputError
+from ...storage.optional import present_items
 from .shared.flags import (
     AllowCodeFlag,
     BatchSizeFlag,
@@ -77,9 +78,12 @@ def plan(
         "dtype": dtype, "split": split,
     }  # fmt: skip
     table = job_table(job, flags, overrides)
-    if (nodes is None) != (edges is None) or (nodes is not None and dataset is not None):
+    given = present_items(
+        {"nodes": nodes, "edges": edges, "dataset": dataset, "bandwidth": bandwidth, "latency": latency, "link": link}
+    ).keys()
+    if ("nodes" in given) != ("edges" in given) or {"nodes", "dataset"} <= given:
         raise InputError("--nodes and --edges go together, in place of --dataset; give both, or --dataset alone")
-    if (bandwidth is None) != (latency is None) or (bandwidth is not None and link is not None):
+    if ("bandwidth" in given) != ("latency" in given) or {"bandwidth", "link"} <= given:
         raise InputError("--bandwidth and --latency go together, in place of --link; give both, or --link alone")
     numbers, over = None, None
     if nodes is not None and edges is not None:

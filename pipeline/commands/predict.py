@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ...storage.optional import present_items, when_present
 from ...storage.plural import counted
 from ...storage.store.paths import expanded
 from .shared.flags import (
@@ -80,17 +81,19 @@ def predict(
 
     check_workers_device(device, workers, scheduler)
     (settings, options), run, out = settings_of_run(cluster), expanded(run_folder), expanded(out)
-    own = None if model is None else module_named(model)
-    if top is None and (include_known or at_time is not None):
+    own = when_present(module_named, model)
+    given = present_items({"nodes": nodes, "pairs": pairs, "top": top, "relation": relation, "time": at_time}).keys()
+    if "top" not in given and (include_known or "time" in given):
         raise InputError(f"{'--include-known' if include_known else '--time'} is given without --top; give --top K")
-    if relation is not None and top is None and pairs is None:
+    if "relation" in given and not given & {"top", "pairs"}:
         raise InputError("--relation is given without --top or --pairs; give one of them")
-    if top is not None and (pairs is not None or all_probabilities or embeddings):
-        other = "--pairs" if pairs is not None else "--embeddings" if embeddings else "--all-probabilities"
+    if "top" in given and ("pairs" in given or all_probabilities or embeddings):
+        other = "--pairs" if "pairs" in given else "--embeddings" if embeddings else "--all-probabilities"
         raise InputError(f"--top and {other} are given; expected one of them")
-    if labels and (top is not None or pairs is not None or (nodes is None and not embeddings and of_edges(run))):
+    predicts_edges = not given & {"nodes", "top"} and not embeddings and of_edges(run)
+    if labels and (given & {"top", "pairs"} or predicts_edges):
         raise InputError("--labels is given, but no nodes are predicted; leave it out")
-    when = None if at_time is None else _moment(at_time)
+    when = when_present(_moment, at_time)
     with Terminal() as terminal:
         request = FileRequest(
             run,
@@ -107,14 +110,14 @@ def predict(
         if top is not None:
             report = recommend_to_file(request, Wanted(top, nodes, relation, not include_known, when))
             done = f"{counted(report['pairs'], 'pair')} of {counted(report['sources'], 'source')}"
-        elif not embeddings and nodes is None and of_edges(run):
-            if relation is not None:
+        elif predicts_edges:
+            if "relation" in given:
                 raise InputError("--relation is given, but labels of edges are of one relation; leave it out")
-            given = pairs if pairs is None or pairs in SETS else str(expanded(Path(pairs)))
-            report = predict_edges_to_file(request, given, all_probabilities)
+            wanted = pairs if pairs is None or pairs in SETS else str(expanded(Path(pairs)))
+            report = predict_edges_to_file(request, wanted, all_probabilities)
             done = counted(report["edges"], "edge")
         elif pairs is not None:
-            if nodes is not None or all_probabilities or embeddings:
+            if "nodes" in given or all_probabilities or embeddings:
                 raise InputError("--pairs is given beside options for nodes; expected one of them")
             report = predict_links_to_file(request, expanded(Path(pairs)), relation)
             done = counted(report["pairs"], "pair")

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...storage.array_checks import present_items
 from ...storage.errors import InputError
+from ...storage.optional import present_items, when_present
 
 _held: dict[str, Any] = {}
 """Clients and clusters of this process by the address of their scheduler."""
@@ -22,7 +22,7 @@ def is_held(value: object) -> bool:
 
 def held_at(address: str | None) -> Any:
     """The client or cluster that the caller holds of a scheduler; None: there is none."""
-    return None if address is None else _held.get(address)
+    return when_present(_held.get, address)
 
 
 def address_of(given: object) -> str | None:

@@ -332,6 +332,16 @@ class ClusterOptions(Section):
 
     _between_commas = field_validator("dashboard_hosts", mode="before")(words_between_commas)
 
+    @property
+    def starts_here(self) -> bool:
+        """True if a cluster is started on this machine, since no scheduler is named."""
+        return self.scheduler is None
+
+    @property
+    def names_tls(self) -> bool:
+        """True if the named scheduler is to be reached by TLS."""
+        return (self.scheduler or "").startswith("tls://")
+
     @field_validator("dashboard_hosts")
     @classmethod
     def _host_names(cls, hosts: list[str]) -> list[str]:
@@ -345,8 +355,7 @@ class ClusterOptions(Section):
     @field_validator("scheduler")
     @classmethod
     def _address(cls, scheduler: str | None) -> str | None:
-        scheduler = None if scheduler is None else address_in(scheduler)
-        if scheduler is not None and ":" not in scheduler:
+        if scheduler is not None and ":" not in (scheduler := address_in(scheduler)):
             raise PydanticCustomError(
                 "address",
                 "expected the address of a Dask scheduler, such as tcp://host:8786 (for learning rates: "

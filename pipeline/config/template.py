@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from ...stages.models import MODELS
 from ...stages.sample import SAMPLERS
-from ...storage.array_checks import present_items
+from ...storage.optional import present_items
 from .aliases import expanded
 from .job import Job
 from .load import resolve

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -35,14 +35,31 @@ def made_optimizer(code: OwnCode, parameters: list[nn.Parameter]) -> torch.optim
     return made
 
 
-def made_scheduler(code: OwnCode, optimizer: torch.optim.Optimizer) -> tuple[Any, Literal["epoch", "step"]] | None:
-    """The user's scheduler, and when it steps; None where none was given.
+class Schedulers(NamedTuple):
+    """The user's schedulers of learning rates, by when they step: one, or none."""
+
+    by_epoch: tuple[Any, ...] = ()
+    by_step: tuple[Any, ...] = ()
+
+    @property
+    def all(self) -> tuple[Any, ...]:
+        """Whenever they step."""
+        return self.by_epoch + self.by_step
+
+    @property
+    def follow_metric(self) -> bool:
+        """True if a step takes the value of a metric."""
+        return any(map(follows_metric, self.all))
+
+
+def made_scheduler(code: OwnCode, optimizer: torch.optim.Optimizer) -> Schedulers:
+    """The user's scheduler.
 
     Raises:
         InputError: the call fails or makes something else.
     """
     if code.scheduler is None:
-        return None
+        return Schedulers()
     made: Any = _called("scheduler", code.scheduler, optimizer)
     every = "epoch"
     if isinstance(made, tuple) and len(made) == 2:
@@ -55,7 +72,7 @@ def made_scheduler(code: OwnCode, optimizer: torch.optim.Optimizer) -> tuple[Any
         raise InputError(f'scheduler made a pair with {every!r}; expected (scheduler, "epoch") or (scheduler, "step")')
     if every == "step" and follows_metric(made):
         raise InputError('scheduler is a ReduceLROnPlateau with "step"; it follows validations: leave "step" out')
-    return made, every
+    return Schedulers(by_step=(made,)) if every == "step" else Schedulers((made,))
 
 
 def follows_metric(scheduler: Any) -> bool:

@@ -12,8 +12,8 @@ from torch import nn
 
 from ...stages.evaluate.measures import BUILT_IN, Metric
 from ...stages.messages import Loss
-from ...storage.array_checks import present_items
 from ...storage.errors import InputError, first_line
+from ...storage.optional import present_items
 from ...storage.registry import found_by_name
 from ..config.held_cluster import cluster_table, is_held
 from .callback import check_callback

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ...stages.random import Purpose, permutation, stream
-from ...storage.array_checks import present_items
 from ...storage.dataset import SPLITS, Dataset, Split, require_dataset
 from ...storage.errors import InputError, whole_number
 from ...storage.graph import ALWAYS, GRAPH_ARRAYS, Graph
@@ -24,6 +23,7 @@ from ...storage.links.pairs import (
     keys_of_pairs,
     of_pairs,
 )
+from ...storage.optional import present_items
 from ...storage.partition.reorder import ReorderedFeatures
 from ...storage.plural import counted, were
 from ...storage.typed.graph_types import GraphTypes

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ...storage.array_checks import present_items
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
 from ...storage.links.pairs import PairArray, node_ranges
 from ...storage.node_names import NodeNames
+from ...storage.optional import present_items
 from ...storage.plural import listed
 from ...storage.store.paths import expanded
 from ...storage.times.moments import as_times

@@ -12,6 +12,7 @@ import torch
 
 from ...storage.dataset import SPLITS, Dataset, IdArray, Task, is_labelled
 from ...storage.errors import InputError
+from ...storage.optional import taken, when_present
 from .files import PIECE_ROWS, AsArray, as_column, check_suffix, write_npy_pieces, write_tables, write_zarr
 
 if TYPE_CHECKING:
@@ -158,7 +159,7 @@ class Predictions(AsArray):
             shares = {} if p.task == "regression" else {"probability": p.probabilities}
             return columns | shares | {name: _without_nulls(c) for name, c in p._given(joined=True).items()}
 
-        attributes = {"class_names": None if self.class_names is None else list(self.class_names)}
+        attributes = {"class_names": when_present(list, self.class_names)}
         write_zarr(path, len(self), map(arrays, self._pieces()), attributes)
 
     def write(self, path: str | Path, *, all_probabilities: bool = False) -> None:
@@ -179,7 +180,7 @@ class Predictions(AsArray):
         """Predictions for some of the nodes after the other; one, if there are none."""
         for first in range(0, max(1, len(self)), PIECE_ROWS):
             rows = slice(first, first + PIECE_ROWS)
-            names = None if self.node_names is None else self.node_names[rows]
+            names = taken(self.node_names, rows)
             given = {name: column[rows] for name, column in self.given.items()}
             yield replace(self, nodes=self.nodes[rows], logits=self.logits[rows], node_names=names, given=given)
 

@@ -139,7 +139,7 @@ def _ingest(job: Job, path: Path | str, out: Path, formats: Formats, memory: int
     start = time.perf_counter()
     source = find_source(path, job.read)
     settings = Settings(**vars(formats), options=job.read, split=job.split, seed=job.seed_of("split"))
-    in_process = workers == 1 and job.cluster.scheduler is None
+    in_process = workers == 1 and job.cluster.starts_here
     plan = _plan(source, settings, memory, workers)
     with scratch(out, plan) as (folder, resumed), executing(job, workers, in_process, emit, 0) as (execute, slots):
         if resumed and any((folder / "done").glob("*")):

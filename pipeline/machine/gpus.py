@@ -88,7 +88,7 @@ def check_gpus(job: Job) -> None:
         MissingExtraError: Triton is not installed, or dask-cuda, where a cluster is to be started.
     """
     on_cluster = job.executor == "dask"
-    if on_cluster and job.cluster.scheduler is not None:
+    if on_cluster and not job.cluster.starts_here:
         return
     own_device()
     if on_cluster and find_spec("dask_cuda") is None:
@@ -125,11 +125,11 @@ def check_cluster(job: Job) -> None:
         )
     if options and job.device != "cuda":
         raise InputError(f'{given} is given, but device is "{job.device}"; leave it out, or use device = "cuda"')
-    if options and c.scheduler is not None:
+    if options and not c.starts_here:
         raise InputError(
             f"{given} is given, but the workers of {c.scheduler} run already; give such options where they are started"
         )
-    if job.device != "cuda" or c.scheduler is not None:
+    if job.device != "cuda" or not c.starts_here:
         return
     _check_names(options)
     wants_ucx = uses_ucx(options)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...storage.array_checks import present_items
+from ...storage.optional import present_items
 from ...storage.stored.data_card import described
 from ..telemetry.printable import in_table
 

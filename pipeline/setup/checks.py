@@ -26,7 +26,7 @@ from ..config.records import device_topology_only
 from ..config.refusals import refuse
 from ..config.schema import Learned, Train
 from ..config.systems import SYSTEMS, System
-from ..custom.made import follows_metric, made_optimizer, made_scheduler
+from ..custom.made import made_optimizer, made_scheduler
 from ..custom.own_code import OwnCode
 from .device_policies import check_device, check_types_on_device
 from .model import Outline
@@ -53,7 +53,7 @@ def check_available(job: Job) -> None:
     """
     if job.device == "cuda":
         check_device(job)
-    if job.executor != "dask" or job.cluster.scheduler is None:
+    if job.executor != "dask" or job.cluster.starts_here:
         # Ranks and samplers of a cluster elsewhere check for themselves.
         _ = sampling_backend(job.kernel)
     if job.train.matmul_precision == "bfloat16" and job.dtype != "float32":
@@ -242,8 +242,8 @@ def check_own_code(
                 "which are made anew in every round; leave it out"
             )
         made = made_scheduler(code, optimizer or torch.optim.SGD(parameters, lr=train.lr))
-        if made is not None and follows_metric(made[0]):
-            _check_plateau(job, system, outline, made[0].mode)
+        if made.follow_metric:
+            _check_plateau(job, system, outline, made.by_epoch[0].mode)
 
 
 def _check_plateau(job: Job, system: System, outline: Outline, mode: str) -> None:

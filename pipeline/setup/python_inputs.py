@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from ...storage.array_checks import present
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import (
     FEATURES_FILE,
@@ -29,6 +28,7 @@ from ...storage.errors import InputError, StoreError
 from ...storage.features import FeatureStore, MappedFeatures, WidenedFeatures, ZarrFeatures
 from ...storage.fingerprint import DatasetDigests, dataset_fingerprint
 from ...storage.node_names import INTEGER_NAMES, NodeNames
+from ...storage.optional import present, when_present
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.npy import is_map
 from ...storage.store.paths import expanded
@@ -264,7 +264,7 @@ def _folder_of(features: FeatureStore, file: str) -> Path | None:
 
 def _holds(store: Store, dataset: Dataset) -> bool:
     """True if a store holds this dataset; the numbers in its features are not compared."""
-    classes = None if dataset.class_names is None else list(dataset.class_names)
+    classes = when_present(list, dataset.class_names)
     if store.meta.get("task") != dataset.task or store.meta.get("class_names") != classes:
         return False
     if ("node_name_text" in store) != (dataset.node_names is not None):

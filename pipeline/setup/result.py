@@ -13,9 +13,9 @@ from typing import Annotated, Any, get_type_hints
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from ...storage.array_checks import present_items
 from ...storage.dataset import Task
 from ...storage.errors import NOT_READABLE, InputError, StoreError, first_line, install
+from ...storage.optional import present_items
 from ...storage.plural import counted
 from ...storage.store.regular import file_bytes
 from ...storage.stored.data_card import CARD

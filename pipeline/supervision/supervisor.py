@@ -66,8 +66,8 @@ def run_on_cluster(work: RankWork, out: Path, control: Control) -> list[Any]:
     """
     sampling, job, emit = work.sampling, work.sampling.job, control.emit
     name = uuid.uuid4().hex[:8]
-    shared = _shared[-1:] if job.cluster.scheduler is None else []
-    starts_here = job.cluster.scheduler is None and job.device == "cpu" and not shared
+    shared = _shared[-1:] if job.cluster.starts_here else []
+    starts_here = job.cluster.starts_here and job.device == "cpu" and not shared
     workers, cut = job.ranks + work.sampling_workers, sampling.system.partition.partitioner
     with (
         serving(rank_variables(sampling)) if starts_here else nullcontext(),

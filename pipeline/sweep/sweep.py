@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import nn
 
-from ...storage.array_checks import present
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import write_dataset
 from ...storage.errors import InputError, StoreError, first_line, whole_number
 from ...storage.fingerprint import digest_record
+from ...storage.optional import present
 from ...storage.store.paths import local_folder
 from ...storage.store.regular import file_bytes
 from ..config.load import Job
@@ -291,7 +291,7 @@ def _as_tasks(
                 yield point.name, future.result()
             except Exception as e:
                 yield point.name, {"failed": f"{type(e).__name__}: {e}"}
-        if left[0].job.cluster.scheduler is not None:
+        if not left[0].job.cluster.starts_here:
             client.run(end_runs)
 
 

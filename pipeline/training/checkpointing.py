@@ -111,7 +111,7 @@ class Checkpointer:
             return
         self._losses.wait()
         self._pool()
-        learned = None if context.job.learned is None else context.job.learned.state()
+        learned = {} if context.job.learned is None else {"learned": context.job.learned.state()}
         if is_leader(context.job.group):
             state = {name: value for name, value in vars(progress).items() if name not in LEFT_OUT}
             totals = {name: state[name] + so_far for name, so_far in progress.pooled.items()}
@@ -124,7 +124,7 @@ class Checkpointer:
                     "ledgers": progress.ledgers,
                     "pace": vars(self._pace),
                     "seconds": self._clock.snapshot(),
-                    **({} if learned is None else {"learned": learned}),
+                    **learned,
                     **({"callbacks": on_host(callbacks.state())} if len(callbacks) else {}),
                 },
             )

@@ -219,7 +219,7 @@ class PhaseTraining:
     def finish(self, last: bool) -> None:
         """Finish the phase; where another one follows, a checkpoint says so."""
         progress = self.progress
-        if self.phase_optimizer.average is not None and progress.best_epoch < 0:
+        if self.phase_optimizer.average.is_kept and progress.best_epoch < 0:
             with self.phase_optimizer.averaged():
                 progress.keep(self.context.model)
         self.fetcher.finish(self.module, lambda leave: self._record_part(leave, last))

@@ -25,10 +25,10 @@ from ...stages.memory.arena import give_back
 from ...stages.messages import Part, Phase, PlacedData, Placement, RankJob, Validation
 from ...stages.models.base import reads_loops
 from ...stages.placement.base import PartitionPolicy
-from ...storage.array_checks import present_items
 from ...storage.checkpoint import CheckpointStore
 from ...storage.errors import Interrupted, ShortHandedError
 from ...storage.fingerprint import digest_record
+from ...storage.optional import present_items
 from ...storage.store.full_disk import whole_file
 from ...storage.store.scratch import Arrays
 from ..assembly.parts import arrays_at

@@ -17,9 +17,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...storage.array_checks import present
 from ...storage.features import FeatureStore, in_place
 from ...storage.graph import Graph
+from ...storage.optional import present
 from ..kernels.runtime.threads import at_most, side_by_side
 from ..memory.arena import Arena, reusing
 from ..memory.bytes_left import bytes_left, fits_in_memory

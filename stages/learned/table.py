@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...storage.features import FeatureStore
+from ...storage.optional import when_present
 from ...storage.store.full_disk import new_npy
 from ..comm.base import Group
 from ..kernels.row_steps import add_rows, number_rows
@@ -84,7 +85,7 @@ class LearnedTable:
         self.rows = rows.to(dtype).to(device or "cpu")
         """[last - first, D], the rows of this rank."""
         self._shared = group.size > 1 and not own_only
-        self._names = None if names is None else torch.from_numpy(names)
+        self._names = when_present(torch.from_numpy, names)
         self._ends = torch.tensor(self.bounds[1:], device=device)
         self._optimizer = OPTIMIZERS[optimizer](self.rows, lr)
         self._gradients: Gradients | None = None
@@ -158,7 +159,7 @@ class LearnedTable:
         with self.group.counting("evaluation"):
             return {
                 "rows": self._whole(self.rows),
-                "best": None if self._best is None else self._whole(self._best),
+                "best": when_present(self._whole, self._best),
                 "optimizer": {
                     "step": self._optimizer.steps,
                     **{k: self._whole(v) for k, v in self._optimizer.state.items()},

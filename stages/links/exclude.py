@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ...storage.graph import Graph
 from ...storage.links.pairs import PairArray, contains, keys_of
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
+from ...storage.optional import when_present
 from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..assignment import BulkRequest
 from ..placement.row_owners import Owners
@@ -207,8 +208,8 @@ class _OwnEdges:
             block.src,
             indptr,
             left(block.indices),
-            None if block.weight is None else left(block.weight),
-            None if block.edge_id is None else left(block.edge_id),
+            when_present(left, block.weight),
+            when_present(left, block.edge_id),
         )
 
     def _have(self, block: Block, edges: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from ...storage.optional import taken, when_present
 from ..random import draw_word
 
 IdArray = npt.NDArray[np.int64]
@@ -25,8 +26,8 @@ class RandomEnds:
         self._order = np.arange(ids.start, ids.stop)
         if time is not None:
             order = np.argsort(time, kind="stable")
-            self._order, self._time, weight = self._order[order], time[order], None if weight is None else weight[order]
-        self._cumulative = None if weight is None else np.cumsum(weight)
+            self._order, self._time, weight = self._order[order], time[order], taken(weight, order)
+        self._cumulative = when_present(np.cumsum, weight)
 
     def draw(self, keys: npt.NDArray[np.uint64], moments: npt.NDArray[np.number] | None) -> IdArray:
         """A node for each key, int64 [n], at the moments [n]. The earliest node if none is there, or none of weight."""

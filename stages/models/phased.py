@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ...storage.fingerprint import digest_arrays, digest_record
+from ...storage.optional import taken
 from ..kernels.aggregation.lists import IntArray, on_device
 from ..memory.quantize import Payload, rounded
 from ..neighbourhood.base import Neighbourhood, destinations
@@ -208,7 +209,7 @@ class PhaseModule(nn.Module):
         return ACTIVATIONS[activation](self.norm(self._convolved(still, "none")))
 
     def _from_inner(self, h: Tensor, names: IntArray | Tensor | None) -> Tensor:
-        h = dropout(h, self.model.dropout, self.training, None if names is None else names[: len(h)])
+        h = dropout(h, self.model.dropout, self.training, taken(names, slice(len(h))))
         inner: Any = self.inner
         return linear(h, inner.weight, inner.bias, self.model.activation)
 
@@ -217,9 +218,7 @@ class PhaseModule(nn.Module):
         names, p = still.names, self.model.dropout
         if still.aggregated is not None:
             # After the aggregate: before it, one mask would be frozen for all rounds.
-            kept = dropout(
-                still.aggregated, p, self.training, None if names is None else names[: still.neighbourhood.num_dst]
-            )
+            kept = dropout(still.aggregated, p, self.training, taken(names, slice(still.neighbourhood.num_dst)))
             # pyrefly: ignore[not-callable]
             return self.conv.combine(kept, activation)
         return self.conv(still.neighbourhood, dropout(still.h, p, self.training, names), activation)

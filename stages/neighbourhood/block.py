@@ -14,6 +14,7 @@ from torch import Tensor
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Block
+from ...storage.optional import moved
 from ...storage.typed.graph_types import GraphTypes
 from ..kernels import aggregation_on
 from ..kernels.aggregation.attention_args import EdgeNumbers
@@ -189,10 +190,10 @@ class ListNeighbourhood(ABC):
 
     def _scale(self, reduce: Reduce, like: Tensor) -> Tensor | None:
         scale = self._row_scale(reduce, like.dtype)
-        return None if scale is None else scale.to(like.device)
+        return moved(scale, like.device)
 
     def _weight(self, like: Tensor) -> Tensor | None:
-        return None if self.weight is None else self.weight.to(like.device)
+        return moved(self.weight, like.device)
 
     def ends(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """int64 [e] each, the source and the destination of every edge, on that device."""
@@ -290,7 +291,7 @@ class ListNeighbourhood(ABC):
         check_own(own, self.num_dst)
         as_matrix(h, self.num_src, "h")
         src, dst = self._ends(self.lists, h.device)
-        weight = None if self.weight is None else self.weight.to(h.device, h.dtype)
+        weight = moved(self.weight, h.device, h.dtype)
         of_edges = () if edge is None else (edge,)
         messages = message(h[src], (h if own is None else own)[dst()], weight, *of_edges, *params)
         x = as_matrix(messages, self.num_edges, "the message's result")
@@ -345,7 +346,7 @@ class BlockNeighbourhood(ListNeighbourhood):
             return TypedRows(self.block, lambda: self.degree, edges, self._given, rows)
         to = edges.device
         of_rows = edges.types.types_of(self.block.src) if edges.of_rows is None else edges.of_rows()
-        weight = None if self.weight is None else self.weight.to(to)
+        weight = moved(self.weight, to)
         there = on_device(of_rows, to), on_device(edges.of_edges().astype(np.int32, copy=False), to)
         return DeviceTypedRows(edges.types, self.lists.to_device(to), *there, weight, lambda: self.degree, rows)
 

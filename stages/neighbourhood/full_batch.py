@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...storage.array_checks import pieces
 from ...storage.graph import row_ranges
+from ...storage.optional import present, taken, when_present
 from ...storage.partition.edge_shards import EdgeShards
 from ...storage.store.scratch import Empty, in_memory
 from ..comm.base import Group
@@ -44,6 +45,25 @@ class Shard:
     """[e], position of each edge among all edges of the rank, in the order of its part."""
     weight: Tensor | None
     """float32 [e]."""
+
+    @property
+    def is_own(self) -> bool:
+        """True if list i belongs to row i, whose sources are the rank's own."""
+        return self.rows is None
+
+    @property
+    def num_remote(self) -> int:
+        """Rows of another rank that it reads."""
+        return 0 if self.is_own else self.lists.num_src
+
+    @property
+    def targets(self) -> slice | npt.NDArray[np.int32]:
+        """Index of the rows that the lists belong to."""
+        return slice(None) if self.rows is None else self.rows
+
+    def rows_of(self, first: int, stop: int) -> npt.NDArray[np.int32]:
+        """The row of each of lists [first, stop)."""
+        return np.arange(first, stop, dtype=np.int32) if self.rows is None else self.rows[first:stop]
 
     @cached_property
     def _copies(self) -> dict[torch.device, Tensor]:
@@ -76,12 +96,7 @@ class Shard:
         lists = InLists.from_arrays(
             self.lists.indptr[: num_lists + 1], self.lists.indices[:edges], num_src, self.lists.empty
         )
-        return Shard(
-            lists,
-            None if self.rows is None else self.rows[:num_lists],
-            self.edge[:edges],
-            None if self.weight is None else self.weight[:edges],
-        )
+        return Shard(lists, taken(self.rows, slice(num_lists)), self.edge[:edges], taken(self.weight, slice(edges)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,30 +129,31 @@ class View:
         return sum(s.lists.num_edges for s in self.shards)
 
     @property
+    def counts(self) -> list[int]:
+        """Rows of each other rank that this layer reads."""
+        return [s.num_remote for s in self.shards]
+
+    @property
     def remote_rows(self) -> int:
         """B, rows of other ranks that this layer reads."""
-        return sum(s.lists.num_src for s in self.shards if s.rows is not None)
+        return sum(self.counts)
 
     @cached_property
     def kept(self) -> IdArray:
         """int64 [num_dst], edges of each row over all shards."""
         kept = np.zeros(self.num_dst, np.int64)
         for s in self.shards:
-            kept[slice(None) if s.rows is None else s.rows] += s.lists.kept
+            kept[s.targets] += s.lists.kept
         return kept
 
     @cached_property
     def weights(self) -> npt.NDArray[np.float64] | None:
         """[num_dst], sum of the edge weights of each row; None without weights."""
-        if self.shards[0].weight is None:
-            return None
+        weights = present(s.weight for s in self.shards)
         total = np.zeros(self.num_dst)
-        for s in self.shards:
-            assert s.weight is not None
-            total[slice(None) if s.rows is None else s.rows] += np.bincount(
-                s.lists.rows, s.weight.numpy(), minlength=s.lists.num_dst
-            )
-        return total
+        for s, weight in zip(self.shards, weights):
+            total[s.targets] += np.bincount(s.lists.rows, weight.numpy(), minlength=s.lists.num_dst)
+        return total if weights else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,19 +198,11 @@ class FullBatch:
         """Bytes of the edges (and of their transposes, which training makes), and of the arrays with an entry per
         row."""
         edges = sum(2 * (s.lists.indices.nbytes + s.edge.nbytes) for s in self.whole.shards)
-        weights = sum(s.weight.nbytes for s in self.whole.shards if s.weight is not None)
+        weights = sum(weight.nbytes for weight in present(s.weight for s in self.whole.shards))
         lists = sum(s.lists.indptr.nbytes + 8 * (s.lists.num_src + 1) for s in self.whole.shards)
-        rows = sum(a.nbytes for a in (*self.whole.wanted, *(s.rows for s in self.whole.shards if s.rows is not None)))
-        return (
-            edges
-            + weights
-            + lists
-            + rows
-            + self.names.nbytes
-            + self.order.nbytes
-            + self.numbers.first.nbytes
-            + self.numbers.own.nbytes
-        )
+        arrays = (self.names, self.order, self.numbers.first, self.numbers.own, *self.whole.wanted)
+        rows = sum(a.nbytes for a in (*arrays, *present(s.rows for s in self.whole.shards)))
+        return edges + weights + lists + rows
 
     def check(self) -> "FullBatch":
         """Check the invariants. Violations are bugs, hence assert."""
@@ -206,7 +214,7 @@ class FullBatch:
             below = view.num_src
         for view in {id(v): v for v in (self.whole, *self.layers)}.values():
             for q, shard in enumerate(view.shards):
-                assert (shard.rows is None) == (q == self.rank)
+                assert shard.is_own == (q == self.rank)
                 assert not shard.lists.num_edges or int(shard.lists.indices.max()) < shard.lists.num_src
                 if shard.rows is None:
                     assert shard.lists.num_dst == view.num_dst and shard.lists.num_src == view.num_src
@@ -274,8 +282,7 @@ def arrange(
             asked.append(
                 shards.sources[shards.source_splits[q] : shards.source_splits[q + 1]].astype(np.int64)[by_need]
             )
-            assert shard.rows is not None
-            list_ends.append([int(np.searchsorted(shard.rows, end)) for end in row_ends])
+            list_ends.append([int(np.searchsorted(shard.rows_of(0, shard.lists.num_dst), end)) for end in row_ends])
             ends.append([int(np.searchsorted(near[by_need], k, side="right")) for k in range(levels)] + [len(near)])
         arranged.append(shard)
     message = group.all_to_all([torch.from_numpy(a) for a in asked], "graph")
@@ -381,14 +388,13 @@ def _arranged(
         if weight is not None and shards.edge_weight is not None:
             weight[edges] = shards.edge_weight[at]
     lists = InLists.from_arrays(indptr, indices, len(place) if own else len(near), empty)
-    return Shard(lists, rows, edge, None if weight is None else torch.from_numpy(weight)), near
+    return Shard(lists, rows, edge, when_present(torch.from_numpy, weight)), near
 
 
 def _spelt_out(shard: Shard, num_rows: int) -> Shard:
     """A list for every row: the rank's own shard."""
-    assert shard.rows is not None
     kept = np.zeros(num_rows, np.int64)
-    kept[shard.rows] = shard.lists.kept
+    kept[shard.targets] = shard.lists.kept
     indptr = np.zeros(num_rows + 1, np.int64)
     np.cumsum(kept, out=indptr[1:])
     lists = InLists.from_arrays(indptr, shard.lists.indices, num_rows, shard.lists.empty)

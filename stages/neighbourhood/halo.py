@@ -15,6 +15,7 @@ from torch import Tensor
 from ...storage.errors import InputError
 from ...storage.graph import row_ranges
 from ...storage.minibatch import Block
+from ...storage.optional import taken
 from ..autograd import once_differentiable
 from ..kernels import aggregation_on
 from ..kernels.aggregation.attention_args import EdgeNumbers
@@ -55,9 +56,9 @@ class Halo:
             types: of the rank's rows and edges; None: there is one of each.
         """
         self.batch, self.view = batch, view
-        self.counts = [0 if s.rows is None else s.lists.num_src for s in view.shards]
+        self.counts = view.counts
         """Rows from each rank."""
-        whole = view.shards[0] if len(view.shards) == 1 else together(view, self.counts)
+        whole = view.shards[0] if len(view.shards) == 1 else together(view)
         lists = whole.lists
         # Rows of other ranks need no names: dropout is applied before they are sent.
         src = np.arange(lists.num_src)
@@ -95,14 +96,10 @@ def _types_of(
     return EdgeTypes(types.types, lambda: kinds, lambda: of_rows, device)
 
 
-def together(view: View, counts: list[int]) -> Shard:
-    """All shards as one, with the edges of each row in the order of the rank's part, as before sharding.
-
-    Args:
-        view: the part that the layer needs.
-        counts: rows from each rank; they follow this rank's own.
-    """
-    starts = view.num_src + np.cumsum(counts) - counts
+def together(view: View) -> Shard:
+    """All shards as one, with the edges of each row in the order of the rank's part, as before sharding. Rows from
+    other ranks follow this rank's own."""
+    starts = view.num_src + np.cumsum(view.counts) - view.counts
     indptr = np.zeros(view.num_dst + 1, np.int64)
     np.cumsum(view.kept, out=indptr[1:])
     empty, num_edges = view.shards[0].lists.empty, int(indptr[-1])
@@ -114,16 +111,16 @@ def together(view: View, counts: list[int]) -> Shard:
             lists = shard.lists
             a, b = (first, stop) if shard.rows is None else np.searchsorted(shard.rows, (first, stop)).tolist()
             of = slice(int(lists.indptr[a]), int(lists.indptr[b]))
-            rows.append(np.repeat(np.arange(a, b) if shard.rows is None else shard.rows[a:b], lists.kept[a:b]))
-            sources.append(lists.indices[of] + (0 if shard.rows is None else start))
+            rows.append(np.repeat(shard.rows_of(a, b), lists.kept[a:b]))
+            sources.append(lists.indices[of] + (0 if shard.is_own else start))
             edges.append(shard.edge[of])
-            weights.append(None if shard.weight is None else shard.weight[of])
+            weights.append(taken(shard.weight, of))
         of, order = slice(int(indptr[first]), int(indptr[stop])), np.concatenate(edges)
         turn = np.lexsort((order, np.concatenate(rows)))
         indices[of], edge[of] = np.concatenate(sources)[turn], order[turn]
         if weight is not None:
             weight[of] = torch.cat(weights)[torch.from_numpy(turn)]
-    return Shard(InLists.from_arrays(indptr, indices, view.num_src + sum(counts), empty), None, edge, weight)
+    return Shard(InLists.from_arrays(indptr, indices, view.num_src + view.remote_rows, empty), None, edge, weight)
 
 
 class HaloNeighbourhood:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from ...storage.errors import InputError
 from ...storage.minibatch import Block
+from ...storage.optional import moved, taken
 from ...storage.typed.graph_types import GraphTypes, RelationType
 from ..kernels import aggregation_on
 from ..kernels.aggregation.lists import InLists
@@ -184,7 +185,7 @@ class Relation:
         if reduce == "mean":
             return 1 / self.kept.clamp(min=1).to(like)
         scale = self._make_scale()
-        return None if scale is None else scale.to(like)
+        return moved(scale, like)
 
     def _reduce(self, lists: InLists, x: Tensor, reduce: Reduce) -> Tensor:
         kernels: Any = self._given or aggregation_on(x.device)
@@ -192,7 +193,7 @@ class Relation:
             return Maximum.apply(x, kernels, lists)
         if reduce == "plain":
             return Spmm.apply(x, None, kernels, lists, None, None)
-        coefficient = None if self._weight is None else self._weight.to(x.device)
+        coefficient = moved(self._weight, x.device)
         return Spmm.apply(x, None, kernels, lists, coefficient, self._row_scale(reduce, x))
 
     def _rows(self, h: Tensor, reduce: Reduce) -> Tensor:
@@ -277,7 +278,7 @@ class Relation:
         as_matrix(h, self.num_src, "h")
         as_matrix(own, self.num_dst, "own")
         src, dst = self.ends(h.device)
-        weight = None if self._weight is None else self._weight.to(h.device, h.dtype)
+        weight = moved(self._weight, h.device, h.dtype)
         of_edges = () if edge is None else (edge,)
         messages = message(h[src], own[dst], weight, *of_edges, *params)
         x = as_matrix(messages, self.num_edges, "the message's result")
@@ -416,7 +417,7 @@ class TypedRows:
             assert self._rows is not None
             return self._rows()[torch.from_numpy(at), : types.edge_widths[r]]
 
-        weight = None if block.weight is None else block.weight[at]
+        weight = taken(block.weight, at)
         return Relation(
             types.relations[r], lists, self.nodes[src].sources, targets, weight, scale,
             local=self._places, kernels=self._kernels, edges=None if self._rows is None else features,

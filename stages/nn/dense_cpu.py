@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...storage.optional import taken
 from ..autograd import once_differentiable
 from ..kernels.runtime.threads import parallel
 from ..memory.arena import empty
@@ -113,7 +114,7 @@ class Linear(torch.autograd.Function):
 
         def work(p: int, blocks: list[slice]) -> None:
             for b, rows in enumerate(blocks):
-                g = _through(grad[rows], None if out is None else out[rows], ctx.activation)
+                g = _through(grad[rows], taken(out, rows), ctx.activation)
                 if db is not None:
                     _accumulate(db[p], g.sum(0), b)
                 g = g.bfloat16() if ctx.low else g
@@ -189,7 +190,7 @@ class PerHead(torch.autograd.Function):
 
         def work(p: int, blocks: list[slice]) -> None:
             for b, rows in enumerate(blocks):
-                g = _through(grad[rows], None if out is None else out[rows], ctx.activation)
+                g = _through(grad[rows], taken(out, rows), ctx.activation)
                 _accumulate(db[p], g.sum(0), b)
                 g = g.bfloat16() if ctx.low else g
                 for h in range(heads):

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from ...storage.array_checks import present
 from ...storage.errors import RunError
 from ...storage.graph import Graph
+from ...storage.optional import present
 from ...storage.partition.book import PartitionBook, TableBook
 from ..random import Purpose, stream
 from .base import check_parts

@@ -3,8 +3,8 @@
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from ...storage.array_checks import present_items
 from ...storage.errors import InputError
+from ...storage.optional import present_items
 from ...storage.registry import Registry
 from .base import Partitioner
 from .clustered import Leiden, Louvain

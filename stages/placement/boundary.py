@@ -62,8 +62,7 @@ class Boundary:
         """
         self.batch, self.view, self.group, self.dtype = share.graph, share.graph.whole, job.group, job.dtype
         view, batch = self.view, self.batch
-        self.counts = [0 if s.rows is None else s.lists.num_src for s in view.shards]
-        self.whole = together(view, self.counts)
+        self.counts, self.whole = view.counts, together(view)
         self.names = np.concatenate([batch.names, self.ask(torch.from_numpy(batch.names), "graph", job.group).numpy()])
         self.graphs: dict[str, Edges] = {}
         """``whole``; or ``train`` and ``val`` for inductive training."""

@@ -18,11 +18,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...storage.array_checks import pieces, present
+from ...storage.array_checks import pieces
 from ...storage.dataset import Split
 from ...storage.errors import InputError
 from ...storage.graph import Graph, index_dtype, row_ranges
 from ...storage.links.pairs import Pairs
+from ...storage.optional import present
 from ...storage.partition.book import RangeBook
 from ...storage.partition.edge_shards import EdgeShards
 from ...storage.partition.reorder import ReorderedFeatures, ascending

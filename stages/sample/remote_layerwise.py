@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...storage.array_checks import present
 from ...storage.errors import RunError
+from ...storage.optional import present
 from ..kernels.row_block.layerwise import Rates, add_up, extract, partial_sums, resolve, summed, weigh
 from ..kernels.row_block.numbering import in_order
 from ..kernels.runtime.threads import parallel

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...storage.array_checks import present
 from ...storage.graph import Graph
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
+from ...storage.optional import present
 from ..assignment import BulkRequest
 from ..kernels.minibatch_cuda.bulk import ResidentBulk, leading
 from ..kernels.runtime.device_memory import to_device

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ...storage.errors import InputError
 from ...storage.graph import ALWAYS, Graph
 from ...storage.minibatch import Bulk, MiniBatch, nested_blocks
+from ...storage.optional import taken
 from ..assignment import BulkRequest
 from ..kernels.row_block.relation_rows import RelationRows
 from ..kernels.row_block.segments import draw_segments, ends_until
@@ -69,8 +70,8 @@ class TimedGraph:
         rows = Graph(
             graph.indptr,
             graph.indices[order],
-            None if weight is None else weight[order],
-            None if ids is None else ids[order],
+            taken(weight, order),
+            taken(ids, order),
         )
         return cls(rows, time[order], order)
 

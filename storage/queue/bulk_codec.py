@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ..errors import StoreError
 from ..minibatch import Block, Bulk, MiniBatch
+from ..optional import taken
 
 Words = npt.NDArray[np.int32]
 MAGIC = 0x4D4C5243
@@ -190,8 +191,8 @@ def unpack_row(row: Words, where: str = "bulk") -> MiniBatch:
                 nodes[:num_src],
                 indptr[: num_dst + 1],
                 edges,
-                None if weight is None else weight[:num_edges],
-                None if edge_id is None else edge_id[:num_edges],
+                taken(weight, slice(num_edges)),
+                taken(edge_id, slice(num_edges)),
             )
         )
     return MiniBatch(epoch, index, tuple(blocks), bool(flags & NESTED))

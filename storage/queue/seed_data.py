@@ -23,6 +23,7 @@ from ..errors import InputError, StoreError
 from ..features import FloatArray
 from ..fingerprint import DatasetDigests
 from ..graph import Graph
+from ..optional import when_present
 from ..store.npy import HEADER_BYTES, make_npy, put_npy
 from .location import Location
 
@@ -60,7 +61,7 @@ class SeedData:
             | sizes
             | {
                 "dtype": str(np.dtype(dataset.features.dtype)),
-                "class_names": None if dataset.class_names is None else list(dataset.class_names),
+                "class_names": when_present(list, dataset.class_names),
                 "digests": {name: digests[name] for name in DIGESTS},
                 "order": order,
                 "lacking": lacking,
@@ -127,7 +128,7 @@ class SeedData:
             Split(self.train, none, none),
             int(meta["num_classes"]),
             task=meta["task"],
-            class_names=None if names is None else tuple(names),
+            class_names=when_present(tuple, names),
             samples=path,
             order=meta["order"],
             has_unknown=meta["has_unknown"],

@@ -8,7 +8,6 @@ import pytest
 
 from millrace.stages.partition.hash import Hash
 from millrace.stages.partition.stage import open_neighbours, open_part, open_shards, partition_dataset
-from millrace.storage.array_checks import present, present_items
 from millrace.storage.checkpoint import CheckpointStore, Cursor
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.dataset_store import open_dataset_store, open_stored, write_dataset
@@ -185,9 +184,3 @@ def test_a_checkpoint_that_holds_no_state_is_passed_over(tmp_path):
     sign(folder, body)
     with pytest.warns(UserWarning, match="holds no training state"):
         assert store.latest() == (Cursor(0, 1), {"n": 1})
-
-
-def test_only_none_is_left_out() -> None:
-    assert present([0, None, "", False, None, []]) == [0, "", False, []]
-    assert [*present_items({"b": 0, "a": None, "c": ""}).items()] == [("b", 0), ("c", "")]
-    assert present([]) == [] and present_items({}) == {}

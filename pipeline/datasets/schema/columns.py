@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ....storage.array_checks import present_items
 from ....storage.errors import nearest
+from ....storage.optional import present_items
 from . import words
 from .source import Role, SourceTable
 

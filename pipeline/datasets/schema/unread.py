@@ -4,8 +4,8 @@ sets of a split."""
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ....storage.array_checks import present
 from ....storage.errors import InputError
+from ....storage.optional import present
 from . import words
 from .columns import Columns, is_text
 

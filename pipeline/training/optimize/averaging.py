@@ -10,22 +10,32 @@ from torch import Tensor, nn
 class ParameterAverage:
     """An exponential moving average of parameters: as `torch.optim.swa_utils.AveragedModel`, without a second model.
 
-    The first update copies the parameters; each later one moves the average by 1 - decay of the way to them.
+    The first update copies the parameters; each later one moves the average by 1 - decay of the way to them. Without a
+    decay none is kept, and nothing changes.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], decay: float | None) -> None:
         """
         Args:
             parameters: by name; the average begins as a copy of them.
-            decay: of the average at each update, in (0, 1).
+            decay: of the average at each update, in (0, 1); None: there is none.
         """
+        if decay is None:
+            parameters, decay = {}, 1.0
         self._parameters, self._decay = dict(parameters), decay
-        self._values = [p.detach().clone() for p in parameters.values()]
+        self._values = [p.detach().clone() for p in self._parameters.values()]
         self._updates = 0
+
+    @property
+    def is_kept(self) -> bool:
+        """True if there is an average."""
+        return bool(self._parameters)
 
     @torch.no_grad()
     def update(self) -> None:
         """Take the parameters of a step into the average."""
+        if not self._values:
+            return
         now = [p.detach() for p in self._parameters.values()]
         if self._updates:
             torch._foreach_lerp_(self._values, now, 1 - self._decay)

@@ -1,7 +1,7 @@
 """The optimiser of a phase and what goes with its steps: clipping, the learning rate, averaged parameters."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ....stages.learned.table import LearnedTable
 from ....stages.messages import Phase, StepRules, Validation
 from ....stages.policies import ReducePolicy
+from ....storage.optional import present
 from ...assembly.update_part import UpdatePart
 from ...custom.made import follows_metric, made_scheduler, plain
 from .averaging import ParameterAverage
@@ -58,7 +59,7 @@ class PhaseOptimizer:
         named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         self.parameters = list(named.values())
         self.optimizer = reduce.optimizer(self.parameters, rules)
-        self.average = ParameterAverage(named, train.ema) if train.ema is not None else None
+        self.average = ParameterAverage(named, train.ema)
         self._schedule, self._clip_norm, self._span = train.schedule, train.clip_norm, span
         self.is_constant = train.schedule.name == "constant" and not train.schedule.warmup
         self.last_factor = 1.0
@@ -67,7 +68,7 @@ class PhaseOptimizer:
         """The learning rate of the last step, of the first group."""
         self._lrs = [group["lr"] for group in self.optimizer.param_groups]
         self._lrs_changed = False
-        self._scheduler = made_scheduler(code, self.optimizer)
+        self._schedulers = made_scheduler(code, self.optimizer)
         self._lr, self._own_optimizer = train.lr, code.optimizer is not None
 
     def step(self, epoch: int, step: int, history: list[dict[str, float]], learned: LearnedTable | None = None) -> None:
@@ -89,42 +90,37 @@ class PhaseOptimizer:
         self.optimizer.step()
         if learned is not None:
             learned.step(self.last_factor)
-        if self._scheduler is not None and self._scheduler[1] == "step":
-            self._scheduler[0].step()
-        if self.average is not None:
-            self.average.update()
+        for scheduler in self._schedulers.by_step:
+            scheduler.step()
+        self.average.update()
 
     def _clip(self, most: float, learned: LearnedTable | None) -> None:
         """Scale all gradients so that their norm, over learnt rows too, is at most that."""
         if learned is None:
             nn.utils.clip_grad_norm_(self.parameters, most)
             return
-        grads = [p.grad for p in self.parameters if p.grad is not None]
-        norm = nn.utils.get_total_norm(grads)
+        norm = nn.utils.get_total_norm(present(p.grad for p in self.parameters))
         norm = torch.hypot(norm, norm.new_tensor(learned.gradient_norm()))
         nn.utils.clip_grads_with_norm_(self.parameters, most, norm)
         learned.scale_gradients(min(1.0, most / (float(norm) + CLIP_EPSILON)))
 
     def end_epoch(self, found: Validation | None) -> None:
         """Step a scheduler of the user's own that goes by epochs, after the validation if there was one."""
-        if self._scheduler is None or self._scheduler[1] != "epoch":
-            return
-        scheduler = self._scheduler[0]
-        if not follows_metric(scheduler):
-            scheduler.step()
-        elif found is not None:
-            scheduler.step(found.merit if scheduler.mode == "max" else -found.merit)
+        for scheduler in self._schedulers.by_epoch:
+            if not follows_metric(scheduler):
+                scheduler.step()
+            elif found is not None:
+                scheduler.step(found.merit if scheduler.mode == "max" else -found.merit)
 
     @property
     def reads_validation(self) -> bool:
         """True if `end_epoch` depends on the validation."""
-        return self._scheduler is not None and self._scheduler[1] == "epoch" and follows_metric(self._scheduler[0])
+        return self._schedulers.follow_metric
 
     @property
     def reports_lr(self) -> bool:
         """True if the learning rate is in the events of epochs: where it is not that of the configuration."""
-        changes = not self.is_constant or self._scheduler is not None or self._lrs_changed
-        return changes or self._own_optimizer
+        return not self.is_constant or self._has_own_rates
 
     @property
     def lr(self) -> float:
@@ -144,16 +140,19 @@ class PhaseOptimizer:
             for k, group in enumerate(groups):
                 group["lr"] = group["lr"] * value / before
                 self._lrs[k] = self._lrs[k] * value / before
-        if self._scheduler is not None and hasattr(self._scheduler[0], "base_lrs"):
-            bases = self._scheduler[0].base_lrs
-            self._scheduler[0].base_lrs = [b * value / before if before else value for b in bases]
+        for scheduler in self._schedulers.all:
+            if hasattr(scheduler, "base_lrs"):
+                scheduler.base_lrs = [b * value / before if before else value for b in scheduler.base_lrs]
         self._lrs_changed = True
 
     def _reported_lr(self) -> float:
         """The rate of parameters without one of their own."""
-        if self._own_optimizer or self._scheduler is not None or self._lrs_changed:
-            return self.lr
-        return self._lr * self.last_factor
+        return self.lr if self._has_own_rates else self._lr * self.last_factor
+
+    @property
+    def _has_own_rates(self) -> bool:
+        """True if something besides the configuration's schedule sets rates."""
+        return self._own_optimizer or bool(self._schedulers.all) or self._lrs_changed
 
     def _first_with_rate(self) -> int:
         groups = self.optimizer.param_groups
@@ -168,16 +167,16 @@ class PhaseOptimizer:
 
     def averaged(self) -> AbstractContextManager[None]:
         """The module's parameters are their average inside the block, where one is kept."""
-        return nullcontext() if self.average is None else self.average.in_place()
+        return self.average.in_place()
 
     def state_dict(self) -> dict[str, Any]:
         """State for a checkpoint and for the next phase."""
         state: dict[str, Any] = {"optimizer": self.optimizer.state_dict()}
         if self._lrs_changed:
             state["lrs"] = [float(lr) for lr in self._lrs]
-        if self._scheduler is not None:
-            state["scheduler"] = plain(self._scheduler[0].state_dict())
-        return state if self.average is None else {**state, "average": self.average.state_dict()}
+        for scheduler in self._schedulers.all:
+            state["scheduler"] = plain(scheduler.state_dict())
+        return {**state, "average": self.average.state_dict()} if self.average.is_kept else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`, or from a checkpoint's record."""
@@ -190,7 +189,7 @@ class PhaseOptimizer:
                     self.optimizer.state[p][name] = value.clone()
         if "lrs" in state:
             self._lrs, self._lrs_changed = list(state["lrs"]), True
-        if self._scheduler is not None and "scheduler" in state:
-            self._scheduler[0].load_state_dict(dict(state["scheduler"]))
-        if self.average is not None and "average" in state:
+        for scheduler in self._schedulers.all if "scheduler" in state else ():
+            scheduler.load_state_dict(dict(state["scheduler"]))
+        if self.average.is_kept and "average" in state:
             self.average.load_state_dict(state["average"])

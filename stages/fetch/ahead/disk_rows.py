@@ -9,9 +9,9 @@ from typing import Literal, cast
 import numpy as np
 import numpy.typing as npt
 
-from ....storage.array_checks import present
 from ....storage.features import FeatureStore, MappedFeatures
 from ....storage.minibatch import MiniBatch
+from ....storage.optional import present
 from ....storage.store.row_file import WINDOW_BYTES, Reads
 from ....storage.typed.features import reads_together, stores_on_disk
 from ...comm.base import Group

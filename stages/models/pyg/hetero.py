@@ -10,8 +10,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
-from ....storage.array_checks import present_items
 from ....storage.errors import InputError, first_line
+from ....storage.optional import present_items
 from ....storage.typed.graph_types import GraphTypes
 from ...neighbourhood.base import Neighbourhood
 from ...neighbourhood.block import ListNeighbourhood

@@ -5,11 +5,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from ....storage.errors import InputError
+from ....storage.optional import moved
 from ...autograd import once_differentiable
 from ...kernels.aggregation.lists import InLists
 from ...memory.arena import empty
@@ -65,7 +65,7 @@ class Apply(torch.autograd.Function):
             for a, b in _pieces(shard, rows):
                 src, there, lists = _piece(shard, a, b, h.device)
                 coef = None if (w := shard.weight_on(h.device)) is None else w[src.start : src.stop]
-                weight = None if coef is None else coef.to(h.dtype)
+                weight = moved(coef, h.dtype)
                 with _seeded(key, batch.rank, q, a):
                     x = message(rows[src.indices], dst[there], weight, *of_edges.values(q, src), *params)
                 shape = tuple(x.shape[1:])
@@ -73,7 +73,7 @@ class Apply(torch.autograd.Function):
                 if out is None:
                     out = empty((neighbourhood.num_dst, x.shape[1]), x.dtype, x.device).zero_()
                     arg = empty(out.shape, torch.int64, x.device).fill_(-1) if reduce == "max" else None
-                of_rows = _rows_of(shard, a, b)
+                of_rows = shard.rows_of(a, b)
                 if reduce == "max":
                     kernels.maximum_into(lists, of_rows, shard.edge[src.start : src.stop], x, out, arg)
                 else:
@@ -116,12 +116,12 @@ class Apply(torch.autograd.Function):
             for a, b in _pieces(shard, rows):
                 src, there, lists = _piece(shard, a, b, h.device)
                 coef = None if (w := shard.weight_on(h.device)) is None else w[src.start : src.stop]
-                weight = None if coef is None else coef.to(h.dtype)
+                weight = moved(coef, h.dtype)
                 with torch.enable_grad(), _seeded(key, batch.rank, q, a):
                     x_src, x_dst = rows[src.indices].requires_grad_(), dst[there].requires_grad_()
                     x_edge = [t.requires_grad_(d_edge is not None) for t in of_edges.values(q, src)]
                     x = message(x_src, x_dst, weight, *x_edge, *given[:num_params])
-                of_rows = _rows_of(shard, a, b)
+                of_rows = shard.rows_of(a, b)
                 width = grad.shape[1]
                 if reduce == "max":
                     dx = kernels.maximum_from(lists, of_rows, shard.edge[src.start : src.stop], arg, grad)
@@ -197,16 +197,10 @@ def _piece(shard: Shard, a: int, b: int, device: torch.device) -> tuple[_Edges, 
     Tensors lie on the device."""
     indptr = shard.lists.indptr[a : b + 1] - shard.lists.indptr[a]
     start, stop = int(shard.lists.indptr[a]), int(shard.lists.indptr[b])
-    rows = np.arange(a, b) if shard.rows is None else shard.rows[a:b]
-    there = np.repeat(rows.astype(np.int64), np.diff(indptr))
+    there = np.repeat(shard.rows_of(a, b).astype(np.int64), np.diff(indptr))
     own = InLists.from_arrays(indptr, np.arange(stop - start), stop - start)
     sources = torch.from_numpy(shard.lists.indices[start:stop]).to(device)
     return _Edges(start, stop, sources), torch.from_numpy(there).to(device), own
-
-
-def _rows_of(shard: Shard, a: int, b: int) -> npt.NDArray[np.int32]:
-    """The row of each of lists [a, b)."""
-    return np.arange(a, b, dtype=np.int32) if shard.rows is None else shard.rows[a:b]
 
 
 @contextmanager
