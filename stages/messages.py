@@ -102,6 +102,12 @@ class Placement:
     """Ranks that hold all rows between them, in their order; None: this one has all that it needs."""
 
     @property
+    def owners(self) -> Group:
+        """`column`, where rows lie with several ranks."""
+        assert self.column is not None
+        return self.column
+
+    @property
     def seeds(self) -> npt.NDArray[np.int64]:
         """Training nodes that the seed plan divides into minibatches."""
         return self.split.train
@@ -161,6 +167,12 @@ class Part:
     """Types of the whole graph; None: there is one type of nodes and edges."""
     pairs: Pairs | None = None
     """All pairs of a link task, or all labelled edges, by global ids; None: nodes are labelled."""
+
+    @property
+    def others(self) -> "Peers":
+        """`peers`, for policies whose ranks read other parts."""
+        assert self.peers is not None
+        return self.peers
 
 
 class Peers(Protocol):
@@ -337,6 +349,11 @@ class RankJob:
     needs_all_rows: bool = False
     """True if training depends on nodes that no seed's result depends on, as with batch normalisation over all
     nodes."""
+
+    @property
+    def on_host(self) -> bool:
+        """True if steps are computed on the CPU."""
+        return self.device is None
 
     def steps(self, minibatches: int) -> Steps:
         """Steps of an epoch with this many minibatches over all ranks, and this rank's minibatches in them."""

@@ -1,7 +1,7 @@
 """Checks of arrays that were read from a file, before compiled kernels trust them. A valid checksum says nothing about
 the values."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import InputError, StoreError
+from .typed.graph_types import relation_dtype
 
 AT_ONCE = 1 << 20
 """Entries that checks with temporary arrays take at a time."""
@@ -55,6 +56,20 @@ def require_ascending(ids: npt.NDArray[np.integer], name: str) -> None:
     require(
         not len(ids) or (ids[0] >= 0 and (ids[1:] > ids[:-1]).all()), f"{name} does not rise strictly from 0 or more"
     )
+
+
+def require_of_edges(num_edges: int, arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:
+    """Raise InputError unless those of `arrays`, by name, that have an entry for each edge are sound: ``edge_weight``,
+    ``edge_id`` and ``edge_type``."""
+    dtypes: dict[str, npt.DTypeLike] = {"edge_weight": np.float32, "edge_id": np.int64}
+    if "edge_type" in arrays:
+        dtypes["edge_type"] = relation_dtype(arrays["edge_type"])
+    for name, dtype in dtypes.items():
+        if name in arrays:
+            require_vector(arrays[name], dtype, num_edges, name)
+    weight = arrays.get("edge_weight", np.empty(0, np.float32))
+    sound = not len(weight) or (weight.min() >= 0 and np.isfinite(weight.max()))
+    require(sound, "edge_weight is negative or not finite")
 
 
 @contextmanager

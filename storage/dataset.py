@@ -11,6 +11,7 @@ from .errors import InputError, MissingExtraError, install
 from .features import FeatureStore
 from .graph import ALWAYS, Graph, check_times
 from .links.pairs import PairLabels, Pairs, by_relation, check_pairs, node_ranges
+from .optional import present_items, when_present
 from .plural import are, counted
 
 IdArray = npt.NDArray[np.int64]
@@ -162,6 +163,12 @@ class Dataset:
         return self.task == "multilabel" and bool(np.isnan(self.labels).any())
 
     @property
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Arrays beside the graph and the features, by their names in a store: labels, sets and those of pairs."""
+        sets = {name: getattr(self.split, name) for name in SPLITS}
+        return {"labels": self.labels, **sets, **present_items({name: getattr(self, name) for name in PAIR_ARRAYS})}
+
+    @property
     def known_digests(self) -> Mapping[str, str]:
         """Digests known without reading the arrays, by the names of `fingerprint.DatasetDigests`."""
         return {}
@@ -260,10 +267,9 @@ class Dataset:
                 chosen = chosen[own[chosen]]
                 pairs = self.pair_table[chosen, :2] - [e.start for e in node_ranges(types, self.num_nodes)]
                 target[f"{name}_edge_label_index"] = torch.from_numpy(np.ascontiguousarray(pairs.T))
-                of_pairs = {"": self.labels, "_attr": self.pair_features} if self.pairs is not None else {}
-                for suffix, values in of_pairs.items():
-                    if values is not None:
-                        target[f"{name}_edge_label{suffix}"] = torch.from_numpy(values[chosen])
+                of_pairs = {"": self.labels, "_attr": self.pair_features} if self.has_edge_labels else {}
+                for suffix, values in present_items(of_pairs).items():
+                    target[f"{name}_edge_label{suffix}"] = torch.from_numpy(values[chosen])
 
     def check(self) -> "Dataset":
         """Check that the parts fit together. Raises InputError otherwise."""
@@ -276,12 +282,13 @@ class Dataset:
             raise InputError(f"{seen}; expected a task of {', '.join(TASKS)}, and a whole number")
         if self.task == "link":
             check_pairs(self.labels, n, self.graph.types)
-            if self.pair_time is not None:
-                check_times("pair_time", self.pair_time, len(self.labels))
+        elif self.pairs is not None:
+            self._check_labelled_pairs(self.pairs)
+        if self.of_pairs and self.pair_time is not None:
+            check_times("pair_time", self.pair_time, len(self.pair_table))
+        if self.task == "link":
             self.split.check(len(self.labels), "pair")
             return self._check_names()
-        if self.pairs is not None:
-            self._check_labelled_pairs(self.pairs)
         rows = n if self.pairs is None else len(self.pairs)
         want, dtype = (2, np.float32) if self.task in MATRIX_TASKS else (1, np.int64)
         if self.labels.ndim != want or len(self.labels) != rows:
@@ -297,12 +304,10 @@ class Dataset:
 
     @property
     def _unit(self) -> str:
-        return "node" if self.pairs is None else "edge"
+        return "edge" if self.has_edge_labels else "node"
 
     def _check_labelled_pairs(self, pairs: npt.NDArray[np.int64]) -> None:
         check_pairs(pairs, self.num_nodes, self.graph.types, columns=2)
-        if self.pair_time is not None:
-            check_times("pair_time", self.pair_time, len(pairs))
         rows = self.pair_features
         if rows is None:
             return
@@ -364,7 +369,7 @@ def pairs_of(dataset: Dataset, dtype: npt.DTypeLike = np.float32) -> Pairs | Non
         values, features = dataset.labels, dataset.pair_features
         labels = PairLabels(
             values.astype(dtype, copy=False) if dataset.task in MATRIX_TASKS else values,
-            None if features is None else features.astype(dtype, copy=False),
+            when_present(lambda rows: rows.astype(dtype, copy=False), features),
             dataset.hides_pairs,
         )
     return Pairs(dataset.pair_table, {name: getattr(dataset.split, name) for name in SPLITS}, labels=labels)

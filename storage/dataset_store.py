@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .array_checks import proving
-from .dataset import PAIR_ARRAYS, SPLITS, Dataset, Split, Task, require_dataset
+from .dataset import PAIR_ARRAYS, SPLITS, Dataset, Split, require_dataset
 from .errors import InputError, StoreError, nearest
 from .features import ArrayFeatures, FeatureStore, MappedFeatures, WidenedFeatures, ZarrFeatures
 from .fingerprint import (
@@ -24,6 +24,7 @@ from .fingerprint import (
 )
 from .graph import GRAPH_ARRAYS, Graph, degree_summary
 from .node_names import INTEGER_NAMES, NodeNames, open_names
+from .optional import present_items, when_present
 from .store.arrays import Rows, write_arrays
 from .store.committed_folder import committed_folder, sweep_leftovers
 from .store.full_disk import needing_space
@@ -31,12 +32,11 @@ from .store.manifest import write_manifest
 from .store.narrow import FEATURE_DTYPES, FeatureDtype, row_width
 from .store.npy import npy_header
 from .store.store import Store, open_store
-from .stored.data_card import CARD, card_of
 from .stored.digested import NARROW, DigestedArray, DigestedRows
 from .stored.edge_features import OF_EDGES, edge_feature_width, open_edge_features
+from .stored.facts import facts_of, written_facts
 from .stored.graph import StoredGraph, StoredRows, checked_unit
 from .stored.narrowed import lost_notes
-from .stored.read_as import reading_of
 from .stored.version1 import read_version_1, store_of_version_1
 from .typed.features import TypedFeatures
 from .typed.graph_types import SINGLE, GraphTypes, edges_of_types
@@ -80,21 +80,17 @@ def write_dataset(
     check_formats({"features_format": features_format, "graph_format": graph_format}, feature_dtype)
     require_dataset(dataset)
     dataset.check()
-    path, graph, split, features = Path(path), dataset.graph, dataset.split, dataset.features
+    path, graph, features = Path(path), dataset.graph, dataset.features
     typed = features.parts if isinstance(features, TypedFeatures) else None
     before = features.kind if isinstance(features, WidenedFeatures | TypedFeatures) else None
     kind = before if feature_dtype is None else feature_dtype
-    of_graph: dict[str, Any] = {
-        name: DigestedArray(array, dtype)
-        for name, dtype in GRAPH_DIGESTS.items()
-        if (array := graph.written(name)) is not None
-    }
-    arrays: dict[str, Rows] = {**of_graph, "labels": dataset.labels, **{name: getattr(split, name) for name in SPLITS}}
-    arrays |= {name: array for name in OF_SOME_GRAPHS if (array := getattr(graph, name)) is not None}
-    names = None if dataset.node_names is None else NodeNames.from_values(dataset.node_names)
+    written = present_items({name: graph.written(name) for name in GRAPH_DIGESTS})
+    of_graph: dict[str, Any] = {name: DigestedArray(array, GRAPH_DIGESTS[name]) for name, array in written.items()}
+    names, named = when_present(NodeNames.from_values, dataset.node_names), {}
     if names is not None:
-        arrays |= {"node_name_text": names.text, "node_name_starts": names.starts}
-    arrays |= {name: array for name in PAIR_ARRAYS if (array := getattr(dataset, name)) is not None}
+        named = {"node_name_text": names.text, "node_name_starts": names.starts}
+    others = present_items({name: getattr(graph, name) for name in OF_SOME_GRAPHS})
+    arrays: dict[str, Rows] = {**of_graph, **others, **named, **dataset.arrays}
     of_edges = None if graph.edge_features is None else DigestedRows(graph.edge_features, None)
     if of_edges is not None:
         arrays[OF_EDGES] = of_edges
@@ -102,20 +98,13 @@ def write_dataset(
     whole = {"": features} if typed is None else {f"_{t}": part for t, part in enumerate(typed)}
     rows = {suffix: DigestedRows(part, kind) for suffix, part in whole.items()}
     meta: dict[str, Any] = {
-        "name": dataset.name,
-        "num_classes": dataset.num_classes,
-        "task": dataset.task,
-        "notes": list(dataset.notes),
+        **written_facts(dataset),
         "features_format": features_format,
         **({"features_dtype": kind} if kind in NARROW else {}),
         **({"graph_format": graph_format} if graph_format == "npy" else {}),
         "in_degree": degree_summary(*np.unique(graph.in_degree, return_counts=True)),
-        **({} if dataset.class_names is None else {"class_names": list(dataset.class_names)}),
-        **({} if dataset.card is None else {CARD: dict(dataset.card)}),
         **({"has_unknown": dataset.has_unknown} if dataset.task == "multilabel" else {}),
-        **({} if names is None or names.integers is None else {INTEGER_NAMES: names.integers}),
-        **({} if graph.time_unit is None else {"time_unit": graph.time_unit}),
-        **{k: v for k, v in (("hides_pairs", dataset.hides_pairs), ("read_as", dict(dataset.read_as))) if v},
+        **present_items({INTEGER_NAMES: names and names.integers, "time_unit": graph.time_unit}),
         **({} if graph.types.is_single else {"types": graph.types.record(), "edges_of_types": edges_of_types(graph)}),
     }
     sweep_leftovers(path.parent, of=path.name)
@@ -372,20 +361,13 @@ def open_dataset_store(
     pairs: dict[str, Any] = {name: store.read(name) for name in PAIR_ARRAYS if name in store}
     with proving(store.path):
         dataset = Dataset(
-            store.value("name", str),
-            opened,
-            rows,
-            store.read("labels"),
-            Split(store.read("train"), store.read("val"), store.read("test")),
-            store.value("num_classes", int),
-            task=cast(Task, store.value("task", str)),
-            notes=tuple(map(str, store.value("notes", list))),
+            graph=opened,
+            features=rows,
+            labels=store.read("labels"),
+            split=Split(*map(store.read, SPLITS)),
             node_names=called,
-            class_names=tuple(map(str, store.value("class_names", list))) if "class_names" in store.meta else None,
             **pairs,
-            hides_pairs=bool(store.meta.get("hides_pairs", False)),
-            read_as=reading_of(store),
-            card=card_of(store),
+            **facts_of(store),
         )
     check_loaded(store, dataset, graph)
     with proving(store.path):

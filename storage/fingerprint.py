@@ -135,9 +135,9 @@ def later_digests(graph: Graph) -> dict[str, object]:
     """Entries of a graph with types or times in the record of its digest. There are none without, so that such a digest
     is that of earlier versions."""
     found: dict[str, Any] = {name: array_digest(a) for name, a in graph.later.items()}
-    if graph.types.is_single or graph.edge_type is None:
+    if graph.types.is_single:
         return found
-    return {**found, "types": graph.types.record(), "edge_type": array_digest(graph.edge_type)}
+    return {**found, "types": graph.types.record(), "edge_type": array_digest(graph.edge_relations)}
 
 
 def describe_features(num_rows: int, num_features: int, dtype: npt.DTypeLike, digest: str) -> str:

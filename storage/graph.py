@@ -144,6 +144,12 @@ class Graph:
         return self.edge_weight is not None
 
     @property
+    def edge_relations(self) -> npt.NDArray[np.integer]:
+        """[E], `edge_type` of a graph with several types."""
+        assert self.edge_type is not None
+        return self.edge_type
+
+    @property
     def has_edge_times(self) -> bool:
         """True if edges have times."""
         return self.edge_time is not None

@@ -8,18 +8,18 @@ The driver of a run works on it: counts and digests come from the manifest. Rank
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .array_checks import proving, require
-from .dataset import PAIR_ARRAYS, SPLITS, Dataset, Split, Task
+from .dataset import PAIR_ARRAYS, SPLITS, Dataset, Split
 from .dataset_store import (
     KIND,
-    OF_SOME_GRAPHS,
     FeaturesAccess,
     GraphAccess,
     check_graph_access,
@@ -34,11 +34,11 @@ from .features import FeatureStore
 from .fingerprint import GRAPH_DIGESTS, graph_fingerprint
 from .graph import GRAPH_ARRAYS, Graph, check_of_edges
 from .node_names import NodeNames, open_names
+from .optional import present_items
 from .store.store import Store, open_store
-from .stored.data_card import card_of
 from .stored.edge_features import edge_feature_width, open_edge_features
+from .stored.facts import facts_of
 from .stored.graph import StoredGraph, StoredRows, checked_unit
-from .stored.read_as import reading_of
 
 
 class LazyGraph(Graph):
@@ -168,15 +168,9 @@ class LazyDataset(Dataset):
                 _store=store,
                 features_access=features,
                 _names=names,
-                name=store.value("name", str) if name is None else name,
                 graph=LazyGraph(store, graph, features),
-                num_classes=store.value("num_classes", int),
-                task=cast(Task, store.value("task", str)),
-                notes=tuple(map(str, store.value("notes", list))),
-                class_names=tuple(map(str, store.value("class_names", list))) if "class_names" in store.meta else None,
-                hides_pairs=bool(store.meta.get("hides_pairs", False)),
-                read_as=reading_of(store),
-                card=card_of(store),
+                **facts_of(store),
+                **present_items({"name": name}),
                 _split_sizes={name: entries[name]["shape"][0] for name in SPLITS},
                 _width=features_shape(store)[1],
             )
@@ -278,27 +272,10 @@ class LazyDataset(Dataset):
         self.read()
         g = self.graph
         edges = g.edge_features if edge_features else None
-        return Dataset(
-            self.name,
-            Graph(
-                **{name: getattr(g, name) for name in (*GRAPH_DIGESTS, *OF_SOME_GRAPHS)},
-                types=g.types,
-                edge_features=edges,
-                time_unit=g.time_unit,
-            ),
-            self.features,
-            self.labels,
-            self.split,
-            self.num_classes,
-            task=self.task,
-            notes=self.notes,
-            node_names=self.node_names,
-            class_names=self.class_names,
-            **{name: getattr(self, name) for name in PAIR_ARRAYS},
-            hides_pairs=self.hides_pairs,
-            read_as=self.read_as,
-            card=self.card,
-        )
+        arrays = {name: getattr(g, name) for name in GRAPH_ARRAYS}
+        graph = Graph(**arrays, types=g.types, edge_features=edges, time_unit=g.time_unit)
+        own: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(Dataset)}
+        return Dataset(**own | {"graph": graph})
 
 
 for _view, _names in ((LazyGraph, GRAPH_ARRAYS), (LazyDataset, PAIR_ARRAYS)):

@@ -123,8 +123,7 @@ def sample_by_owners(
     if order.of_pairs:
         part = replace(part, pairs=pairs_of(data.open()))
     placement = order.blocks.place(part, Phase(0, 0, order.epochs), job)
-    assert placement.column is not None
-    owners = sample.policy.meet(placement, job, placement.column, placement.row)
+    owners = sample.policy.meet(placement, job, placement.owners, placement.row)
     dealt = DealtBulks(sample.policy.plan_of_all(placement, sample), sample.policy.sampler, owners, group.rank)
     rounds = dealt.rounds(queue, group, (0, 0), order.epochs)
     total, lacking = order.epochs * dealt.plan.num_bulks, sum(map(len, rounds))

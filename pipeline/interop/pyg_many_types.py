@@ -50,8 +50,8 @@ class ManyTypes:
         """int64 [R+1], the first edge id of each edge type, and E."""
         if edges:
             graph = graph_of_relations(edges, types, keep_edge_id=True)
-            assert graph.edge_id is not None and graph.edge_type is not None
-            graph = replace(graph, edge_id=graph.edge_id + self.first_edge[graph.edge_type])
+            assert graph.edge_id is not None
+            graph = replace(graph, edge_id=graph.edge_id + self.first_edge[graph.edge_relations])
         else:
             nothing = np.empty(0, index_dtype(offsets[-1]))
             indptr, kinds = np.zeros(offsets[-1] + 1, np.int64), np.empty(0, types.edge_dtype)

@@ -61,8 +61,7 @@ def with_pairs(made: Dataset, like: Dataset) -> Dataset:
     every, relation = np.stack(np.divmod(keys_of_pairs(graph), graph.num_nodes), axis=1), None
     first, size = np.zeros(1, np.int64), np.array([len(every)])
     if graph.types.predicts_several:
-        assert graph.edge_type is not None
-        kinds = graph.edge_type[of_pairs(graph)].astype(np.int64)
+        kinds = graph.edge_relations[of_pairs(graph)].astype(np.int64)
         order = np.argsort(kinds, kind="stable")
         every, relation = every[order], kinds[order]
         size = np.bincount(kinds, minlength=graph.types.num_relations)

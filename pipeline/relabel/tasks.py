@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ...stages.partition.base import Cut, book_of
 from ...stages.partition.quality import PartCounts
-from ...storage.dataset import PAIR_ARRAYS, SPLITS
+from ...storage.dataset import SPLITS
 from ...storage.dataset_store import KIND, features_access, graph_access, open_features
 from ...storage.features import FeatureStore
 from ...storage.fingerprint import array_digest, labels_digest
@@ -121,8 +121,8 @@ def move_labels(work: Work) -> dict[str, Any]:
     """Write labels, split and labelled pairs under the new numbers; return their digests and sizes."""
     data = work.open()
     moved = relabelled(data, work.mapped("old"), work.mapped("new"))
-    arrays = {"labels": moved["labels"], **{name: getattr(moved["split"], name) for name in SPLITS}}
-    arrays |= {k: a for k in PAIR_ARRAYS if (a := moved.get(k, getattr(data, k))) is not None}
+    split = moved.pop("split")
+    arrays = {**data.arrays, **moved, **{name: getattr(split, name) for name in SPLITS}}
     for name, array in arrays.items():
         array.tofile(work.folder / name)
     digests = {name: array_digest(array) for name, array in arrays.items()}

@@ -35,7 +35,7 @@ from ...storage.store.paths import expanded
 from ...storage.store.regular import file_text
 from ...storage.store.store import Store, open_store
 from ...storage.stored.edge_features import OF_EDGES
-from ...storage.stored.read_as import reading_of
+from ...storage.stored.facts import reading_of
 from ...storage.typed.features import TypedFeatures
 from ..config.load import Job
 from ..custom.own_code import DECIDING, OwnCode

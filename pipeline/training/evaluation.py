@@ -272,8 +272,7 @@ def _whole_of(part: Part, system: System, job: RankJob) -> Part:
     with job.group.counting("evaluation"):
         first, last = (system.parts_before(r) for r in (job.group.rank, job.group.rank + 1))
         if last - first > 1:
-            assert part.peers is not None
-            parts = [part, *(part.peers.part(p) for p in range(first + 1, last))]
+            parts = [part, *(part.others.part(p) for p in range(first + 1, last))]
             sizes = torch.zeros(system.parts_before(job.group.size), dtype=torch.float64)
             sizes[first:last] = torch.tensor([len(p.owned) for p in parts])
             job.group.all_reduce(sizes, "control")

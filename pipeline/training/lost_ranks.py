@@ -48,8 +48,8 @@ class LostRanks:
 def _seeds_of(rank: int, data: object) -> tuple[int, str]:
     """Train nodes of a rank's part, or train pairs into its nodes; and what they are."""
     assert isinstance(data, Part)
-    assert data.peers is not None, "only isolated ranks go on without others, and these know their parts"
-    part, pairs = data.peers.part(rank), data.pairs
+    # Only isolated ranks go on without others, and these know their parts.
+    part, pairs = data.others.part(rank), data.pairs
     if pairs is None:
         return len(part.split.train), "seeds"
     return int(np.isin(pairs.table[pairs.sets["train"], 1], part.owned).sum()), "train pairs"

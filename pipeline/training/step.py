@@ -108,7 +108,7 @@ class StepRunner:
             the last step of an epoch, and for one rank: these are asked elsewhere.
         """
         start, last = time.perf_counter(), step + 1 == len(self.steps)
-        on_host = self.context.job.device is None
+        on_host = self.context.job.on_host
         # Tensors outside the arena are counted once: the first step tells what the others take.
         meter = TensorBytes(self.arena) if on_host and not self.progress.memory_bytes else None
         # Counting tensors and compiled code do not go together.
@@ -214,7 +214,7 @@ class StepRunner:
         """Begin this rank's next minibatch while gradients travel, with all that needs no new parameters: a rank that
         is early here may be the late one of the next step."""
         index = next(self.steps.rounds(step + 1), None)
-        if index is None or self.context.job.device is not None or self.compiled is not self.module:
+        if index is None or not self.context.job.on_host or self.compiled is not self.module:
             return
         if self.context.job.learned is not None:
             return  # rows of the next minibatch change in this step
@@ -241,7 +241,7 @@ class StepRunner:
         graph, features = self.placement.graph, self.placement.features
         if meter is not None:
             self.other_bytes = meter.peak_bytes
-        on_host = self.context.job.device is None
+        on_host = self.context.job.on_host
         sizes = {
             "graph": graph.nbytes,
             "features": features.num_rows * features.num_features * features.dtype.itemsize,

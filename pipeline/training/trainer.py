@@ -264,7 +264,8 @@ def _train(context: TrainContext, name: str, clock: Clock) -> Progress:
 def report_of(progress: Progress, member: Member, sha256: str, test: Scored | None) -> RankReport:
     """Report of a rank that is done."""
     rank = member.group.rank
-    counts = test.counts if test is not None and rank == 0 else None
+    found = Scored(None, {}) if test is None else test
+    counts = found.counts if rank == 0 else None
     pooled = progress.pooled if rank == 0 else dict.fromkeys(progress.pooled, 0)
     return RankReport(
         rank=rank,
@@ -281,12 +282,12 @@ def report_of(progress: Progress, member: Member, sha256: str, test: Scored | No
         memory_bytes=progress.memory_bytes,
         fetched=progress.fetched,
         parameters_sha256=sha256,
-        test_accuracy=None if test is None else test.accuracy,
+        test_accuracy=found.accuracy,
         val_metrics=progress.best_values,
-        test_metrics={} if test is None else dict(test.values),
+        test_metrics=dict(found.values),
         per_class=None if counts is None else counts.per_class.tolist(),
         confusion=None if counts is None or counts.confusion is None else counts.confusion.long().tolist(),
-        by_relation={} if test is None else {name: dict(of) for name, of in test.by_relation.items()},
+        by_relation={name: dict(of) for name, of in found.by_relation.items()},
         phases=progress.phases,
         lost=progress.lost,
     )

@@ -77,9 +77,8 @@ class SampledByOwners:
 
     def preview(self, placement: BlockRows, job: RankJob, epoch: int) -> Iterator[MiniBatch]:
         """This rank's minibatches of an epoch, sampled outside the feed. All ranks must consume all of it."""
-        assert placement.column is not None
         quiet = replace(job, tell=lambda text: None)
-        owners, plan = self.meet(placement, quiet, placement.column, placement.row), self.plan(placement, job)
+        owners, plan = self.meet(placement, quiet, placement.owners, placement.row), self.plan(placement, job)
         for number in range(plan.num_bulks):
             yield from self.sampler.sample_by_owners(owners, plan.request(epoch, number)).minibatches
 
@@ -99,8 +98,8 @@ class SampledByOwners:
 
     def meet_aside(self, placement: BlockRows, job: RankJob) -> Owners:
         """`meet`, for a thread of its own."""
-        assert placement.column is not None
-        group, row = placement.column.sub("sample", range(placement.column.size)), placement.row
+        column, row = placement.owners, placement.row
+        group = column.sub("sample", range(column.size))
         return self.meet(placement, job, group, None if row is None else row.sub("sample", range(row.size)))
 
     def dealt(self, placement: BlockRows, job: RankJob) -> DealtBulks:

@@ -79,7 +79,7 @@ class WithoutOwnEdges:
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
         drawn, types = self.inner.sample(graph, request, kernel, workspace), graph.types
-        return _left(drawn, request, types, lambda ids, _: _relations(graph)[ids])
+        return _left(drawn, request, types, lambda ids, _: graph.edge_relations[ids])
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
         drawn, types = self.inner.sample_by_owners(owners, request), owners.rows.graph.types
@@ -114,11 +114,6 @@ class WithoutOwnEdges:
             kinds = EdgeKinds(types, relations)
         assert isinstance(request, LinkRequest)
         return await without_own_edges(drawn, request, kinds, nested=inner.expand == "new", device=owners.device)
-
-
-def _relations(graph: Graph) -> npt.NDArray[Any]:
-    assert graph.edge_type is not None
-    return graph.edge_type
 
 
 def _left(

@@ -388,12 +388,12 @@ def own_weights(graph: Graph, pairs: PairArray, num_nodes: int, first: int = 0) 
 def own_weights_by_relation(links: TrainPairs, first: int = 0) -> npt.NDArray[np.float64]:
     """`own_weights` of pairs of several relations: of the edges that `own_edges.ways` says are a pair's."""
     graph, types = links.graph, links.graph.types
-    assert links.relations is not None and graph.edge_type is not None
+    assert links.relations is not None
     found, edges = np.zeros((len(links.pairs), 2)), (edge_keys(graph, links.num_nodes, first), graph.edge_weight)
     for group in types.pair_relations:
         rows = np.flatnonzero(links.relations[0] == group[0])
         if len(rows):
-            straight, turned = (np.flatnonzero(np.isin(graph.edge_type, way)) for way in ways(group))
+            straight, turned = (np.flatnonzero(np.isin(graph.edge_relations, way)) for way in ways(group))
             found[rows] = _sums_of_both(edges, straight, turned, links.pairs[rows], links.num_nodes)
             if group[0] in group[1:]:  # both are the same edges
                 found[rows[links.pairs[rows, 0] == links.pairs[rows, 1]], 1] = 0

@@ -14,13 +14,14 @@ from torch import Tensor
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Block
-from ...storage.optional import moved
+from ...storage.optional import moved, present, when_present
 from ...storage.typed.graph_types import GraphTypes
 from ..kernels import aggregation_on
 from ..kernels.aggregation.attention_args import EdgeNumbers
 from ..kernels.aggregation.lists import InLists, on_device
 from .base import Loops, Message, Reduce
 from .checks import (
+    absent_rows,
     alike,
     as_matrix,
     attention_rule,
@@ -32,7 +33,6 @@ from .checks import (
     check_scale,
     check_shared,
     full_precision,
-    no_edge_features,
 )
 from .gradients import Attend, AttendBoth, AttendShared, AttentionOver, Maximum, Spmm, SpmmBeside
 from .loops import degrees_alone, loops_of_all
@@ -65,7 +65,7 @@ class ListNeighbourhood(ABC):
             numbers: keys of edges for attention dropout; by default their positions in the lists.
             edges: returns `edge_features`, called when a layer first needs them; None: there are none.
         """
-        self._edges = edges
+        self._edges = absent_rows if edges is None else edges
         self._edge_rows: Tensor | None = None
         self._degree = degree
         self._given = kernels
@@ -126,14 +126,12 @@ class ListNeighbourhood(ABC):
     @property
     def has_edge_features(self) -> bool:
         """True if `edge_features` can be read."""
-        return self._edges is not None
+        return self._edges is not absent_rows
 
     @property
     def edge_features(self) -> Tensor:
         """See `Neighbourhood.edge_features`. Kept."""
         if self._edge_rows is None:
-            if self._edges is None:
-                raise no_edge_features()
             self._edge_rows = self._edges()
         return self._edge_rows
 
@@ -227,7 +225,7 @@ class ListNeighbourhood(ABC):
         x = as_matrix(h, self.num_src, "h")
         check_scale(factor, self.num_src, "factor")
         check_scale(own, self.num_dst, "own")
-        own = None if own is None else own.to(x.device, x.dtype).contiguous()
+        own = when_present(Tensor.contiguous, moved(own, x.device, x.dtype))
         return self._reduce(self.lists, x, "sum", factor, own).reshape(self.num_dst, *h.shape[1:])
 
     def mean(self, h: Tensor) -> Tensor:
@@ -292,8 +290,7 @@ class ListNeighbourhood(ABC):
         as_matrix(h, self.num_src, "h")
         src, dst = self._ends(self.lists, h.device)
         weight = moved(self.weight, h.device, h.dtype)
-        of_edges = () if edge is None else (edge,)
-        messages = message(h[src], (h if own is None else own)[dst()], weight, *of_edges, *params)
+        messages = message(h[src], (h if own is None else own)[dst()], weight, *present([edge]), *params)
         x = as_matrix(messages, self.num_edges, "the message's result")
         return self._reduce(self._edge_lists, x, reduce).reshape(self.num_dst, *messages.shape[1:])
 
@@ -341,14 +338,14 @@ class BlockNeighbourhood(ListNeighbourhood):
             raise no_types()
         if isinstance(edges, TypedRows | DeviceTypedRows):
             return edges
-        rows = None if self._edges is None else lambda: self.edge_features
         if edges.device is None:
-            return TypedRows(self.block, lambda: self.degree, edges, self._given, rows)
+            return TypedRows(self.block, lambda: self.degree, edges, self._given, lambda: self.edge_features)
         to = edges.device
         of_rows = edges.types.types_of(self.block.src) if edges.of_rows is None else edges.of_rows()
         weight = moved(self.weight, to)
         there = on_device(of_rows, to), on_device(edges.of_edges().astype(np.int32, copy=False), to)
-        return DeviceTypedRows(edges.types, self.lists.to_device(to), *there, weight, lambda: self.degree, rows)
+        lists, degree = self.lists.to_device(to), lambda: self.degree
+        return DeviceTypedRows(edges.types, lists, *there, weight, degree, lambda: self.edge_features)
 
     @property
     def num_dst(self) -> int:
@@ -407,8 +404,4 @@ def types_of_edges(graph: Graph, positions: Any, device: torch.device | None = N
     if positions is None:
         raise InputError("blocks of a graph with types need the positions of their edges; set edge_ids = true")
 
-    def read() -> npt.NDArray[Any]:
-        assert graph.edge_type is not None
-        return graph.edge_type[positions]
-
-    return EdgeTypes(graph.types, read, device=device)
+    return EdgeTypes(graph.types, lambda: graph.edge_relations[positions], device=device)

@@ -32,6 +32,11 @@ def as_matrix(h: Tensor, rows: int, name: str) -> Tensor:
     return h if isinstance(h, LazyRows) else h.reshape(rows, h.shape[1:].numel()).contiguous()
 
 
+def absent_rows() -> Tensor:
+    """Features of edges that have none. Raises InputError."""
+    raise no_edge_features()
+
+
 def no_edge_features() -> InputError:
     """The error for a model that reads features of edges that have none."""
     return InputError(

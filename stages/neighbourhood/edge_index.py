@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...storage.errors import InputError
+from ...storage.optional import moved, present
 from .base import Loops, Message, Reduce
 
 
@@ -27,7 +28,7 @@ class EdgeIndexNeighbourhood:
         """
         self.src, self.dst = edge_index[0], edge_index[1]
         self.num_src = self.num_dst = num_nodes
-        self.weight = None if weight is None else weight.to(dtype)
+        self.weight = moved(weight, dtype)
         ones = torch.ones_like(self.dst, dtype=dtype)
         self.degree = self._added((ones if weight is None else weight.to(dtype))[:, None])[:, 0]
 
@@ -120,8 +121,7 @@ class EdgeIndexNeighbourhood:
         edge: Tensor | None = None,
         own: Tensor | None = None,
     ) -> Tensor:
-        of_edges = () if edge is None else (edge,)
-        messages = message(h[self.src], (h if own is None else own)[self.dst], self.weight, *of_edges, *params)
+        messages = message(h[self.src], (h if own is None else own)[self.dst], self.weight, *present([edge]), *params)
         reducers: dict[Reduce, Callable[[], Tensor]] = {
             "sum": lambda: self._added(self._weighted(messages)),
             "mean": lambda: self._over_degree(self._added(self._weighted(messages))),

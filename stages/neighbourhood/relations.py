@@ -14,12 +14,12 @@ from torch.nn import functional as F
 
 from ...storage.errors import InputError
 from ...storage.minibatch import Block
-from ...storage.optional import moved, taken
+from ...storage.optional import moved, present, taken
 from ...storage.typed.graph_types import GraphTypes, RelationType
 from ..kernels import aggregation_on
 from ..kernels.aggregation.lists import InLists
 from .base import Message, Reduce
-from .checks import alike, as_matrix, check_attention, check_edge, check_reduce, full_precision, no_edge_features
+from .checks import absent_rows, alike, as_matrix, check_attention, check_edge, check_reduce, full_precision
 from .gradients import Maximum, Spmm
 from .stacked import StackedRelations, TypeMeans
 
@@ -77,7 +77,7 @@ class Relation:
         scale: Callable[[], Tensor | None],
         local: Any,
         kernels: ModuleType | None,
-        edges: Callable[[], Tensor] | None = None,
+        edges: Callable[[], Tensor] = absent_rows,
     ) -> None:
         """
         Args:
@@ -89,7 +89,7 @@ class Relation:
             scale: returns the factor of each row's sum, [num_dst], without coefficients; None: it is 1.
             local: int64 [num_src], the place of each source among those of its type.
             kernels: the aggregation backend; by default that of the rows' device.
-            edges: returns `edge_features`; None: the edges of the block have none.
+            edges: returns `edge_features`; by default the edges of the block have none.
         """
         self.type, self.sources, self.targets = type, sources, targets
         self.lists: Any = lists
@@ -124,8 +124,6 @@ class Relation:
         Raises:
             InputError: no edges have features, or the model does not say that it reads them.
         """
-        if self._make_edges is None:
-            raise no_edge_features()
         return self._make_edges()
 
     @cached_property
@@ -135,7 +133,7 @@ class Relation:
         return type(self)(
             self.type, lists, torch.as_tensor(everything), self.targets, self._coefficient, self._make_scale,
             local=everything, kernels=self._given,
-            edges=None if self._make_edges is None else lambda: self.edge_features,
+            edges=lambda: self.edge_features,
         )  # fmt: skip
 
     def _renumbered(self) -> tuple[Any, Any]:
@@ -279,8 +277,7 @@ class Relation:
         as_matrix(own, self.num_dst, "own")
         src, dst = self.ends(h.device)
         weight = moved(self._weight, h.device, h.dtype)
-        of_edges = () if edge is None else (edge,)
-        messages = message(h[src], own[dst], weight, *of_edges, *params)
+        messages = message(h[src], own[dst], weight, *present([edge]), *params)
         x = as_matrix(messages, self.num_edges, "the message's result")
         return self._reduce(self._edges, x, reduce).reshape(self.num_dst, *messages.shape[1:])
 
@@ -349,7 +346,7 @@ class TypedRows:
         degree: Callable[[], Tensor],
         edges: EdgeTypes,
         kernels: ModuleType | None,
-        rows: Callable[[], Tensor] | None = None,
+        rows: Callable[[], Tensor] = absent_rows,
     ) -> None:
         """
         Args:
@@ -357,7 +354,7 @@ class TypedRows:
             degree: returns the in-degrees of its sources, [num_src].
             edges: their types.
             kernels: see `Relation`.
-            rows: returns the features of all edges of the block, [e, D]; None: they have none.
+            rows: returns the features of all edges of the block, [e, D]; by default they have none.
         """
         self.types, self._block, self._degree, self._kernels = edges.types, block, degree, kernels
         self._rows = rows
@@ -414,11 +411,10 @@ class TypedRows:
             return (self._degree()[: block.num_dst].double() / kept)[targets]
 
         def features() -> Tensor:
-            assert self._rows is not None
             return self._rows()[torch.from_numpy(at), : types.edge_widths[r]]
 
         weight = taken(block.weight, at)
         return Relation(
             types.relations[r], lists, self.nodes[src].sources, targets, weight, scale,
-            local=self._places, kernels=self._kernels, edges=None if self._rows is None else features,
+            local=self._places, kernels=self._kernels, edges=features,
         )  # fmt: skip

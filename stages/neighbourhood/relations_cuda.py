@@ -12,7 +12,7 @@ from ...storage.typed.graph_types import GraphTypes
 from ..kernels import aggregation_backend
 from ..kernels.aggregation.lists import DeviceLists
 from .base import Reduce
-from .checks import as_matrix
+from .checks import absent_rows, as_matrix
 from .gradients import Pieces, Spmm
 from .relations import NodeRows, Relation
 from .stacked import OWN, TypeMeans, lists_of_types, side_by_side
@@ -114,7 +114,7 @@ class DeviceTypedRows:
         kinds: Tensor,
         weight: Tensor | None,
         degree: Callable[[], Tensor],
-        rows: Callable[[], Tensor] | None = None,
+        rows: Callable[[], Tensor] = absent_rows,
     ) -> None:
         """
         Args:
@@ -156,13 +156,12 @@ class DeviceTypedRows:
             return (self._degree()[: lists.num_dst].double() / kept)[targets]
 
         def features() -> Tensor:
-            assert self._rows is not None
             return self._rows()[at, : self.types.edge_widths[r]]
 
         weight = None if self._weight is None else self._weight[at]
         return DeviceRelation(
             self.types.relations[r], own, self.nodes[src].sources, targets, weight, scale,
-            local=places, kernels=None, edges=None if self._rows is None else features,
+            local=places, kernels=None, edges=features,
         )  # fmt: skip
 
     def means(self, h: Tensor, chosen: tuple[bool, ...], flagged: tuple[bool, ...]) -> list[TypeMeans]:

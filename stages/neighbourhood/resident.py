@@ -76,9 +76,10 @@ class ResidentNeighbourhood(ListNeighbourhood):
         types, nodes = edges.types, bulk.nodes_of(q)[: self.num_src]
         ends = torch.tensor(types.offsets[1:], device=nodes.device)
         of_rows = torch.searchsorted(ends, nodes.long(), right=True) % len(types.node_types)
-        rows = None if edges.rows is None else lambda: self.edge_features
         kinds = edges.kinds(self._positions)
-        return DeviceTypedRows(types, self._lists, of_rows, kinds, self.weight, lambda: self.degree, rows=rows)
+        return DeviceTypedRows(
+            types, self._lists, of_rows, kinds, self.weight, lambda: self.degree, lambda: self.edge_features
+        )
 
     @property
     def lists(self) -> DeviceLists:

@@ -23,6 +23,7 @@ from ...storage.features import ArrayFeatures, FeatureStore
 from ...storage.graph import Graph, index_dtype
 from ...storage.ledger import Ledger
 from ...storage.links.pairs import SeenPairs
+from ...storage.optional import when_present
 from ...storage.partition.edge_shards import EdgeShards
 from ...storage.store.scratch import Arrays, Empty
 from ..kernels.partition import join
@@ -135,7 +136,7 @@ class Chunks(PartitionPolicy):
                 num_visible=v,
                 coverage=torch.ones(v, dtype=torch.float64),
                 edge_features=data.edge_features,
-                seen=None if data.pairs is None else SeenPairs.all(data.pairs),
+                seen=when_present(SeenPairs.all, data.pairs),
             )
         rank, t = job.group.rank, phase.number
         deal = self.schedule(job.seed, job.group.size)
@@ -245,12 +246,11 @@ class Chunks(PartitionPolicy):
         """Write features of nodes outside, from the stores of their owners. Returns their degrees."""
         degree = np.empty((len(halo), COLUMNS) if job.reads_loops else len(halo))
         owner = halo >> 40
-        assert data.peers is not None
         bounds = np.flatnonzero(np.diff(owner, prepend=-1, append=-1)) if len(halo) else ()
         for begin, end in zip(bounds, bounds[1:]):
             s = int(owner[begin])
             local = halo[begin:end] - (s << 40)
-            store, degrees = data.peers.rows(s, job.reads_loops)
+            store, degrees = data.others.rows(s, job.reads_loops)
             store.gather(local, out=out[begin:end])
             degree[begin:end] = degrees[local]
         job.ledger.add("store", "features", out.nbytes)
@@ -405,10 +405,7 @@ def _join_edge_rows(
 
 def _part(data: Part, number: int) -> Part:
     """A chunk's part: the one that the rank has opened, or another."""
-    if number == data.shards.part:
-        return data
-    assert data.peers is not None
-    return data.peers.part(number)
+    return data if number == data.shards.part else data.others.part(number)
 
 
 def _in_a_thread(make: Callable[[], Isolated]) -> "Future[Isolated]":

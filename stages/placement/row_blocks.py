@@ -140,9 +140,8 @@ class BlockRows(Placement):
 
     def with_own_weights(self, links: Any) -> object:
         own = links.own_weights(self.first)
-        assert self.column is not None
         # Each entry comes from the owner of the edge's destination: nothing is rounded.
-        self.column.all_reduce(torch.from_numpy(own).view(-1), "graph")
+        self.owners.all_reduce(torch.from_numpy(own).view(-1), "graph")
         return replace(links, own=own)
 
     def positions_of(self, edges: Any) -> Any:
@@ -169,7 +168,7 @@ class Blocks(PartitionPolicy):
         """See `PartitionPolicy.place`. All ranks call this at the same time."""
         grid = Grid(job.group.size, self.replication)
         # On a device the training thread speaks to them.
-        column = grid.subgroup(job.group, "column", same_thread=job.device is not None)
+        column = grid.subgroup(job.group, "column", same_thread=not job.on_host)
         row = grid.across(job.group, "row") if self.rows_meet else None
         if isinstance(data, Placement):
             if grid.blocks > 1:

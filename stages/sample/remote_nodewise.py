@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ...storage.errors import RunError
 from ...storage.minibatch import Bulk
+from ...storage.optional import present
 from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn
 from ..kernels.row_block.numbering import Numbering, in_order
@@ -86,9 +87,15 @@ def _joined(hops: list[_Rows]) -> _Rows:
     return _Rows(
         ends,
         np.concatenate([r.sources for r in hops]),
-        None if hops[0].weight is None else np.concatenate([r.weight for r in hops if r.weight is not None]),
-        None if hops[0].ids is None else np.concatenate([r.ids for r in hops if r.ids is not None]),
+        _joined_values([r.weight for r in hops]),
+        _joined_values([r.ids for r in hops]),
     )
+
+
+def _joined_values(of_hops: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
+    """Values of the edges of all hops, which all have some or none."""
+    found = present(of_hops)
+    return np.concatenate(found) if found else None
 
 
 def _count_dtype(fanout: Any) -> np.dtype[Any]:
@@ -189,7 +196,6 @@ def _values(sampler: NodeWise, here: RowsHere, rows: IdArray, drawn: Drawn, fano
         ids = drawn.positions + (first if isinstance(first, int) else np.repeat(first[rows], drawn.kept))
         if not here.graph.types.is_single:
             # Whoever trains on the edge does not have its relation: it comes with the position.
-            assert here.graph.edge_type is not None
-            ids = ids * here.graph.types.num_relations + here.graph.edge_type[drawn.positions]
+            ids = ids * here.graph.types.num_relations + here.graph.edge_relations[drawn.positions]
         values.append(ids)
     return values

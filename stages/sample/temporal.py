@@ -67,12 +67,7 @@ class TimedGraph:
             time = time.astype(np.int64, copy=False)
         order = np.lexsort((time, np.repeat(np.arange(graph.num_nodes), graph.in_degree)))
         weight, ids = graph.edge_weight, graph.edge_id
-        rows = Graph(
-            graph.indptr,
-            graph.indices[order],
-            taken(weight, order),
-            taken(ids, order),
-        )
+        rows = Graph(graph.indptr, graph.indices[order], taken(weight, order), taken(ids, order))
         return cls(rows, time[order], order)
 
     @classmethod

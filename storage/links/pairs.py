@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ..errors import InputError
 from ..graph import Graph
+from ..optional import taken, when_present
 from ..typed.graph_types import SINGLE, GraphTypes
 
 PairArray = npt.NDArray[np.int64]
@@ -36,7 +37,7 @@ class PairLabels:
 
     def take(self, numbers: PairArray) -> "PairLabels":
         """Labels and features of some pairs."""
-        return PairLabels(self.values[numbers], None if self.features is None else self.features[numbers], self.hidden)
+        return PairLabels(self.values[numbers], taken(self.features, numbers), self.hidden)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +103,7 @@ class SeenPairs:
         train, given = ends[numbers], here(given_negatives(pairs.table, "train"))
         seen = [np.unique(column[column >= 0]) for column in ends.T]
         mine = (train[:, 0] >= 0) & (train[:, 1] >= 0) & (train[:, 1] < num_own)
-        labels = None if pairs.labels is None else pairs.labels.take(numbers[mine])
+        labels = when_present(lambda of: of.take(numbers[mine]), pairs.labels)
         return cls(train[mine], given[(given >= 0).all(1)], (seen[0], seen[1]), len(train), labels)
 
 
@@ -184,10 +185,10 @@ def of_pairs(graph: Graph, reverses: bool = False, types: GraphTypes = SINGLE) -
     `reverses` those of the relations that have the same edges reversed, too. `types` say which are predicted, if not
     those of the graph."""
     types = graph.types if types.is_single else types
-    if types.is_single or graph.edge_type is None:
+    if types.is_single:
         return slice(None)
     relations = types.own_relations if reverses else types.predicted
-    return np.flatnonzero(np.isin(graph.edge_type, relations))
+    return np.flatnonzero(np.isin(graph.edge_relations, relations))
 
 
 def node_ranges(types: GraphTypes, num_nodes: int) -> tuple[range, range]:

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..array_checks import AT_ONCE, proving, require, require_splits, require_vector, require_within
+from ..array_checks import AT_ONCE, proving, require, require_of_edges, require_splits, require_vector, require_within
 from ..errors import InputError
 from ..graph import index_dtype
 from ..store.scratch import Empty, in_memory
 from ..store.store import Store, open_store, write_store
-from ..typed.graph_types import relation_dtype
 from .book import PartitionBook
 from .partition import Partition
 
@@ -92,14 +91,7 @@ class EdgeShards:
             require_vector(getattr(self, name), np.int32, length, name)
         require_vector(self.edge, index_dtype(e), e, "edge")
         require_vector(self.first_edge, np.int64, None, "first_edge")
-        if self.edge_weight is not None:
-            require_vector(self.edge_weight, np.float32, e, "edge_weight")
-            require(
-                not e or (self.edge_weight.min() >= 0 and np.isfinite(self.edge_weight.max())),
-                "edge_weight is negative or not finite",
-            )
-        if self.edge_type is not None:
-            require_vector(self.edge_type, relation_dtype(self.edge_type), e, "edge_type")
+        require_of_edges(e, self._arrays())
         ends = {"row_splits": len(self.rows), "edge_splits": e, "source_splits": len(self.sources)}
         for name, end in ends.items():
             require_splits(getattr(self, name), parts, end, name)

@@ -8,13 +8,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..array_checks import proving, require, require_ascending, require_splits, require_vector, require_within
+from ..array_checks import (
+    proving,
+    require,
+    require_ascending,
+    require_of_edges,
+    require_splits,
+    require_vector,
+    require_within,
+)
 from ..dataset import Split
 from ..errors import InputError
 from ..graph import Graph, TakenRows
+from ..optional import present_items
 from ..store.arrays import Rows
 from ..store.store import Store, open_store, write_store
-from ..typed.graph_types import relation_dtype
 from .book import PartitionBook
 
 IdArray = npt.NDArray[np.int64]
@@ -73,7 +81,7 @@ class Partition:
 
     def _arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         names = ("owned", "halo", "indptr", "indices", "in_degree", "edge_weight", "edge_id", "edge_type")
-        return {n: a for n in names if (a := getattr(self, n)) is not None}
+        return present_items({name: getattr(self, name) for name in names})
 
     def check(self) -> "Partition":
         """Check the invariants. Raises InputError otherwise."""
@@ -91,16 +99,7 @@ class Partition:
         )
         require_vector(self.indices, np.int32, None, "indices")
         require_within(self.indices, n + h, "indices")
-        if self.edge_weight is not None:
-            require_vector(self.edge_weight, np.float32, e, "edge_weight")
-            require(
-                not e or (self.edge_weight.min() >= 0 and np.isfinite(self.edge_weight.max())),
-                "edge_weight is negative or not finite",
-            )
-        if self.edge_id is not None:
-            require_vector(self.edge_id, np.int64, e, "edge_id")
-        if self.edge_type is not None:
-            require_vector(self.edge_type, relation_dtype(self.edge_type), e, "edge_type")
+        require_of_edges(e, self._arrays())
         return self
 
 

@@ -9,7 +9,8 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
 from ..errors import InputError, QueueTimeoutError, RunError, StoreError, nearest
 from ..minibatch import Bulk, MiniBatch
@@ -94,6 +95,8 @@ class BoundedQueue(ABC):
     """See `MinibatchQueue.stored`."""
     _poll_s: float | None = None
     """Interval at which waits poll; None if only this process changes the queue."""
+    keeps_all: ClassVar[bool] = True
+    """True if bulks may be kept for good."""
 
     def __init__(
         self,
@@ -110,6 +113,11 @@ class BoundedQueue(ABC):
         if keep not in get_args(Keep):
             raise InputError(
                 f"queue keep='{keep}'; expected one of {', '.join(get_args(Keep))}{nearest(keep, get_args(Keep))}"
+            )
+        if keep == "all" and not self.keeps_all:
+            raise InputError(
+                "queue keep='all' with a queue in memory; expected 'none' or 'epoch': use the Zarr queue to keep "
+                "every minibatch"
             )
         self.bulk_size = bulk_size
         self.max_bytes = max_bytes
@@ -325,28 +333,11 @@ class MemoryQueue(BoundedQueue):
         InputError: `keep="all"`: memory is bounded; use a Zarr queue to keep every minibatch.
     """
 
-    def __init__(
-        self,
-        *,
-        bulk_size: int,
-        max_bytes: int,
-        keep: Keep = "none",
-        consumers: int = 1,
-        minibatches_per_epoch: int | None = None,
-    ) -> None:
-        if keep == "all":
-            raise InputError(
-                "queue keep='all' with a queue in memory; expected 'none' or 'epoch': use the Zarr queue to keep "
-                "every minibatch"
-            )
-        super().__init__(
-            bulk_size=bulk_size,
-            max_bytes=max_bytes,
-            keep=keep,
-            consumers=consumers,
-            minibatches_per_epoch=minibatches_per_epoch,
-        )
-        self._bulks: dict[BulkKey, Bulk] = {}
+    keeps_all = False
+
+    @cached_property
+    def _bulks(self) -> dict[BulkKey, Bulk]:
+        return {}
 
     def committed(self, epoch: int) -> set[int]:
         """Numbers of the epoch's bulks that are there."""

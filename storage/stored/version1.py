@@ -3,13 +3,13 @@
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..array_checks import proving
-from ..dataset import SPLITS, Dataset, Split, Task
+from ..dataset import SPLITS, Dataset, Split
 from ..errors import StoreError, first_line
 from ..features import ArrayFeatures
 from ..fingerprint import GRAPH_DIGESTS, describe_features, digest_record, flat_digest, flat_graph_digest
@@ -17,6 +17,7 @@ from ..graph import Graph
 from ..store.manifest import MANIFEST, read_manifest
 from ..store.regular import file_bytes, opened_file
 from ..store.store import Store
+from .facts import facts_of
 
 VERSION = 1
 
@@ -55,21 +56,19 @@ def read_version_1(store: Store) -> Dataset:
             x = _features_in(store.path / "features.npy")
         else:
             x = store.read("features")
-        arrays: dict[str, Any] = {name: store.read(name) if name in store else None for name in GRAPH_DIGESTS}
+        arrays: dict[str, Any] = {name: store.read(name) for name in GRAPH_DIGESTS if name in store}
+        split = Split(*map(store.read, SPLITS))
         dataset = Dataset(
-            store.value("name", str),
-            Graph(**arrays),
-            ArrayFeatures(x),
-            store.read("labels"),
-            Split(*map(store.read, SPLITS)),
-            store.value("num_classes", int),
-            task=cast(Task, store.value("task", str)),
-            notes=tuple(map(str, store.value("notes", list))),
+            graph=Graph(**arrays),
+            features=ArrayFeatures(x),
+            labels=store.read("labels"),
+            split=split,
+            **facts_of(store),
         )
-        split = {name: flat_digest(getattr(dataset.split, name)) for name in SPLITS}
+        digests = {name: flat_digest(getattr(split, name)) for name in SPLITS}
         store.require_digest("graph", flat_graph_digest(dataset.graph))
         store.require_digest("labels", digest_record({"labels": flat_digest(dataset.labels)}))
-        store.require_digest("split", digest_record(split))
+        store.require_digest("split", digest_record(digests))
         store.require_digest("features", describe_features(len(x), x.shape[1], x.dtype, flat_digest(x)))
         return dataset.check()
 
