@@ -31,16 +31,14 @@ def node_ids(nodes: Any, num_nodes: int, dataset: Dataset | None = None, first: 
     """
     if nodes is None or (isinstance(nodes, str) and nodes == "all"):
         return np.arange(num_nodes, dtype=np.int64)
-    if isinstance(nodes, str) and dataset is not None and nodes in SPLITS:
+    if isinstance(nodes, str) and dataset is not None and nodes in BY_LABELS:
         if dataset.of_pairs:
-            raise InputError(
-                f"nodes is '{nodes}', but the sets of {dataset.name} are of pairs; expected ids of nodes, or all"
-            )
-        return getattr(dataset.split, nodes)
-    if isinstance(nodes, str) and dataset is not None and nodes == UNLABELLED:
-        if dataset.of_pairs:
-            raise InputError(f"nodes is '{nodes}', but {dataset.name} has no labels of nodes; expected ids, or all")
-        return np.flatnonzero(~is_labelled(dataset.labels[:num_nodes]))
+            lacks = f"the sets of {dataset.name} are of pairs; expected ids of nodes"
+            if nodes == UNLABELLED:
+                lacks = f"{dataset.name} has no labels of nodes; expected ids"
+            raise InputError(f"nodes is '{nodes}', but {lacks}, or all")
+        unlabelled = nodes == UNLABELLED
+        return np.flatnonzero(~is_labelled(dataset.labels[:num_nodes])) if unlabelled else getattr(dataset.split, nodes)
     found = _array(nodes)
     names = None
     if found.dtype.kind in "Uiu" and found.ndim < 2 and dataset is not None and dataset.node_names is not None:

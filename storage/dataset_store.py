@@ -23,8 +23,8 @@ from .fingerprint import (
     typed_fingerprint,
 )
 from .graph import GRAPH_ARRAYS, Graph, degree_summary
-from .node_names import INTEGER_NAMES, NodeNames, open_names
-from .optional import present_items, when_present
+from .node_names import INTEGER_NAMES, name_arrays, open_names
+from .optional import present_items
 from .store.arrays import Rows, write_arrays
 from .store.committed_folder import committed_folder, sweep_leftovers
 from .store.full_disk import needing_space
@@ -86,9 +86,7 @@ def write_dataset(
     kind = before if feature_dtype is None else feature_dtype
     written = present_items({name: graph.written(name) for name in GRAPH_DIGESTS})
     of_graph: dict[str, Any] = {name: DigestedArray(array, GRAPH_DIGESTS[name]) for name, array in written.items()}
-    names, named = when_present(NodeNames.from_values, dataset.node_names), {}
-    if names is not None:
-        named = {"node_name_text": names.text, "node_name_starts": names.starts}
+    named, integer_names = name_arrays(dataset.node_names)
     others = present_items({name: getattr(graph, name) for name in OF_SOME_GRAPHS})
     arrays: dict[str, Rows] = {**of_graph, **others, **named, **dataset.arrays}
     of_edges = None if graph.edge_features is None else DigestedRows(graph.edge_features, None)
@@ -104,7 +102,7 @@ def write_dataset(
         **({"graph_format": graph_format} if graph_format == "npy" else {}),
         "in_degree": degree_summary(*np.unique(graph.in_degree, return_counts=True)),
         **({"has_unknown": dataset.has_unknown} if dataset.task == "multilabel" else {}),
-        **present_items({INTEGER_NAMES: names and names.integers, "time_unit": graph.time_unit}),
+        **present_items({INTEGER_NAMES: integer_names, "time_unit": graph.time_unit}),
         **({} if graph.types.is_single else {"types": graph.types.record(), "edges_of_types": edges_of_types(graph)}),
     }
     sweep_leftovers(path.parent, of=path.name)

@@ -4,6 +4,7 @@
 that can be resumed (exit code 3). Any other exception is a bug in Millrace.
 """
 
+import math
 from collections.abc import Iterable
 from numbers import Integral
 
@@ -87,13 +88,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return "" if found is None else f"; did you mean '{found}'?"
 
 
-def whole_number(name: str, value: object, least: int | None = None, most: int | None = None) -> int:
+def whole_number(name: str, value: object, least: float = -math.inf, most: float = math.inf) -> int:
     """The argument `name` as an int. Raises InputError unless it is a whole number between the bounds."""
-    if isinstance(value, Integral) and not isinstance(value, bool):
-        number = int(value)
-        if (least is None or number >= least) and (most is None or number <= most):
-            return number
-    bounds = "" if least is None else f", {least} or more" if most is None else f" from {least} to {most}"
+    if isinstance(value, Integral) and not isinstance(value, bool) and least <= (number := int(value)) <= most:
+        return number
+    bounds = f" from {least} to {most}" if math.isfinite(most) else f", {least} or more" if math.isfinite(least) else ""
     raise InputError(f"{name} is {value!r}; expected a whole number{bounds}")
 
 

@@ -150,6 +150,12 @@ class Graph:
         return self.edge_type
 
     @property
+    def input_edges(self) -> npt.NDArray[np.int64]:
+        """int64 [E], `edge_id` of a graph that was made with it."""
+        assert self.edge_id is not None
+        return self.edge_id
+
+    @property
     def has_edge_times(self) -> bool:
         """True if edges have times."""
         return self.edge_time is not None

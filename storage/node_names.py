@@ -250,3 +250,11 @@ def first_names(store: Store, most: int) -> list[str] | None:
     with proving(store.path):
         names = NodeNames(store.piece("node_name_text", slice(0, int(starts[-1]))), starts).check()
     return names[:most]
+
+
+def name_arrays(names: Sequence[str] | None) -> tuple[dict[str, npt.NDArray[Any]], bool | None]:
+    """Arrays of a store with the names of nodes, and its entry `INTEGER_NAMES`, if there are any."""
+    if names is None:
+        return {}, None
+    found = NodeNames.from_values(names)
+    return {"node_name_text": found.text, "node_name_starts": found.starts}, found.integers

@@ -78,12 +78,13 @@ def partition(
     from ..setup.run_folder import being_written, is_locked
     from ..telemetry.console import Terminal
 
-    if (out is None) == (into is None):
+    renumbers = into is not None
+    if (out is not None) == renumbers:
         raise InputError("expected a folder for the parts, --out, or one for a renumbered store, --into")
-    if memory is not None and into is None:
+    if memory is not None and not renumbers:
         raise InputError("--memory bounds the writing of a renumbered store, --into; leave it out")
     check_order(order)
-    if order != "ids" and into is None:
+    if order != "ids" and not renumbers:
         raise InputError("--order is that of a renumbered store, --into; parts keep the order of ids: leave it out")
     flags = {"dataset": dataset, "seed": seed, "split": split, "partition": method or "metis", **others}
     # Ranks are those of a run: this command works here, unless it is told otherwise.
@@ -95,7 +96,7 @@ def partition(
         raise InputError(f"--method is {method}, but partition.owners decides who owns a node; leave one of them out")
     chosen, parts = cut_of(job), check_parts(parts)
     assert chosen is not None, "a method is always given"
-    if into is not None and folder.exists():
+    if renumbers and folder.exists():
         sweep_committed(folder)
         raise InputError(f"{folder} already exists; choose another --into")
     if isinstance(chosen, Clustered) and not folder.exists():
@@ -106,21 +107,21 @@ def partition(
         from ..cluster.dask_cluster import check_reachable
 
         check_reachable(job.cluster)
-    goes_on = folder.exists() if into is None else scratch_of(folder).exists()
-    if into is None and is_locked(folder):  # its record is another process's, too
+    goes_on = (scratch_of(folder) if renumbers else folder).exists()
+    if not renumbers and is_locked(folder):  # its record is another process's, too
         raise being_written(folder)
     with Terminal() as terminal, recorded_stages("partition", dataset, folder, terminal, goes_on=goes_on) as told:
         data = open_with_cluster(job, None, told, lazy=True)
-        if into is not None:
+        if renumbers:
             check_one_type(data, "renumbering")
         told(StageStarted("partition", f"cutting {data.name} into {parts} parts by {chosen.name}", parts))
         parts = check_parts(parts, data.num_nodes)
         cut = Cut(chosen, parts, job.seed_of("minibatches"), order)
-        if into is None:
+        if renumbers:
+            quality, seconds = _write_store(job, data, cut, folder, memory, told)
+        else:
             with _own_folder(folder):
                 quality, seconds = _write_parts(job, data, cut, folder, told)
-        else:
-            quality, seconds = _write_store(job, data, cut, folder, memory, told)
     text = f"{quality.table()}\n{parts} parts in {folder} ({seconds:.1f} s)"
     record = {"out": str(folder), "method": chosen.name, "seconds": seconds, **quality.as_record()}
     show(text, record, as_json)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...storage.errors import InputError, Interrupted
+from ...storage.optional import present_items, when_present
 from ...storage.plural import counted
 from ...storage.store.paths import expanded, local_folder
 from ...storage.store.regular import file_text
@@ -131,7 +132,7 @@ def _train(
     from ..training.dynamo import leave_compiler_out
 
     resume, samples = given.resume, given.samples
-    out = local_folder(given.out) if given.out is not None else None
+    out = when_present(local_folder, given.out)
     if samples is not None and "://" not in samples:
         samples = str(expanded(Path(samples)))
     started = resume and job is None
@@ -187,7 +188,7 @@ def compile_beside(job: Path | None, flags: dict[str, Any]) -> Any:
     table: dict[str, Any] = {}
     with suppress(OSError, ValueError, RecursionError):
         table = tomllib.loads(file_text(job)) if job is not None else {}
-    table |= {key: value for key, value in flags.items() if value is not None}
+    table |= present_items(flags)
     return precompile.start() if precompile.is_of_use(table) else None
 
 
@@ -213,12 +214,10 @@ def summary(result: "Result") -> str:
         f"  epochs              {result.epochs}{best}",
         f"  train loss          {loss}",
     ]
-    if result.val_accuracy is not None:
-        lines.append(f"  validation accuracy {result.val_accuracy:.4f}")
-    if result.test_accuracy is not None:
-        lines.append(f"  test accuracy       {result.test_accuracy:.4f}")
+    accuracies = {"validation": result.val_accuracy, "test": result.test_accuracy}
+    lines += [f"  {f'{split} accuracy':<19} {value:.4f}" for split, value in present_items(accuracies).items()]
     for split, found in (("validation", result.val_metrics), ("test", result.test_metrics)):
-        values = [f"{name} {value:.4f}" for name, value in found.items() if value is not None]
+        values = [f"{name} {value:.4f}" for name, value in present_items(found).items()]
         lines += [f"  {split:<19} {', '.join(values)}"] if values else []
     lines.append(f"  seconds             {seconds['total']:.2f}")
     for label, stages in (("  by stage", ("sample", "queue_wait", "fetch")), ("", ("forward_backward", "evaluate"))):

@@ -97,9 +97,9 @@ class BudgetSampler(PyGSampler):
 
     def _sampled(self, request: BulkRequest, timed: Timed | None, workspace: object) -> list[object]:
         relations = self.source.relations
-        assert relations is not None and relations.graph.edge_id is not None
+        assert relations is not None
         found = []
         for nodes, key in zip(request.seeds, request.keys(2 * len(self._num_samples) + 1)):
             s = sample_by_budget(relations, nodes, self._num_samples, key)
-            found.append(sampler_output(EdgeList(s.nodes, s.row, s.col, relations.graph.edge_id[s.positions])))
+            found.append(sampler_output(EdgeList(s.nodes, s.row, s.col, relations.graph.input_edges[s.positions])))
         return found

@@ -50,8 +50,7 @@ class ManyTypes:
         """int64 [R+1], the first edge id of each edge type, and E."""
         if edges:
             graph = graph_of_relations(edges, types, keep_edge_id=True)
-            assert graph.edge_id is not None
-            graph = replace(graph, edge_id=graph.edge_id + self.first_edge[graph.edge_relations])
+            graph = replace(graph, edge_id=graph.input_edges + self.first_edge[graph.edge_relations])
         else:
             nothing = np.empty(0, index_dtype(offsets[-1]))
             indptr, kinds = np.zeros(offsets[-1] + 1, np.int64), np.empty(0, types.edge_dtype)
@@ -227,8 +226,7 @@ class ManyTypes:
                 raise InputError(f"time_attr: {_name(t)}.{time_attr} holds NaN; expected numbers")
             time[first:stop] = value
         rows = self.relations.graph
-        assert rows.edge_id is not None
-        timed = TimedGraph.from_graph(rows, time[rows.indices if of_nodes else rows.edge_id])
+        timed = TimedGraph.from_graph(rows, time[rows.indices if of_nodes else rows.input_edges])
         lasts = tuple(last and (r[0] if of_nodes else r) in values for r in self.types.relations)
         return Times(timed, lasts, time if of_nodes else None, frozenset(values if of_nodes else ()))
 

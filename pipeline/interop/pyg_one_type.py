@@ -96,9 +96,8 @@ class OneType:
                 f"time_attr: data.{time_attr} has shape {list(time.shape)}; expected [{graph.num_nodes}], one for each "
                 f"node, or [{graph.num_edges}], one for each edge"
             )
-        assert graph.edge_id is not None
         try:
-            timed = TimedGraph.from_graph(graph, time[graph.indices] if of_nodes else time[graph.edge_id])
+            timed = TimedGraph.from_graph(graph, time[graph.indices] if of_nodes else time[graph.input_edges])
         except InputError as e:
             raise InputError(f"time_attr: data.{time_attr}: {e}") from None
         return Times(timed, (last,), time if of_nodes else None, frozenset([None] if of_nodes else []))

@@ -79,6 +79,11 @@ class Candidate:
         return self.job.ranks
 
     @property
+    def is_cut(self) -> bool:
+        """True if ranks hold parts of the graph."""
+        return self.cut is not None
+
+    @property
     def row_bytes(self) -> tuple[int, int]:
         """Bytes of the dataset's features of a node, and of an edge if the model reads them."""
         learned, n = self.job.learned, self.at.numbers

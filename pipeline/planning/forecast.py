@@ -99,7 +99,7 @@ def as_sum(parts: Parts, room: int, whose: str) -> tuple[int, str]:
 def least_share(s: Candidate) -> float:
     """Least share of the graph that a rank holds."""
     chunks = 2 if s.system.sample.is_isolated else s.replication if s.has_blocks else 1
-    return 1.0 if s.cut is None or s.ranks == 1 else chunks / s.ranks
+    return 1.0 if not s.is_cut or s.ranks == 1 else chunks / s.ranks
 
 
 def least_bytes(s: Candidate) -> Parts:
@@ -109,11 +109,11 @@ def least_bytes(s: Candidate) -> Parts:
     # The system can take back the pages of a mapped file.
     graph = 0 if s.job.graph == "mapped" else 8 * (nodes + 1) + (4 if nodes < 2**31 else 8) * edges
     mapped = s.job.features in ("mapped", "zarr") or s.ranks > 1
-    if s.cut is None and s.exchanges:
+    if s.exchanges and not s.is_cut:
         features *= s.replication / s.ranks
-    elif mapped if s.cut is None else (s.job.graph, s.job.features) == ("mapped", "mapped"):
+    elif (s.job.graph, s.job.features) == ("mapped", "mapped") if s.is_cut else mapped:
         features = 0
-    elif s.cut is None:
+    elif not s.is_cut:
         # Rows of each node type are as wide as they are.
         rows = s.at.dataset.features
         used = sum(of.num_rows * of.num_features for of in getattr(rows, "parts", (rows,)))

@@ -279,7 +279,7 @@ class Trials:
             data = self._whole()
             path, place = Path(data.store), data.features
             # Ranks that map their parts have features where the job says.
-            kept = job.features == "owned" or (maps and (inline or s.cut is not None))
+            kept = job.features == "owned" or (maps and (inline or s.is_cut))
             if seeds < len(self.at.dataset.split.train):
                 path = self._short(seeds, "zarr" if place == "zarr" else "npy", "npy" if maps else "zarr")
             changes |= {"dataset": str(path), **AS_SPLIT, "features": job.features if kept else place}

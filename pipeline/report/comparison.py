@@ -9,7 +9,7 @@ from ...storage.ledger import KINDS as LEDGER
 from ..telemetry.curves import by_epoch
 from ..telemetry.main_metric import main_metric_of
 from ..telemetry.palette import KINDS, STAGES
-from ..telemetry.quantities import amount
+from ..telemetry.quantities import amount, decimal
 from .canvas import Sheet
 from .figures import OTHER, Draw, line_style
 from .reading import RunRecord
@@ -34,7 +34,7 @@ def table(runs: list[Run]) -> list[tuple[str, list[str]]]:
 
     def scores(metric: str, split: str) -> list[str]:
         found = (main_metric_of(run.result or {}, split) for run, _, _ in runs)
-        return ["" if name != metric or value is None else f"{value:.4f}" for name, value in found]
+        return [decimal(value) if name == metric else "" for name, value in found]
 
     rows = [
         ("status", each(lambda run, _: run.status)),

@@ -11,7 +11,7 @@ from ..setup.open_data import with_keys
 from ..setup.result import read_card, versions
 from ..telemetry.main_metric import main_metric_of
 from ..telemetry.palette import FAINT, INK, KIND_MEANINGS, STAGE_MEANINGS, STAGES, VARIABLES
-from ..telemetry.quantities import amount, duration
+from ..telemetry.quantities import amount, decimal, duration
 from ..telemetry.templates import rendered
 from . import comparison
 from .canvas import Picture
@@ -142,7 +142,7 @@ def _facts(run: RunRecord, summary: Summary) -> list[tuple[str, str]]:
     best, moved = result.get("best_epoch", -1), sum(summary.bytes.get("network", {}).values())
     found = [(word, main_metric_of(result, split)) for word, split in (("test", "test"), ("validation", "val"))]
     numbers = [*((f"{word} {name}", value) for word, (name, value) in found), ("train loss", result.get("train_loss"))]
-    facts = [(label, "" if value is None else f"{value:.4f}") for label, value in numbers]
+    facts = [(label, decimal(value)) for label, value in numbers]
     facts += [
         ("epochs", f"{summary.epochs}" + (f" (best: {best + 1})" if best >= 0 else "")),
         ("an epoch (median)", "" if epoch is None else duration(epoch)),

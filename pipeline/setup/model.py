@@ -135,6 +135,11 @@ def types_of(dataset: Dataset) -> dict[str, Any] | None:
     return TypedInput(types, widths).record()
 
 
+def record_of(job: Job, model: Any) -> Any:
+    """The model that a caller gave, or else the record of the job's."""
+    return build("model", MODELS, job.model) if model is None else model
+
+
 def with_edges(job: Job, system: System, model: Any, dataset: Dataset) -> tuple[Job, System, Any]:
     """Job, system and model as they read the features of the dataset's edges, if the model reads any: the sampler keeps
     the edges' positions, and a record of a model has their number of columns. `model` as in `prepare`.
@@ -142,7 +147,7 @@ def with_edges(job: Job, system: System, model: Any, dataset: Dataset) -> tuple[
     Raises:
         InputError: edges have no features, or the sampler does not know their positions.
     """
-    record = model if model is not None else build("model", MODELS, job.model)
+    record = record_of(job, model)
     given = getattr(record, "edge_width", 0) if isinstance(record, ModelConfig) else 0
     if given == -1:
         job, model = _with_edge_width(job, model, width := dataset.num_edge_features)
@@ -242,7 +247,7 @@ def model_of(job: Job, outline: Outline, system: System, model: object) -> Model
     Raises:
         InputError: it is a module that does not fit the data or the system.
     """
-    record = model if model is not None else build("model", MODELS, job.model)
+    record = record_of(job, model)
     if not isinstance(record, nn.Module):
         return ModelPart(job, outline, system.schedule, record)
     if not system.schedule.takes_modules:

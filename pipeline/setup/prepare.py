@@ -13,7 +13,6 @@ from torch import nn
 
 from ...stages.learned.beside import WithLearned
 from ...stages.messages import Part, Placement
-from ...stages.models import MODELS
 from ...stages.models.base import reads_loops
 from ...stages.self_loops import degree_of
 from ...storage.dataset import MATRIX_TASKS, Dataset, pairs_of
@@ -24,7 +23,7 @@ from ...storage.queue.seed_data import SampledDataset
 from ..assembly.parts import Parts, arrays_at
 from ..assembly.update_part import UpdatePart
 from ..config.load import Job
-from ..config.records import build, make_system, negatives_of, without_partitioner
+from ..config.records import make_system, negatives_of, without_partitioner
 from ..config.systems import SYSTEMS, System
 from ..custom.own_code import OwnCode
 from .checks import (
@@ -40,7 +39,7 @@ from .checks import (
     check_update,
 )
 from .fingerprint import fingerprint_of, sets_digest
-from .model import TORCH_DTYPES, ModelPart, Outline, check_outputs, loss_of, model_of, with_edges
+from .model import TORCH_DTYPES, ModelPart, Outline, check_outputs, loss_of, model_of, record_of, with_edges
 from .sampling import Sampling, from_queue, keeping_edges, sampling_of
 from .warm_start import initial_learned
 
@@ -111,7 +110,7 @@ def prepare(
     check_available(job)
     code = code or OwnCode()
     job, system, model = with_edges(job, system or make_system(job), model, dataset)
-    record = build("model", MODELS, job.model) if model is None else model
+    record = record_of(job, model)
     check_model_of_types(job, dataset.graph.types, record)
     sampling = sampling_of(job, dataset, system, stored=stored)
     job, system = sampling.job, sampling.system

@@ -27,7 +27,7 @@ from ...storage.dataset_store import (
 from ...storage.errors import InputError, StoreError
 from ...storage.features import FeatureStore, MappedFeatures, WidenedFeatures, ZarrFeatures
 from ...storage.fingerprint import DatasetDigests, dataset_fingerprint
-from ...storage.node_names import INTEGER_NAMES, NodeNames
+from ...storage.node_names import INTEGER_NAMES, name_arrays
 from ...storage.optional import present, when_present
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.npy import is_map
@@ -267,15 +267,11 @@ def _holds(store: Store, dataset: Dataset) -> bool:
     classes = when_present(list, dataset.class_names)
     if store.meta.get("task") != dataset.task or store.meta.get("class_names") != classes:
         return False
-    if ("node_name_text" in store) != (dataset.node_names is not None):
+    named, integer_names = name_arrays(dataset.node_names)
+    if ("node_name_text" in store) != bool(named) or store.meta.get(INTEGER_NAMES) != integer_names:
         return False
-    if dataset.node_names is not None:
-        names = NodeNames.from_values(dataset.node_names)
-        kept = (("node_name_text", names.text), ("node_name_starts", names.starts))
-        if store.meta.get(INTEGER_NAMES) != names.integers:
-            return False
-        if not all(np.array_equal(store.read(name), array) for name, array in kept):
-            return False
+    if not all(np.array_equal(store.read(name), array) for name, array in named.items()):
+        return False
     known = (store.fingerprint.get("features", ""), store.fingerprint.get(OF_EDGES, ""))
     return dict(store.fingerprint) == dataset_fingerprint(dataset, *known)
 

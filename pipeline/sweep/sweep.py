@@ -32,6 +32,7 @@ from ..setup.run_folder import locked
 from ..telemetry.console import console_events
 from ..telemetry.events import Emit, Note, StageAdvanced, StageEnded, StageStarted
 from ..telemetry.main_metric import main_metric_of
+from ..telemetry.quantities import decimal
 from .grid import Point, points
 from .task import end_runs, run_as_task, run_one, several_runs
 
@@ -354,7 +355,7 @@ def table_text(rows: Sequence[Mapping[str, Any]]) -> str:
             "none" if s is None else f"{s[0]:.4f} ± {s[1]:.4f}" for s in (_score(row, k)[1] for k in ("val", "test"))
         ]
         runs = f"{row['runs']}" + (f" ({row['failed']} failed)" if row["failed"] else "")
-        means = ["" if row[k] is None else f"{row[k]:.{d}f}" for k, d in (("epochs", 0), ("seconds", 1))]
+        means = [decimal(row[k], d) for k, d in (("epochs", 0), ("seconds", 1))]
         lines.append([*(json.dumps(row["setting"][k]) for k in keys), runs, *shares, *means])
     widths = [max(len(line[c]) for line in lines) for c in range(len(lines[0]))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths)).rstrip() for line in lines)

@@ -29,6 +29,11 @@ def thousands(value: float) -> str:
     return f"{value:.3g} G"
 
 
+def decimal(value: float | None, digits: int = 4) -> str:
+    """A number with so many digits after the point; empty where there is none."""
+    return "" if value is None else f"{value:.{digits}f}"
+
+
 def percent(share: float | None) -> str:
     """A share of one in percent."""
     return "–" if share is None else f"{100 * share:.0f} %"

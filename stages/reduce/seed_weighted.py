@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from ...storage.optional import present
 from ..comm.base import Group, Overlap, nothing
 from ..forward_backward import forward_backward
 from ..messages import Fetched, StepRules, WorkDone
@@ -54,7 +55,7 @@ class SeedWeightedMean:
         self, parameters: list[nn.Parameter], count: float, group: Group, flag: bool = False, overlap: Overlap = nothing
     ) -> tuple[float, bool]:
         if group.size == 1:
-            grads = [p.grad for p in parameters if p.grad is not None]
+            grads = present(p.grad for p in parameters)
             if count and grads:
                 # On a device in a few launches, whatever the number of parameters.
                 torch._foreach_div_(grads, count)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....storage.errors import InputError
+from ....storage.optional import present_items
 from ....storage.store.paths import expanded
 
 if TYPE_CHECKING:
@@ -36,10 +37,10 @@ def job_table(
     if job is not None:
         file = expanded(job)
         table = resumable(read_any_run_table(file)) if started else read_toml(file)
-    table = _without_overridden(with_full_keys(table), flags)
-    for name, value in flags.items():
-        if value is not None:
-            table = merged(table, full_key([name], value), value)
+    set_flags = present_items(flags)
+    table = _without_overridden(with_full_keys(table), set_flags)
+    for name, value in set_flags.items():
+        table = merged(table, full_key([name], value), value)
     given: dict[str, Any] = {}
     for path, value in map(parse_override, overrides or []):
         table, given = (merged(into, full_key(path, value), value) for into in (table, given))
@@ -101,11 +102,11 @@ def _without_overridden(table: dict[str, Any], flags: dict[str, Any]) -> dict[st
     table = dict(table)
     model, sampler = table.get("model"), table.get("sampler")
     if isinstance(model, dict):
-        if flags.get("model") is not None:
+        if "model" in flags:
             model = with_model(model, flags["model"])
-        if flags.get("fanout") is not None and flags.get("layers") is None:
+        if "fanout" in flags and "layers" not in flags:
             model = {k: v for k, v in model.items() if k != "layers"}
         table["model"] = model
-    if isinstance(sampler, dict) and flags.get("layers") is not None and flags.get("fanout") is None:
+    if isinstance(sampler, dict) and "layers" in flags and "fanout" not in flags:
         table["sampler"] = {k: v for k, v in sampler.items() if k not in ("fanout", "sizes")}
     return table

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ....storage.errors import InputError
-from ....storage.optional import moved
+from ....storage.optional import moved, present, taken, when_present
 from ...autograd import once_differentiable
 from ...kernels.aggregation.lists import InLists
 from ...memory.arena import empty
@@ -64,7 +64,7 @@ class Apply(torch.autograd.Function):
             shard = neighbourhood.view.shards[q]
             for a, b in _pieces(shard, rows):
                 src, there, lists = _piece(shard, a, b, h.device)
-                coef = None if (w := shard.weight_on(h.device)) is None else w[src.start : src.stop]
+                coef = taken(shard.weight_on(h.device), slice(src.start, src.stop))
                 weight = moved(coef, h.dtype)
                 with _seeded(key, batch.rank, q, a):
                     x = message(rows[src.indices], dst[there], weight, *of_edges.values(q, src), *params)
@@ -107,7 +107,7 @@ class Apply(torch.autograd.Function):
         dh = torch.zeros_like(h)
         dst = h[: neighbourhood.num_dst] if own is None else own.detach()
         d_dst = dh if own is None else torch.zeros_like(own)
-        of_edges = _EdgeValues(neighbourhood, None if edge is None else edge.detach())
+        of_edges = _EdgeValues(neighbourhood, when_present(Tensor.detach, edge))
         d_edge = torch.zeros_like(edge) if edge is not None and ctx.needs_input_grad[1] else None
 
         def gradient_of(q: int, rows: Tensor) -> Tensor:
@@ -115,7 +115,7 @@ class Apply(torch.autograd.Function):
             d_rows = torch.zeros_like(rows)
             for a, b in _pieces(shard, rows):
                 src, there, lists = _piece(shard, a, b, h.device)
-                coef = None if (w := shard.weight_on(h.device)) is None else w[src.start : src.stop]
+                coef = taken(shard.weight_on(h.device), slice(src.start, src.stop))
                 weight = moved(coef, h.dtype)
                 with torch.enable_grad(), _seeded(key, batch.rank, q, a):
                     x_src, x_dst = rows[src.indices].requires_grad_(), dst[there].requires_grad_()
@@ -230,14 +230,14 @@ def parameters_used(
         return []
     known = {id(p) for p in params}
     inputs = [t[:0].detach().requires_grad_() for t in (h, h if own is None else own)]
-    of_edges = [] if edge is None else [edge[:0].detach().requires_grad_(edge.requires_grad)]
+    of_edges = [of_edge[:0].detach().requires_grad_(of_edge.requires_grad) for of_edge in present([edge])]
     given = [_cut(p) for p in params]
     known |= {id(p) for p in given} | {id(i) for i in (*inputs, *of_edges)}
     marker = torch.zeros((), requires_grad=True) * 1
     assert marker.grad_fn is not None
     first = marker.grad_fn._sequence_nr()
     state = torch.default_generator.get_state()
-    x = message(*inputs, None if weight is None else weight[:0].to(h.dtype), *of_edges, *given)
+    x = message(*inputs, moved(taken(weight, slice(0)), h.dtype), *of_edges, *given)
     torch.default_generator.set_state(state)
     found: dict[int, Tensor] = {}
     if isinstance(message, nn.Module):
@@ -258,5 +258,5 @@ def parameters_used(
                 "its arguments and "
                 "parameters: pass that tensor in `params`"
             )
-        todo += [n for n, _ in node.next_functions if n is not None]
+        todo += present(n for n, _ in node.next_functions)
     return list(found.values())

@@ -103,7 +103,6 @@ def sample_separately(
     """
     rows_of = graph if relations is None else relations.graph
     rows_of = rows_of if timed is None else timed.times.graph.graph
-    assert rows_of.edge_id is not None
     count, size = len(seeds), max(graph.num_nodes, 1)
     node, tree = seeds, np.arange(count) if disjoint else np.zeros(count, np.int64)
     # A node of a tree is one number; `known` has them in ascending order, `place` the first position of each.
@@ -133,7 +132,7 @@ def sample_separately(
         column, positions = (np.concatenate(arrays) for arrays in zip((NONE, NONE), *drawn))
         rows.append(tree[column] * size + rows_of.indices[positions].astype(np.int64, copy=False))
         columns.append(first + column)
-        edges.append(rows_of.edge_id[positions])
+        edges.append(rows_of.input_edges[positions])
         new = np.setdiff1d(rows[-1], known)
         first = ends[-1]
         known, place = np.concatenate([known, new]), np.concatenate([place, np.arange(first, first + len(new))])
@@ -187,7 +186,6 @@ def _draw(
 
 def edges_among(graph: Graph, node: IdArray) -> EdgeList:
     """All edges of the graph among some nodes, by destination. Takes memory for all in-edges of these nodes."""
-    assert graph.edge_id is not None
     _, positions = edges_of_rows(graph.indptr[node], graph.in_degree[node])
     order = np.argsort(node, kind="stable")
     ascending, source = node[order], graph.indices[positions]
@@ -195,7 +193,7 @@ def edges_among(graph: Graph, node: IdArray) -> EdgeList:
     at = np.minimum(np.searchsorted(ascending, source), len(node) - 1)
     inside = ascending[at] == source
     column = np.repeat(np.arange(len(node)), graph.in_degree[node])
-    return EdgeList(node, order[at][inside], column[inside], graph.edge_id[positions[inside]])
+    return EdgeList(node, order[at][inside], column[inside], graph.input_edges[positions[inside]])
 
 
 def both_ways(found: EdgeList) -> EdgeList:
