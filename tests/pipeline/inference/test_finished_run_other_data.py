@@ -123,16 +123,20 @@ def test_a_damaged_record_of_options_is_named(from_pyg, monkeypatch):
         mr.predict(from_pyg, pyg_data(1, labelled=False))
 
 
-@pytest.mark.parametrize("kind", ["dataset", "path", "store"])
-def test_tables_without_labels(tmp_path, kind):
+@pytest.mark.parametrize("kind", ["dataset", "large dataset", "path", "store"])
+def test_tables_without_labels(tmp_path, kind, monkeypatch):
     old, new = tables(tmp_path / "old", 2), tables(tmp_path / "new", 3, labelled=False)
     source, more = old, {"read": {"direction": "directed", "feature_columns": "age,income", "label_columns": "kind"}}
-    if kind == "dataset":
+    if "dataset" in kind:
         source, more = mr.open_dataset(old, options=OF_TABLES), {}
+    if kind == "large dataset":
+        # It is not kept: only the record in the run's folder says how it was read.
+        monkeypatch.setattr("millrace.pipeline.setup.python_inputs.KEPT_BYTES", 0)
     if kind == "store":
         source, more = tmp_path / "store", {}
         mr.convert(old, source, options=OF_TABLES, verbose=False)
     run = mr.run(source, out=tmp_path / "run", **SMALL, **SPLIT, **more)
+    assert (tmp_path / "run" / "dataset").exists() == (kind == "dataset")
     want = outputs(run, mr.open_dataset(tables(tmp_path / "labelled", 3), options=OF_TABLES))
     assert np.array_equal(outputs(run, new), want)
     out = tmp_path / "p.npy"
