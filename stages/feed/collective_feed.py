@@ -24,7 +24,7 @@ from ..placement.staged_rows import StagedRows
 from ..sample.base import Sampler
 from .dealt_bulks import DealtBulks
 from .queue_feed import BulkSpan, CheckedFeed, QueueFeed, own_queue
-from .shared_feed import SharedOwnersFeed
+from .shared_feed import DrawnAhead, SharedOwnersFeed
 
 Algorithm = Literal["owners", "1.5d", "auto"]
 
@@ -146,15 +146,13 @@ class SampledByOwners:
         return OwnersFeed(self, placement, phase, job, first)
 
 
-class OwnersFeed(QueueFeed):
+class OwnersFeed(DrawnAhead):
     """A rank's own minibatches, and the thread that samples them."""
 
     def __init__(
         self, policy: SampledByOwners, placement: BlockRows, phase: Phase, job: RankJob, first: tuple[int, int]
     ) -> None:
         self._plan, self._sampler, self._max_bytes = policy.plan(placement, job), policy.sampler, policy.max_bytes
-        self._sample_s = 0.0
-        self._expected = (-1, -1)
         self._owners = policy.meet_aside(placement, job)
         super().__init__(own_queue(self._plan), None, job.ledger, lambda: True)
         bulks = iter(BulkSpan.of_phase(self._plan, phase, first))
@@ -165,7 +163,7 @@ class OwnersFeed(QueueFeed):
         queue = self._queue
         assert isinstance(queue, MemoryQueue)
         epoch, number = bulk
-        return (epoch, number * self._plan.bulk_size) <= self._expected or queue.held_bytes <= self._max_bytes
+        return (epoch, number * self._plan.bulk_size) <= self._expected_until or queue.held_bytes <= self._max_bytes
 
     def _sample(self, bulk: tuple[int, int]) -> None:
         start = time.perf_counter()
@@ -178,30 +176,3 @@ class OwnersFeed(QueueFeed):
         # cannot use it.
         give_back()
         self._sample_s += time.perf_counter() - start
-
-    def _wake(self) -> None:
-        assert self._thread.error is not None
-        self._queue.fail(self._thread.error)
-
-    def expect(self, epoch: int, index: int) -> None:
-        self._expected = max(self._expected, (epoch, index))
-        self._thread.notify()
-
-    @property
-    def sample_s(self) -> float:
-        return self._sample_s
-
-    def get(self, epoch: int, index: int) -> MiniBatch:
-        try:
-            return super().get(epoch, index)
-        except Exception:
-            self._thread.check()
-            raise
-
-    def release(self, epoch: int, index: int) -> None:
-        super().release(epoch, index)
-        self._thread.notify()
-
-    def close(self) -> None:
-        """See `Feed.close`. All ranks call it."""
-        self._thread.close()

@@ -13,10 +13,45 @@ from ..comm.lockstep import Lockstep
 from ..memory.arena import give_back
 from ..messages import Phase, RankJob
 from .dealt_bulks import DealtBulks, Round
-from .queue_feed import WAIT_S, CheckedFeed
+from .queue_feed import WAIT_S, CheckedFeed, QueueFeed
 
 
-class SharedOwnersFeed(CheckedFeed):
+class DrawnAhead(QueueFeed):
+    """A feed whose thread draws ahead of what is asked for, in lockstep with those of other ranks."""
+
+    _thread: Lockstep
+    _sample_s = 0.0
+    _expected_until: tuple[int, int] = (-1, -1)
+
+    def _wake(self) -> None:
+        assert self._thread.error is not None
+        self._queue.fail(self._thread.error)
+
+    @property
+    def sample_s(self) -> float:
+        return self._sample_s
+
+    def expect(self, epoch: int, index: int) -> None:
+        self._expected_until = max(self._expected_until, (epoch, index))
+        self._thread.notify()
+
+    def get(self, epoch: int, index: int) -> MiniBatch:
+        try:
+            return super().get(epoch, index)
+        except Exception:
+            self._thread.check()
+            raise
+
+    def release(self, epoch: int, index: int) -> None:
+        super().release(epoch, index)
+        self._thread.notify()
+
+    def close(self) -> None:
+        """See `Feed.close`. All ranks call it."""
+        self._thread.close()
+
+
+class SharedOwnersFeed(DrawnAhead, CheckedFeed):
     """All ranks' minibatches in one queue, and the thread that draws this rank's share of the bulks.
 
     Bytes that wait are bounded by the rounds that this rank has not released; all ranks begin a round together, so the
@@ -38,8 +73,6 @@ class SharedOwnersFeed(CheckedFeed):
         super().__init__(expected, job.queue, None, job.ledger, lambda: True)
         self._dealt, self._max_bytes, self._ranks = dealt, max_bytes, job.group.size
         self._column = dealt.owners.group
-        self._sample_s = 0.0
-        self._expected_until = (-1, -1)
         self._held: deque[tuple[tuple[int, int], int]] = deque()
         """Rounds that this rank has not released: their last minibatch, and bytes."""
         rounds = dealt.rounds(job.queue, job.group, first, phase.last_epoch)
@@ -76,31 +109,7 @@ class SharedOwnersFeed(CheckedFeed):
                 continue
         return None
 
-    def _wake(self) -> None:
-        assert self._thread.error is not None
-        self._queue.fail(self._thread.error)
-
-    @property
-    def sample_s(self) -> float:
-        return self._sample_s
-
-    def expect(self, epoch: int, index: int) -> None:
-        self._expected_until = max(self._expected_until, (epoch, index))
-        self._thread.notify()
-
-    def get(self, epoch: int, index: int) -> MiniBatch:
-        try:
-            return super().get(epoch, index)
-        except Exception:
-            self._thread.check()
-            raise
-
     def release(self, epoch: int, index: int) -> None:
-        super().release(epoch, index)
         while self._held and self._held[0][0] <= (epoch, index):
             self._held.popleft()
-        self._thread.notify()
-
-    def close(self) -> None:
-        """See `Feed.close`. All ranks call it."""
-        self._thread.close()
+        super().release(epoch, index)
