@@ -169,8 +169,7 @@ class LazyDataset(Dataset):
                 features_access=features,
                 _names=names,
                 graph=LazyGraph(store, graph, features),
-                **facts_of(store),
-                **present_items({"name": name}),
+                **facts_of(store) | present_items({"name": name}),
                 _split_sizes={name: entries[name]["shape"][0] for name in SPLITS},
                 _width=features_shape(store)[1],
             )
