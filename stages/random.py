@@ -1,7 +1,7 @@
 """Counter-based random streams: every choice is a pure function of its coordinates, never of the process that makes it.
 
 A stream's key folds its coordinates one after the other; draw i of node v in a stream is one more fold, by the mixing
-function of `storage.splitmix`. The NumPy forms are the definition; `kernels/cpu` compiles the same arithmetic.
+function of `storage.partition.splitmix`. NumPy forms are the definition; `kernels/cpu` compiles the same arithmetic.
 """
 
 from enum import IntEnum
@@ -9,7 +9,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
-from ..storage.splitmix import M1, M2, NODE, Words, mix, node_words
+from ..storage.partition.splitmix import M1, M2, NODE, Words, mix, node_words
 
 __all__ = [
     "GOLDEN",

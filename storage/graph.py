@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .features import FeatureStore
 
 IntArray = npt.NDArray[np.integer]
+IdArray = npt.NDArray[np.int64]
 
 
 MOST_NODES = math.isqrt(2**63 - 1)
@@ -205,7 +206,9 @@ class Graph:
         indptr, edges = edges_of_rows(starts, self.in_degree[rows])
         return self._taken(indptr, starts, edges)
 
-    def _taken(self, indptr: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], edges: Any) -> TakenRows:
+    def _taken(
+        self, indptr: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], edges: slice | npt.NDArray[np.int64]
+    ) -> TakenRows:
         weight, ids = taken(self.edge_weight, edges), taken(self.edge_id, edges)
         return TakenRows(indptr, starts, self.indices[edges], weight, ids, taken(self.edge_type, edges))
 

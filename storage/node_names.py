@@ -252,7 +252,7 @@ def first_names(store: Store, most: int) -> list[str] | None:
     return names[:most]
 
 
-def name_arrays(names: Sequence[str] | None) -> tuple[dict[str, npt.NDArray[Any]], bool | None]:
+def name_arrays(names: Sequence[str] | None) -> tuple[dict[str, npt.NDArray[np.generic]], bool | None]:
     """Arrays of a store with the names of nodes, and its entry `INTEGER_NAMES`, if there are any."""
     if names is None:
         return {}, None

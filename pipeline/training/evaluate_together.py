@@ -39,7 +39,7 @@ from ...storage.links.pairs import (
     node_ranges,
     of_pairs,
 )
-from ...storage.splitmix import node_words
+from ...storage.partition.splitmix import node_words
 from ...storage.typed.graph_types import GraphTypes
 
 ACCURACY = Measures()

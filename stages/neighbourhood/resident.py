@@ -78,7 +78,7 @@ class ResidentNeighbourhood(ListNeighbourhood):
         of_rows = torch.searchsorted(ends, nodes.long(), right=True) % len(types.node_types)
         kinds = edges.kinds(self._positions)
         return DeviceTypedRows(
-            types, self._lists, of_rows, kinds, self.weight, lambda: self.degree, lambda: self.edge_features
+            types, self._lists, of_rows, kinds, self.weight, lambda: self.degree, rows=lambda: self.edge_features
         )
 
     @property

@@ -84,18 +84,10 @@ class _Rows:
 def _joined(hops: list[_Rows]) -> _Rows:
     starts = np.cumsum([0, *(r.ends[-1] for r in hops[:-1])])
     ends = np.concatenate([np.zeros(1, np.int64), *(r.ends[1:] + s for r, s in zip(hops, starts))])
-    return _Rows(
-        ends,
-        np.concatenate([r.sources for r in hops]),
-        _joined_values([r.weight for r in hops]),
-        _joined_values([r.ids for r in hops]),
-    )
-
-
-def _joined_values(of_hops: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
-    """Values of the edges of all hops, which all have some or none."""
-    found = present(of_hops)
-    return np.concatenate(found) if found else None
+    # All hops have weights, or none has; likewise ids.
+    weights, ids = present(r.weight for r in hops), present(r.ids for r in hops)
+    weight, edge_ids = np.concatenate(weights) if weights else None, np.concatenate(ids) if ids else None
+    return _Rows(ends, np.concatenate([r.sources for r in hops]), weight, edge_ids)
 
 
 def _count_dtype(fanout: Any) -> np.dtype[Any]:

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from ..array_checks import proving, require, require_vector
 from ..errors import InputError, StoreError
 from ..fingerprint import ArrayDigest, digest_arrays
-from ..splitmix import node_words
 from ..store.store import Store, open_store, write_store
+from .splitmix import node_words
 
 Ids = npt.NDArray[np.integer]
 IdArray = npt.NDArray[np.int64]
