@@ -35,7 +35,7 @@ class FeatureStore(Protocol):
         """F."""
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.floating]:
         """float32 or float64."""
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
@@ -78,7 +78,7 @@ class ArrayFeatures:
         return self.rows.shape[1]
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.floating]:
         return self.rows.dtype
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
@@ -166,7 +166,7 @@ class ZarrFeatures:
         return self._array.shape[1]
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.floating]:
         return np.dtype(self._array.dtype)
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
@@ -290,7 +290,7 @@ class CountedFeatures:
         return self.inner.num_features
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.floating]:
         return self.inner.dtype
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:

@@ -135,7 +135,7 @@ def types_of(dataset: Dataset) -> dict[str, Any] | None:
     return TypedInput(types, widths).record()
 
 
-def record_of(job: Job, model: Any) -> Any:
+def record_of(job: Job, model: object) -> Any:
     """The model that a caller gave, or else the record of the job's."""
     return build("model", MODELS, job.model) if model is None else model
 

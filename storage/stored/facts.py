@@ -22,12 +22,12 @@ def facts_of(store: Store) -> dict[str, Any]:
     }
 
 
-def written_facts(dataset: Dataset) -> dict[str, Any]:
+def written_facts(dataset: Dataset) -> dict[str, object]:
     """Entries of a dataset's manifest that `facts_of` reads; those of what it lacks are left out."""
     facts = {"name": dataset.name, "num_classes": dataset.num_classes, "task": dataset.task}
     perhaps = {"class_names": when_present(list, dataset.class_names), CARD: when_present(dict, dataset.card)}
     marked = {"hides_pairs": dataset.hides_pairs, "read_as": dict(dataset.read_as)}
-    found = {**facts, "notes": list(dataset.notes), **present_items(perhaps)}
+    found: dict[str, object] = {**facts, "notes": list(dataset.notes), **present_items(perhaps)}
     return found | {key: value for key, value in marked.items() if value}
 
 

@@ -63,7 +63,7 @@ class TypedFeatures:
         return max(1, *self.widths)
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.floating]:
         return np.dtype(self.parts[0].dtype)
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
