@@ -87,7 +87,6 @@ FOLDER_TESTS: dict[str, tuple[str, ...]] = {
     "stages/sample": ("stages/sample/test_layerwise.py", "stages/sample/test_remote_nodewise.py"),
     "stages/schedule": ("whole_runs/test_grappa.py", "whole_runs/test_retexo.py"),
     "storage/queue": ("storage/queue/test_zarr.py", "storage/queue/test_object_store.py"),
-    "storage": ("storage/partition/test_book.py",),
     "storage/stored": ("stages/partition/test_rows.py",),
 }
 """Test files of a folder's modules that have none of their own name."""
