@@ -15,9 +15,9 @@ from ...stages.models.base import as_model, check_initialised, layered, reads_ed
 from ...stages.models.pyg.hetero import HeteroPyGModel
 from ...stages.models.pyg.model import PyGModel
 from ...stages.neighbourhood.edge_index import EdgeIndexNeighbourhood
-from ...storage.array_checks import present_items
 from ...storage.errors import InputError, install
 from ...storage.graph import from_edges
+from ...storage.optional import present_items
 from ..setup.result import Result
 from .files import written
 from .finished_run import TrainedRun, load
