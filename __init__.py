@@ -310,6 +310,7 @@ _PYG_LOADERS = (
     "NodeLoader",
     "PrefetchLoader",
     "RandomNodeLoader",
+    "RandomNodeSampler",
     "ShaDowKHopSampler",
     "TemporalDataLoader",
     "ZipLoader",
