@@ -33,12 +33,12 @@ BUDGETS: dict[str, float] = {
     "none_checks_per_kloc": 35.6,
     "none_checks_of_types": 14,
     # Several of these rose with the same features, by functions that were not looked at one by one; they fall next.
-    "functions_over_6_params": 86,
+    "functions_over_6_params": 85,
     "isinstance_on_policies": 10,
     "see_only_docstrings": 0,
     "any_annotations": 1817,  # goal: 1862
-    "optional_arguments": 981,
-    "hasattr": 50,
+    "optional_arguments": 978,
+    "hasattr": 46,
     "calls_over_6_positional": 0,
     "max_positional_args_at_a_call": 6,
     "banned_words": 0,

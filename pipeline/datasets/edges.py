@@ -21,6 +21,7 @@ from .links import like_edges, without_pairs
 from .pair_relation import with_pair_relation
 from .pairs import as_pairs
 from .readers.pyg import has_targets
+from .readers.typed import host
 
 
 def edge_dataset(
@@ -70,21 +71,17 @@ def edge_dataset(
     dataset = with_pair_relation(dataset, relation)
     ends = as_pairs(pairs, dataset, "pairs")
     given = {"labels": labels, "features": features, "times": times}
-    rows = {what: None if a is None else _array(a) for what, a in given.items()}
+    rows = {what: None if a is None else host(a) for what, a in given.items()}
     for what, array in rows.items():
         if array is not None and (not array.ndim or len(array) != len(ends)):
             raise InputError(f"{what} have shape {list(array.shape)}; expected a row for each of {len(ends)} pairs")
     y = rows["labels"]
     if y is None:
         raise InputError("labels are None; expected one for each pair")
-    sets = {part: _array(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None}
+    sets = {part: host(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None}
     own = GivenLabels(y, task="regression" if hasattr(labels, "detach") and has_targets(labels) else None)
     raw = LabelledEdges(ends, own, rows["features"], rows["times"], sets)
     return with_labelled_edges(dataset, raw, split, seed, options)
-
-
-def _array(given: Any) -> Any:
-    return np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
 
 
 def with_labelled_edges(

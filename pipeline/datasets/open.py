@@ -77,41 +77,48 @@ def open_dataset(
             )
     if options.edges_on == "gpu" and not (isinstance(spec, (str, Path)) and any(expanded(spec).glob("*.parquet"))):
         raise InputError(f"edges_on is 'gpu', but {_described(spec)} is not a folder of Parquet; leave edges_on out")
-    if options.labels_of == "edges":
-        return _with_edge_labels(spec, Request(name, options, split, seed, features, graph))
-    if options.labelled_edges != "seen":
+    if options.labels_of == "nodes" and options.labelled_edges != "seen":
         raise InputError("labelled_edges is 'hidden', but labels are of nodes; set labels_of=edges, or leave it out")
-    if options.task == "link":
-        plain = replace(options, pairs=None, relation=None)
-        if options.pairs is not None:  # the sets are those of the pairs
-            plain = replace(plain, overlapping_splits="error")
-        divided = options.pairs is not None or split is not None
-        request = Request(name, plain, None, seed, features, graph, pairs=options.pairs, is_divided=divided)
-        plain = _opened(spec, request)
+    request = Request(name, options, split, seed, features, graph)
+    if request.is_of_pairs:
+        return with_pairs(_opened(spec, graph_request(spec, request)), spec, request)
+    _check_no_pairs(options, "the task is not link; set task=link, or")
+    return _opened(spec, request)
+
+
+def graph_request(spec: str | Path | object, request: Request) -> Request:
+    """The request for the graph of links, or of labelled edges, which `with_pairs` then has."""
+    options = request.options
+    if options.labels_of == "edges":
+        if options.task == "link":
+            raise InputError("task is 'link', which has no labels, but labels_of is 'edges'; leave one of them out")
+        return replace(request, options=_of_graph(spec, options), split=None, pairs=options.pairs)
+    plain, divided = replace(options, pairs=None, relation=None), options.pairs is not None or request.split is not None
+    if options.pairs is not None:  # the sets are those of the pairs
+        plain = replace(plain, overlapping_splits="error")
+    return replace(request, options=plain, split=None, pairs=options.pairs, is_divided=divided)
+
+
+def with_pairs(plain: Dataset, spec: str | Path | object, request: Request) -> Dataset:
+    """The dataset of links, or of labelled edges, of a source whose graph is that of `plain`."""
+    options = request.options
+    if options.labels_of == "edges" and plain.of_pairs:
+        _check_no_pairs(options, f"{plain.name} has its pairs;")
+        return _finished(plain, replace(request, options=replace(DEFAULT_OPTIONS, task=options.task)))
+    if options.labels_of == "edges":
+        plain = with_pair_relation(plain, options.relation)
+        edges = labelled_edges(spec, options, plain)
+        found = with_labelled_edges(plain, edges, request.split, request.seed, options)
+    else:
         chosen: Any = {key: getattr(options, key) for key in ("pairs", "relation", "overlapping_splits")}
-        found = link_dataset(plain, split=split, seed=seed, **chosen)
-        return replace(found, read_as={**plain.read_as, **options.given})
+        found = link_dataset(plain, split=request.split, seed=request.seed, **chosen)
+    return replace(found, read_as={**plain.read_as, **options.given})
+
+
+def _check_no_pairs(options: ReadOptions, why: str) -> None:
     for key in ("pairs", "relation"):
         if (given := getattr(options, key)) is not None:
-            raise InputError(f"{key} is '{given}', but the task is not link; set task=link, or leave {key} out")
-    return _opened(spec, Request(name, options, split, seed, features, graph))
-
-
-def _with_edge_labels(spec: str | Path | object, request: Request) -> Dataset:
-    """Open a dataset whose labels are of edges: the graph first, as if for links, then the labels."""
-    options = request.options
-    if options.task == "link":
-        raise InputError("task is 'link', which has no labels, but labels_of is 'edges'; leave one of them out")
-    plain = _opened(spec, replace(request, options=_of_graph(spec, options), split=None, pairs=options.pairs))
-    if plain.of_pairs:
-        for key in ("pairs", "relation"):
-            if (given := getattr(options, key)) is not None:
-                raise InputError(f"{key} is '{given}', but {plain.name} has its pairs; leave {key} out")
-        return _finished(plain, replace(request, options=replace(DEFAULT_OPTIONS, task=options.task)))
-    plain = with_pair_relation(plain, options.relation)
-    found = labelled_edges(spec, options, plain)
-    labelled = with_labelled_edges(plain, found, request.split, request.seed, options)
-    return replace(labelled, read_as={**plain.read_as, **options.given})
+            raise InputError(f"{key} is '{given}', but {why} leave {key} out")
 
 
 def open_graph(spec: str | Path | object, options: ReadOptions, seed: int = 0) -> Dataset:

@@ -21,6 +21,7 @@ from ...storage.typed.graph_types import GraphTypes
 from .cleaning.options import DEFAULT_OPTIONS
 from .readers.npz_members import load_members
 from .readers.pyg import store_of_pairs
+from .readers.typed import host
 
 if TYPE_CHECKING:
     from pyarrow import Table
@@ -175,7 +176,7 @@ class GivenPairs:
             InputError: the file cannot be read.
         """
         if not isinstance(pairs, str | Path):
-            return cls(np.asarray(pairs.detach().cpu() if hasattr(pairs, "detach") else pairs), "pairs")
+            return cls(host(pairs), "pairs")
         path = expanded(pairs)
         require_file(path)
         if path.suffix == ".npy":
@@ -223,7 +224,7 @@ def as_pairs(pairs: Any, dataset: Dataset, what: str, ends: Ends | None = None) 
     Raises:
         InputError: another shape, or an end that is no node.
     """
-    rows = np.asarray(pairs.detach().cpu() if hasattr(pairs, "detach") else pairs)
+    rows = host(pairs)
     if rows.size == 0:
         return np.empty((0, 2), np.int64)
     if rows.ndim != 2 or rows.shape[1] != 2:
@@ -315,8 +316,8 @@ def _of_pyg(data: Any, dataset: Dataset, name: str) -> dict[str, Any]:
     data, where = store_of_pairs(data, dataset.graph.types, f"the PyG data for {name}")
     if "edge_label_index" not in data:
         raise InputError(f"{where} has no edge_label_index; expected pairs [2, N], as RandomLinkSplit makes them")
-    pairs = data["edge_label_index"].detach().cpu().numpy().T
-    labels = data["edge_label"].detach().cpu().numpy() if "edge_label" in data else np.ones(len(pairs))
+    pairs = host(data["edge_label_index"]).T
+    labels = host(data["edge_label"]) if "edge_label" in data else np.ones(len(pairs))
     negatives = pairs[labels == 0]
     return {name: pairs[labels != 0], **({f"{name}_negatives": negatives} if len(negatives) else {})}
 

@@ -1,7 +1,7 @@
 """Sizes of an ingest's pieces, from the memory that it may take, and the space that it needs on disk."""
 
-import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,10 +98,7 @@ def _shown(size: int) -> str:
 def held_by(folder: Path) -> int:
     """Bytes of all files below a folder."""
     found = 0
-    for where, _, names in os.walk(folder):
-        for name in names:
-            try:
-                found += os.stat(os.path.join(where, name)).st_size
-            except OSError:
-                continue
+    for path in folder.rglob("*"):
+        with suppress(OSError):  # it may be gone
+            found += path.lstat().st_size if path.is_file() else 0
     return found

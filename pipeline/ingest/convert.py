@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ...stages.capabilities import Cannot, Need
-from ...storage.dataset import counted_outputs
-from ...storage.dataset_store import KIND, FeaturesFormat, features_access, graph_access, write_dataset
+from ...storage import dataset_store as stores
+from ...storage.dataset import Dataset, counted_outputs
 from ...storage.errors import InputError, RunError, StoreError, whole_number
 from ...storage.fingerprint import digest_record
 from ...storage.store.narrow import FeatureDtype
@@ -23,6 +23,8 @@ from ..config.load import Job
 from ..dashboard.command import recorded_stages
 from ..datasets import is_name
 from ..datasets.cleaning.options import ReadOptions, require_options
+from ..datasets.open import graph_request, with_pairs
+from ..datasets.readers.reader import Request
 from ..datasets.readers.registry import reader_of
 from ..datasets.schema.source import GraphTables
 from ..opening import open_with_cluster
@@ -30,18 +32,17 @@ from ..setup.open_data import with_keys
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 from .budget import budget_of
 from .run import Ingest
-from .scratch import commit, scratch, scratch_of, sweep_committed
+from .scratch import STORE, commit, scratch, scratch_of, sweep_committed
 from .source import Formats, Settings, find_source, stamp_of
 from .tasks import Execute, Stages, inline, parse_memory
 from .url_files import fetched_store, holds_store, uploaded
 
-LAYOUT = 10
+LAYOUT = 11
 """Changes with the files of an ingest under way: one of another version is not gone on with."""
 DEFAULT_MEMORY = "2GiB"
 IN_PIECES = (
     Cannot("components=largest", Need.COMPONENT, "needs the whole graph"),
-    Cannot("links", Need.LINKS, "are taken out of the whole graph"),
-    Cannot("labels of edges", Need.EDGE_LABELS, "are read beside the whole graph"),
+    Cannot("labels of edges at a URL", Need.EDGE_LABELS, "are read from files"),
 )
 """What is not read in pieces; such tables are read into memory first."""
 
@@ -85,14 +86,7 @@ def _convert(
         data = open_with_cluster(_left_on_disk(job, spec), source, emit, lazy=True)
         if why:
             emit(Note(f"the dataset was read into memory, since {why}"))
-        emit(StageStarted("store", f"writing {out}"))
-        as_npy: list[FeaturesFormat] = ["npy" if f == "npy" else "zarr" for f in (formats.features, formats.graph)]
-        of_features, of_graph = as_npy
-        kind = formats.feature_dtype
-        try:
-            store = write_dataset(out, data, features_format=of_features, graph_format=of_graph, feature_dtype=kind)
-        except InputError as e:
-            raise type(e)(with_keys(str(e))) from e
+        store = _written(out, data, formats, emit)
         for note in store.value("notes", list)[len(data.notes) :]:
             emit(Note(with_keys(note)))
         return store
@@ -103,15 +97,26 @@ def _convert(
         raise type(e)(with_keys(str(e))) from e
 
 
+def _written(out: Path, data: Dataset, formats: Formats, emit: Emit) -> Store:
+    """The store of a dataset that is open."""
+    emit(StageStarted("store", f"writing {out}"))
+    of_features, of_graph = ("npy" if f == "npy" else "zarr" for f in (formats.features, formats.graph))
+    more: Any = {"features_format": of_features, "graph_format": of_graph, "feature_dtype": formats.feature_dtype}
+    try:
+        return stores.write_dataset(out, data, **more)
+    except InputError as e:
+        raise type(e)(with_keys(str(e))) from e
+
+
 def _left_on_disk(job: Job, spec: Any) -> Job:
     """The job with the features and graph of a Millrace store left on disk, from where they are copied."""
     try:
-        store = open_store(expanded(spec), KIND) if isinstance(spec, str | Path) else None
+        store = open_store(expanded(spec), stores.KIND) if isinstance(spec, str | Path) else None
     except StoreError:
         store = None
     if store is None or is_name(spec):
         return job
-    return job.model_copy(update={"features": features_access(store.path), "graph": graph_access(store)})
+    return job.model_copy(update={"features": stores.features_access(store.path), "graph": stores.graph_access(store)})
 
 
 def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
@@ -122,14 +127,11 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
         return ""
     asked = {
         Need.COMPONENT: options.components == "largest",
-        Need.LINKS: options.task == "link",
-        Need.EDGE_LABELS: options.labels_of == "edges",
+        Need.EDGE_LABELS: at_url and options.labels_of == "edges" and options.pairs is None,
     }
     for row in IN_PIECES:
         if asked[row.need]:
             return f"{row.part} {row.because}"
-    if options.dangling_edges == "add":
-        return "nodes are those of all edges"
     if options.dangling_edges == "drop" and options.nan_features in ("mean", "median", "indicator"):
         return "features of edges are filled by those that are kept"
     return "edges_on=gpu sorts the edges on GPUs" if options.edges_on == "gpu" else None
@@ -137,8 +139,14 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
 
 def _ingest(job: Job, path: Path | str, out: Path, formats: Formats, memory: int, workers: int, emit: Emit) -> Store:
     start = time.perf_counter()
-    source = find_source(path, job.read)
-    settings = Settings(**vars(formats), options=job.read, split=job.split, seed=job.seed_of("split"))
+    asked = Request(None, job.read, job.split, job.seed_of("split"))
+    request = graph_request(path, asked) if asked.is_of_pairs else asked
+    source = find_source(path, request.options, request.pairs)
+    # The graph that pairs are taken out of is mapped.
+    form = Formats(graph="npy") if asked.is_of_pairs else formats
+    settings = Settings(
+        **vars(form), options=request.options, split=request.split, seed=request.seed, is_divided=request.is_divided
+    )
     in_process = workers == 1 and job.cluster.starts_here
     plan = _plan(source, settings, memory, workers)
     with scratch(out, plan) as (folder, resumed), executing(job, workers, in_process, emit, 0) as (execute, slots):
@@ -146,8 +154,12 @@ def _ingest(job: Job, path: Path | str, out: Path, formats: Formats, memory: int
             emit(Note(f"going on with the conversion into {out} that was stopped"))
         budget = budget_of(memory, slots, in_process)
         Ingest(source, settings, budget, Stages(folder, execute, emit)).run()
-        commit(folder, out)
-    store = open_store(out, KIND)
+        if asked.is_of_pairs:
+            plain = stores.open_dataset_store(folder / STORE, "zarr", graph="mapped")
+            _written(out, with_pairs(plain, path, asked), formats, emit)
+        else:
+            commit(folder, out)
+    store = open_store(out, stores.KIND)
     nodes, edges = store.entries["indptr"]["shape"][0] - 1, store.entries["indices"]["shape"][0]
     labels = counted_outputs(store.value("task", str), store.value("num_classes", int), "pairs" in store)
     sizes = f"{nodes:,} nodes, {edges:,} edges, {labels}"
@@ -221,8 +233,8 @@ def convert(
     source: str | Path | object,
     out: str | os.PathLike[str],
     *,
-    features: FeaturesFormat = "zarr",
-    graph: FeaturesFormat = "zarr",
+    features: stores.FeaturesFormat = "zarr",
+    graph: stores.FeaturesFormat = "zarr",
     feature_dtype: FeatureDtype | None = None,
     memory: str | int = DEFAULT_MEMORY,
     workers: int = 1,
@@ -238,9 +250,9 @@ def convert(
     """Write a dataset as a Millrace store; it opens fast, and can leave its features on disk.
 
     Files of tables of edges and nodes, of one type or several, are read in pieces and sorted on disk: memory grows
-    with neither edges nor features. `open_dataset` first opens all other inputs, and tables with ``task=link``,
-    ``labels_of=edges``, ``components=largest``, ``dangling_edges=add`` or ``edges_on=gpu``. The store is the same,
-    to the bit.
+    with neither edges nor features; links and labelled edges take some 100 bytes for each pair besides. `open_dataset`
+    first opens all other inputs, and tables with ``components=largest`` or ``edges_on=gpu``. The store is the same, to
+    the bit.
 
     A killed call leaves ``.ingest-NAME`` beside `out`; repeat the call to go on from there.
 

@@ -14,17 +14,7 @@ from ...storage.graph import index_dtype
 from ...storage.stored.edge_features import OF_EDGES
 from ...storage.times.moments import unknown_times
 from ...storage.typed.graph_types import edge_dtype
-from ..datasets.cleaning.edges import (
-    OfEdges,
-    as_weights,
-    edge_keys,
-    is_symmetric,
-    merge,
-    rows_of_keys,
-    sort_keys,
-    with_reverses,
-    without_loops,
-)
+from ..datasets.cleaning import edges as mended
 from ..datasets.cleaning.filling import AS_IT_IS, Seen, Treatment, taken_out
 from ..datasets.cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..datasets.cleaning.raw import AnyArray, about
@@ -167,7 +157,7 @@ def spill_edges(work: EdgeWork, own: EdgeTable, number: int, span: Span) -> dict
             values = [getattr(w, name) for name in work.values]
             for at, a, b, kind, relation in _ways(work, own, src, dst):
                 rows = b.astype(np.int64) * work.relations + relation if work.relations else b
-                writers[at].add(cells.numbered(b, kind), edge_keys(a, rows, work.num_nodes), *values)
+                writers[at].add(cells.numbered(b, kind), mended.edge_keys(a, rows, work.num_nodes), *values)
             seen = [total_of(seen)]
     return total_of(seen)
 
@@ -218,7 +208,7 @@ def total_of(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def _cleaned(
     batch: Any, work: EdgeWork, own: EdgeTable, seen: dict[str, Any], first: int
-) -> tuple[AnyArray, AnyArray, OfEdges] | None:
+) -> tuple[AnyArray, AnyArray, mended.OfEdges] | None:
     """Ends and values of the edges of a batch, whose first has the number `first`; None if they have defects that no
     option mends."""
     seen["nulls"] = tuple(batch[end].null_count for end in own.columns.ends)
@@ -249,7 +239,7 @@ def _cleaned(
     if own.width < work.width:
         rows = _widened(rows, batch.num_rows, work.width)
     if own.weighted:
-        w, faults = as_weights(numbers_of(batch[own.columns.weight], f"{own.table.called}.{own.columns.weight}"))
+        w, faults = mended.as_weights(numbers_of(batch[own.columns.weight], f"{own.table.called}.{own.columns.weight}"))
         seen["infinite"], seen["negative"], seen["least_weight"] = faults.infinite, faults.negative, faults.least
     elif work.weighted:
         w = np.ones(batch.num_rows, np.float32)
@@ -262,7 +252,9 @@ def _cleaned(
         time = given.astype(work.times.of_edges)
     elif work.times.of_edges:
         time = np.zeros(batch.num_rows, work.times.of_edges)
-    src, dst, w, (loops, first_loop) = without_loops(ends[0], ends[1], OfEdges(w, rows, time), work.options)
+    src, dst, w, (loops, first_loop) = mended.without_loops(
+        ends[0], ends[1], mended.OfEdges(w, rows, time), work.options
+    )
     seen["loops"], seen["first_loop"] = loops, first_loop if loops else None
     return (dst, src, w) if work.options.direction == "reverse" else (src, dst, w)
 
@@ -296,15 +288,15 @@ def sort_edges(work: EdgeWork, tasks: int, number: int, first: int, stop: int) -
     num_nodes, cells = work.num_nodes, work.cells
     (work.folder / "sorted").mkdir(exist_ok=True)
     keys, w = _sorted_way(work, "forward", tasks, first, stop)
-    keys, w, repeats = merge(keys, w, work.options)
+    keys, w, repeats = mended.merge(keys, w, work.options)
     record: dict[str, Any] = {"repeats": repeats, "before": len(keys), "symmetric": False}
     if work.both_ways:
         back, back_w = _sorted_way(work, "backward", tasks, first, stop)
-        back, back_w, _ = merge(back, back_w, work.options)
+        back, back_w, _ = mended.merge(back, back_w, work.options)
         if work.options.direction is None:
-            record["symmetric"] = bool(is_symmetric(keys, w, back, back_w))
+            record["symmetric"] = bool(mended.is_symmetric(keys, w, back, back_w))
         else:
-            keys, w = with_reverses(keys, w, back, back_w)
+            keys, w = mended.with_reverses(keys, w, back, back_w)
         del back, back_w
     begin, end = cells.begin(first), cells.begin(stop)
     keys -= begin * num_nodes * max(1, work.relations)
@@ -317,7 +309,7 @@ def sort_edges(work: EdgeWork, tasks: int, number: int, first: int, stop: int) -
         # Without the relation they are keys of (destination, source), which need not ascend here.
         keys -= (dst - dst // work.relations) * num_nodes
         del dst
-    indptr, indices = rows_of_keys(keys, num_nodes, end - begin)
+    indptr, indices = mended.rows_of_keys(keys, num_nodes, end - begin)
     indptr[1:].tofile(sorted_file(work.folder, "indptr", number))
     indices.tofile(sorted_file(work.folder, "indices", number))
     if w.weight is not None:
@@ -330,9 +322,9 @@ def sort_edges(work: EdgeWork, tasks: int, number: int, first: int, stop: int) -
     return record | {"rows": end - begin, "edges": len(indices), "degrees": degrees.tolist(), "counts": counts.tolist()}
 
 
-def _sorted_way(work: EdgeWork, way: str, tasks: int, first: int, stop: int) -> tuple[AnyArray, OfEdges]:
+def _sorted_way(work: EdgeWork, way: str, tasks: int, first: int, stop: int) -> tuple[AnyArray, mended.OfEdges]:
     keys, *others = read_cells(work.folder / way, tasks, work.fields, first, stop)
-    return sort_keys(keys, OfEdges(**dict(zip(work.values, others))), by_time=not work.relations)
+    return mended.sort_keys(keys, mended.OfEdges(**dict(zip(work.values, others))), by_time=not work.relations)
 
 
 def edge_bytes(work: EdgeWork, turned: bool) -> tuple[int, int]:

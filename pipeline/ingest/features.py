@@ -9,17 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ..datasets.cleaning import filling
 from ..datasets.cleaning.columns import degree_rows
-from ..datasets.cleaning.filling import (
-    Bins,
-    Counts,
-    Seen,
-    Treatment,
-    normalized_rows,
-    taken_out,
-    treatment_by,
-    value_counts,
-)
 from ..datasets.cleaning.moments import Moments
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.raw import AnyArray
@@ -59,36 +50,36 @@ Run = Callable[[str, str, Any, list[tuple[Any, ...]]], list[dict[str, Any]]]
 """Runs a stage of tasks: its name, what it does, the task, arguments of each."""
 
 
-def treatment_of(rows: FeatureRows, spans: Sequence[Span], run: Run) -> Treatment:
+def treatment_of(rows: FeatureRows, spans: Sequence[Span], run: Run) -> filling.Treatment:
     """The treatment of features, by as many passes over their rows as it needs."""
 
     def moments() -> Moments:
         seen = run("moments", "means of features", measure, [(rows, span) for span in spans])
         return sum(map(Moments.of_record, seen), Moments.none(rows.width))
 
-    def counts(stage: str, bins: Bins) -> Sequence[Counts]:
+    def counts(stage: str, bins: filling.Bins) -> Sequence[filling.Counts]:
         return run(stage, "medians of features", count_values, [(rows, bins, span) for span in spans])
 
     kind = rows.table.source.type or rows.table.source.kind
     of = kind if isinstance(kind, str) else ",".join(kind)
-    return treatment_by(rows.options, moments, counts).chosen(rows.columns, rows.width, of)
+    return filling.treatment_by(rows.options, moments, counts).chosen(rows.columns, rows.width, of)
 
 
 def measure(rows: FeatureRows, span: Span) -> dict[str, Any]:
     """The moments of the known values of a span."""
     found = Moments.none(rows.width)
     for _, x, _ in rows.parts(span):
-        bad = taken_out(x)
-        found += Moments.from_rows(normalized_rows(x, rows.options), bad)
+        bad = filling.taken_out(x)
+        found += Moments.from_rows(filling.normalized_rows(x, rows.options), bad)
     return found.record()
 
 
-def count_values(rows: FeatureRows, bins: Bins, span: Span) -> dict[str, Any]:
+def count_values(rows: FeatureRows, bins: filling.Bins, span: Span) -> dict[str, Any]:
     """See `value_counts`, of a span."""
     found: dict[str, Any] = {str(c): [[], []] for c in bins}
     for _, x, _ in rows.parts(span):
-        bad = taken_out(x)
-        for c, pair in value_counts(normalized_rows(x, rows.options), bad, bins).items():
+        bad = filling.taken_out(x)
+        for c, pair in filling.value_counts(filling.normalized_rows(x, rows.options), bad, bins).items():
             for so_far, more in zip(found[c], pair):
                 so_far += more
     return {c: _joined(*pair) for c, pair in found.items()}
@@ -113,7 +104,7 @@ class FeatureWork:
     rows: FeatureRows
     nodes: NodeMap
     matrix: Matrix
-    treatment: Treatment
+    treatment: filling.Treatment
 
     @property
     def fields(self) -> tuple[Field, ...]:
@@ -125,18 +116,18 @@ class FeatureWork:
         x: npt.NDArray[np.float32],
         given: AnyArray,
         numbers: int | npt.NDArray[np.integer],
-        seen: list[Seen],
+        seen: list[filling.Seen],
     ) -> npt.NDArray[np.float32]:
         """Rows after cleaning, and what they held, which is added to `seen`; `numbers` is that of the first row's node,
         or those of all."""
-        bad = taken_out(x)
-        seen[0] += Seen.from_rows(x, bad, numbers, given)
+        bad = filling.taken_out(x)
+        seen[0] += filling.Seen.from_rows(x, bad, numbers, given)
         return self.treatment.apply(x, bad)
 
 
 def write_features(work: FeatureWork, number: int, span: Span) -> dict[str, Any]:
     """Write the features of a span of nodes whose numbers are those of their rows."""
-    seen = [Seen.none(work.rows.width)]
+    seen = [filling.Seen.none(work.rows.width)]
     parts = (work.cleaned(x, given, first, seen) for first, x, given in work.rows.parts(span))
     seams = work.folder / "seams" / f"{number:06d}"
     seams.parent.mkdir(exist_ok=True)
@@ -145,7 +136,7 @@ def write_features(work: FeatureWork, number: int, span: Span) -> dict[str, Any]
 
 def spill_features(work: FeatureWork, number: int, span: Span) -> dict[str, Any]:
     """Spill the features of a span of nodes that have numbers of their own."""
-    seen, at = [Seen.none(work.rows.width)], work.nodes.positions(number, span.first, span.rows)
+    seen, at = [filling.Seen.none(work.rows.width)], work.nodes.positions(number, span.first, span.rows)
     assert not isinstance(at, slice) or at.start == span.first
     numbers = np.arange(at.start, at.stop) if isinstance(at, slice) else at
     shift = shift_of(work.nodes.num_nodes)

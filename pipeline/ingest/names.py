@@ -12,9 +12,9 @@ import pyarrow.compute
 
 from ...storage.node_names import NodeNames
 from ...storage.store.full_disk import new_npy
-from ..datasets.cleaning.node_ids import repeated
+from ..datasets.cleaning.node_ids import as_ids, repeated
 from ..datasets.cleaning.raw import AnyArray
-from .scan import file_of, integers
+from .scan import file_of
 
 Kind = Literal["rows", "dense", "gaps", "text"]
 Ranges = Sequence[tuple[int, int]]
@@ -36,7 +36,7 @@ class NodeMap:
         """Numbers of the nodes with the ids in the column `what`; below 0 or from V where they are no node's."""
         if self.kind == "text":
             return self._of_text(column)
-        ids = integers(column, what)
+        ids = as_ids(column, text=False, what=what).to_numpy()
         if self.kind != "gaps":
             return ids
         known = _mapped(self.folder / "ids.npy")
@@ -158,22 +158,14 @@ def index_names(folder: Path, spans: int, what: str) -> dict[str, Any]:
 
 def _repeated_rows(index: AnyArray, mask: np.uint64, names: NodeNames) -> Iterator[int]:
     """First row of each name that several rows have."""
-    held: npt.NDArray[np.uint64] = np.empty(0, np.uint64)
+    seen: dict[str, int] = {}
     for first in range(0, len(index), PIECE):
-        entries = np.concatenate([held, index[first : first + PIECE]])
-        upper = entries & ~mask
-        last = int(np.searchsorted(upper, upper[-1])) if first + PIECE < len(index) else len(entries)
-        begins = np.flatnonzero(np.diff(upper[:last], prepend=~upper[:1]))
-        sizes = np.diff(begins, append=last)
-        for begin, size in zip(begins[sizes > 1].tolist(), sizes[sizes > 1].tolist()):
-            rows = (entries[begin : begin + size] & mask).astype(np.int64)
-            seen: dict[str, int] = {}
-            for row, name in zip(rows.tolist(), names.take(rows)):
-                if name in seen:
-                    yield seen[name]
-                else:
-                    seen[name] = row
-        held = entries[last:]
+        entries = index[first : first + PIECE + 1]
+        again = np.flatnonzero(np.diff(entries & ~mask) == 0)
+        rows = (entries[np.union1d(again, again + 1)] & mask).astype(np.int64)
+        for row, name in zip(rows.tolist(), names.take(rows)):
+            if seen.setdefault(name, row) != row:
+                yield seen[name]
 
 
 def name_ids(nodes: NodeMap, number: int, first: int, stop: int) -> dict[str, Any]:

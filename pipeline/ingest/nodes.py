@@ -15,11 +15,10 @@ from ..datasets.cleaning import columns as columns_of
 from ..datasets.cleaning.columns import Card
 from ..datasets.cleaning.filling import Seen, Treatment
 from ..datasets.cleaning.labels import settled_labels
-from ..datasets.cleaning.node_ids import check_id_column, check_one_kind, have_gaps
+from ..datasets.cleaning.node_ids import check_id_column, have_gaps
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.raw import GivenLabels
 from ..datasets.cleaning.splits import make_split
-from ..datasets.readers.described import text_without_ids
 from ..datasets.readers.parquet import sets_of
 from ..datasets.schema.columns import Columns
 from . import features as feature_tasks
@@ -41,25 +40,6 @@ SPAN_ROWS = 1 << 16
 NAMES_PER_TASK = 1 << 20
 SEAMS_PER_TASK = 16
 """Chunks of features with several writers that one task joins."""
-
-
-def called_by_text(source: object, nodes: Table, own: Columns, ends: Sequence[tuple[Table, Columns, int]]) -> bool:
-    """True if nodes and the ends of edges there, as sides of tables, are called by text; False if by whole numbers.
-
-    Raises:
-        InputError: some are, or a column is neither, or nodes have no such names.
-    """
-    columns = {f"{t.called}.{of.ends[side]}": (t, of.ends[side]) for t, of, side in ends}
-    columns |= {} if own.id is None else {f"nodes.{own.id}": (nodes, own.id)}
-    kinds = {what: table.schema.field(name).type for what, (table, name) in columns.items()}
-    for what, (table, _) in columns.items():
-        check_id_column(what, kinds[what], 0, table.from_csv)
-    if all(t.numbers.get(name, False) or pa.types.is_integer(kinds[what]) for what, (t, name) in columns.items()):
-        return False
-    check_one_kind(kinds)
-    if own.id is None:
-        raise text_without_ids(source, own.table)
-    return True
 
 
 class WrittenRows(NamedTuple):
@@ -217,17 +197,17 @@ def settle_labels(
     times: Times,
 ) -> dict[str, Any]:
     """Clean the labels and make the split, as files; return what the manifest says of them."""
-    folder: Path = nodes.folder
-    class_names, codes = class_codes(records)
-    labels = nodes.gathered("label", spans, codes)
-    notes: list[str] = []
-    nulls, stripped = (sum(record[key] for record in records) for key in ("null_labels", "stripped"))
-    label_names = label_columns if options.named_labels else None
-    given = GivenLabels(labels, class_names, label_names, nulls, stripped)
+    folder, notes, split_notes, is_link = nodes.folder, list[str](), list[str](), options.task == "link"
+    if is_link:  # pairs take the place of labels and sets
+        given, stored = GivenLabels(np.zeros(nodes.num_nodes, np.int64)), {"train": np.ones(nodes.num_nodes, bool)}
+    else:
+        class_names, codes = class_codes(records)
+        nulls, stripped = (sum(record[key] for record in records) for key in ("null_labels", "stripped"))
+        label_names = label_columns if options.named_labels else None
+        given = GivenLabels(nodes.gathered("label", spans, codes), class_names, label_names, nulls, stripped)
+        stored = sets_of(nodes.gathered("split", spans) if file_of(folder, "split", 0).exists() else None)
     y, num_classes, task, class_names = settled_labels(given, options, notes)
-    del labels, given
-    stored = sets_of(nodes.gathered("split", spans) if file_of(folder, "split", 0).exists() else None)
-    split_notes: list[str] = []
+    del given
     known = np.fromfile(times.file, times.of_nodes, len(y)) if times.of_nodes else None
     sets = make_split(y, stored, split, seed, options, split_notes, times=known, time_unit=times.unit)
     y.tofile(folder / "labels")
@@ -241,9 +221,9 @@ def settle_labels(
         "task": task,
         "class_names": class_names,
         "has_unknown": bool(np.isnan(y).any()),
-        "stored": bool(stored),
+        "stored": bool(stored) and not is_link,
         "notes": notes,
-        "split_notes": split_notes,
+        "split_notes": [] if is_link else split_notes,
         "sizes": {name: len(ids) for name, ids in parts.items()},
         "digests": {name: array_digest(ids) for name, ids in parts.items()},
     }

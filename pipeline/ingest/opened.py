@@ -5,16 +5,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..datasets.cleaning.class_names import MOST_VALUES, by_value, one_hot_values
+from ..datasets.cleaning.node_ids import as_ids, check_id_column, check_one_kind, is_text
 from ..datasets.cleaning.options import ReadOptions
-from ..datasets.readers.derived_tables import by_relation, check_relation_column, rows_by_relation
+from ..datasets.readers import derived_tables as derived
+from ..datasets.readers.described import Ends
 from ..datasets.readers.tables import is_read_as_it_is
+from ..datasets.schema.columns import Columns
 from ..datasets.schema.source import GraphTables, SourceTable
 from .budget import Budget
 from .source import PIECE_ROWS, ROWS_PER_GROUP, Span, Table, batches, describe, import_file, spans_of
 from .tasks import Stages
+
+IMPORTED, RELATIONS = MADE = "import", "relations"
+"""Folders of the tables that are made of the user's."""
 
 
 def open_tables(
@@ -28,27 +36,83 @@ def open_tables(
     number = {t: i for kind in (source.nodes, source.edges) for i, t in enumerate(kind)}
     stage = {t: f"{t.kind}-{number[t]}" if typed else t.kind for t in source.tables}
     tables = [_opened(t, stage[t], options, stages, budget) for t in source.tables]
+    if not source.nodes:
+        source = derived.with_nodes_of_edges(
+            source, tables, options, lambda ends: ids_at(ends, called_by_text(ends), stages, budget)
+        )
+        tables = [*(_made(t, stages.folder) for t in source.nodes), *tables]
     if not (column := (options.names("relation_column") or ("",))[0]) or source.is_typed:
         return source, tables
     nodes, (edges,) = ([t for t in tables if t.source.kind == kind] for kind in ("nodes", "edges"))
-    check_relation_column(source.path, column, edges.schema.names, 0)
+    derived.check_relation_column(source.path, column, edges.schema.names, 0)
     raw, rows = replace(edges, one_hot={}), _rows(edges, budget)
     items = [(stages.folder, raw, column, k, span, rows) for k, span in enumerate(spans_of(edges, rows))]
     found = stages.run("relations", f"edges by {column}", split_relations, items)
-    check_relation_column(source.path, column, edges.schema.names, sum(r["nulls"] for r in found))
+    derived.check_relation_column(source.path, column, edges.schema.names, sum(r["nulls"] for r in found))
     relations = sorted({name for record in found for name in record["paths"]})
-    source = by_relation(source, column, relations)
+    source = derived.by_relation(source, column, relations)
     paths = [[Path(path) for r in found for path in r["paths"].get(name, ())] for name in relations]
     made = (describe(t, of).with_values(edges.one_hot) for t, of in zip(source.edges, paths))
-    edges_of = [replace(own, heads=edges.heads, numbers=edges.numbers) for own in made]
+    edges_of = [replace(own, heads=edges.heads, numbers=edges.numbers, is_of_files=False) for own in made]
     return source, [*(replace(own, source=t) for own, t in zip(nodes, source.nodes)), *edges_of]
+
+
+def _made(table: SourceTable, folder: Path) -> Table:
+    """A table whose rows are in memory, in a file below `folder`."""
+    path = folder / IMPORTED / f"{table.title}-ends.parquet"
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(table.rows, path, row_group_size=ROWS_PER_GROUP)
+    return describe(table, [path])
+
+
+def called_by_text(columns: Ends) -> bool:
+    """True if nodes are called by text in these columns of ids, False if by whole numbers. Raises InputError: some are,
+    or a column is neither."""
+    kinds = {what: table.schema.field(name).type for what, table, name in columns}
+    for what, table, _ in columns:
+        check_id_column(what, kinds[what], 0, table.from_csv)
+    if all(t.numbers.get(name, False) or pa.types.is_integer(kinds[what]) for what, t, name in columns):
+        return False
+    check_one_kind(kinds)
+    return True
+
+
+def with_added_nodes(
+    own: Table, columns: Columns, used: pa.Array, folder: Path, notes: list[str]
+) -> tuple[Table, Columns]:
+    """A table of nodes and its columns, with rows of nulls for ids that are `used` and no node's; notes how many."""
+    what, text = columns.id or "id", is_text(used.type)
+    known: Any = pa.chunked_array([np.arange(own.num_rows)])
+    if columns.id is not None:
+        known = pa.chunked_array([c for p in own.pieces((what,)) for c in as_ids(p[what], text).chunks], used.type)
+    if not len(added := derived.new_ids([pa.chunked_array([used])], known)):
+        return own, columns
+    notes.append(derived.added_note(len(added)))
+    more = _made(SourceTable("nodes", type=own.source.type, rows=pa.table({what: added})), folder)
+    return own.with_rows(more, what), replace(columns, id=what)
+
+
+def ids_at(ends: Ends, text: bool, stages: Stages, budget: Budget, name: str = "nodes") -> pa.Array:
+    """The ids of nodes in columns of ends of edges, in ascending order."""
+    spans = [(t, column, text, s, r) for _, t, column in ends for r in [_rows(t, budget)] for s in spans_of(t, r)]
+    items = [(stages.folder / IMPORTED / f"{name}-ids-{k:06d}.parquet", *each) for k, each in enumerate(spans)]
+    stages.run(f"ends-{name}", "ids of nodes that edges name", find_ids, items)
+    return derived.new_ids([pq.read_table(path)["id"] for path, *_ in items])
+
+
+def find_ids(path: Path, table: Table, column: str, text: bool, span: Span, rows: int) -> dict[str, Any]:
+    """Write the distinct ids that a span has in a column of ends."""
+    path.parent.mkdir(exist_ok=True)
+    found = [as_ids(batch[column].drop_null(), text) for batch in batches(table, span, (column,), rows)]
+    pq.write_table(pa.table({"id": derived.new_ids(found)}), path)
+    return {}
 
 
 def _opened(table: SourceTable, stage: str, options: ReadOptions, stages: Stages, budget: Budget) -> Table:
     """The columns of a table; what is neither Parquet nor NumPy is imported first."""
     imported, seen = list[Path](), list[dict[str, Any]]()
     if not is_read_as_it_is(table):
-        imported = [stages.folder / "import" / f"{stage}-{k:06d}.parquet" for k in range(len(table.files))]
+        imported = [stages.folder / IMPORTED / f"{stage}-{k:06d}.parquet" for k in range(len(table.files))]
         items = [(table, k, options, into) for k, into in enumerate(imported)]
         seen = stages.run(f"import-{stage}", f"reading files of {table.title}", import_file, items)
     found = describe(table, imported, seen)
@@ -67,12 +131,12 @@ def _rows(table: Table, budget: Budget) -> int:
 
 def split_relations(folder: Path, table: Table, column: str, number: int, span: Span, rows: int) -> dict[str, Any]:
     """Write the edges of a span, so many rows at a time, as Parquet files, each of one value of a column."""
-    (folder / "relations").mkdir(exist_ok=True)
+    (folder / RELATIONS).mkdir(exist_ok=True)
     nulls, paths = 0, dict[str, list[str]]()
     for k, batch in enumerate(batches(table, span, table.schema.names, rows)):
         nulls += batch[column].null_count
-        for i, (name, own) in enumerate(rows_by_relation(batch, column).items()):
-            paths.setdefault(name, []).append(str(folder / "relations" / f"{number:06d}-{k:06d}-{i:05d}.parquet"))
+        for i, (name, own) in enumerate(derived.rows_by_relation(batch, column).items()):
+            paths.setdefault(name, []).append(str(folder / RELATIONS / f"{number:06d}-{k:06d}-{i:05d}.parquet"))
             pq.write_table(own, paths[name][-1], row_group_size=ROWS_PER_GROUP)
     return {"nulls": nulls, "paths": paths}
 

@@ -28,21 +28,21 @@ from ..datasets.cleaning import columns as columns_of
 from ..datasets.cleaning import edges as mended
 from ..datasets.cleaning.clean import card_facts
 from ..datasets.cleaning.filling import Seen, Treatment, check_indicators
-from ..datasets.cleaning.node_ids import check_id_column, unknown
+from ..datasets.cleaning.node_ids import EndColumn, faults_of_ends
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.raw import Faults, about, noted, refuse
 from ..datasets.cleaning.typed import note_of_types, reversed_relations
-from ..datasets.readers.described import check_options, check_unread_columns, described, dropped_notes, is_typed
+from ..datasets.readers import described
 from ..datasets.readers.parquet import labels_of
+from ..datasets.schema.columns import NONE
 from ..datasets.schema.source import GraphTables
 from . import edges as edge_tasks
 from . import features as feature_tasks
 from .arrays import Matrix, Output, Piece, Written, make_outputs, sample_of, write_slice
 from .budget import Budget, DiskNeed, check_disk, held_by
 from .edges import edge_table
-from .features import feature_width
-from .nodes import NodeTable, WrittenRows, called_by_text, settle_labels
-from .opened import open_tables
+from .nodes import NodeTable, WrittenRows, settle_labels
+from .opened import MADE, called_by_text, ids_at, open_tables, with_added_nodes
 from .scratch import STORE
 from .source import Settings
 from .spill import cell_sizes
@@ -65,7 +65,7 @@ class Ingest:
         self.integer_names: bool | None = None
         self.card: columns_of.Card = []
         self.lost: list[str] = []
-        self.typed = is_typed(source, settings.options)
+        self.typed = described.is_typed(source, settings.options)
 
     def run(self) -> None:
         """Make the store, with its manifest.
@@ -78,12 +78,12 @@ class Ingest:
             self._run()
 
     def _run(self) -> None:
-        check_options(self.source, self.settings.options)
+        described.check_options(self.source, self.settings.options)
         self._describe()
         for t in self.source.nodes:
-            notes = list[str]()
+            notes, options = self.number_notes[t.type], described.numbering(self.source, self.settings.options)
             with about(t.of_type):
-                self.of_types[t.type].number(self.ids_are_text[t.type], self.settings.options, notes)
+                self.of_types[t.type].number(self.ids_are_text[t.type], options, notes)
             self.notes += noted(t.type, notes)
         self._put_names(list(self.of_types.values()))
         self._put_times()
@@ -96,8 +96,6 @@ class Ingest:
                 with faults.noted():
                     self._note_edges()
                     groups = self._sorted(self.work)
-                    if not self.typed:
-                        self._note_sorted(groups)
             fails = bool(faults or labels)
             self.notes += [] if labels else self.labels["notes"]
             with of_features.noted():
@@ -107,7 +105,7 @@ class Ingest:
             self.notes += self.labels["split_notes"]
             more: dict[str, Any] = {}
             if self.typed:
-                self.notes.append(note_of_types(self.types))
+                self.notes += [note_of_types(self.types)] if self.settings.options.task != "link" else []
                 more["edges_of_types"] = np.sum([r["of_relations"] for r in groups], axis=0).tolist()
         self._write_manifest(features, **more)
 
@@ -117,30 +115,35 @@ class Ingest:
         self.source, tables = open_tables(self.source, options, self.stages, self.budget, self.typed)
         source, self.notes = self.source, list(self.source.notes)
         options = replace(options, relation_column=None) if self.typed else options
-        schema = described(source, tables, options, self.notes)
+        if self.settings.is_divided and options.split is None:
+            options = replace(options, split=NONE)
+        schema = described.schema_of_open(source, tables, options, self.notes)
         self.read, self.target = schema.record(), schema.target
-        check_unread_columns(schema, tables, options, self.settings.split is None and options.split is None)
+        described.check_unread_columns(schema, tables, options, not (self.settings.split or options.split))
         every = [(t.with_widths((*own.labels, *own.features)), own) for t, own in zip(tables, schema.of_tables)]
         nodes, edges = ([own for own in every if own[0].source.kind == kind] for kind in ("nodes", "edges"))
         target_first = sorted(nodes, key=lambda each: each[0].source.type != self.target)
         self.ids_are_text, self.of_types = {}, dict[Any, NodeTable]()
-        for table, own in nodes:
-            ends = [(t, of, side) for t, of in edges for side in t.source.sides_at(table.source)]
+        self.number_notes: dict[Any, list[str]] = {t.type: [] for t in source.nodes}
+        for k, (table, own) in enumerate(target_first):
+            t, ends = table.source.type, described.ends_at(table.source, edges)
+            ids = [] if own.id is None else [(f"nodes.{own.id}", table, own.id)]
             with about(table.source.of_type):
-                self.ids_are_text[table.source.type] = called_by_text(source.path, table, own, ends)
-        for table, own in edges:
-            with about(table.source.of_type):
-                feature_width(table, own.features)
+                self.ids_are_text[t] = text = called_by_text([*ends, *ids])
+                if text and not ids:
+                    raise described.text_without_ids(source.path, own.table)
+                if options.dangling_edges == "add":
+                    used = ids_at(ends, text, self.stages, self.budget, table.source.title)
+                    target_first[k] = with_added_nodes(table, own, used, self.folder, self.number_notes[t])
+        self.tables = [edge_table(*own, options, self.budget, self.stages.run) for own in edges]
         for table, own in target_first:
-            t, labelled = table.source.type, table.source.type == self.target
+            t, labelled = table.source.type, table.source.type == self.target and options.task != "link"
             with about(table.source.of_type):
                 labels_of(table.empty, own.labels, own.table)
-                feature_width(table, own.features)
                 where = self.folder / "types" / str(len(self.of_types)) if self.typed else self.folder
                 number = len(self.of_types) if self.typed else None
                 common = self.stages, self.budget, own
                 self.of_types[t] = NodeTable(table, where, *common, labelled=labelled, number=number, node_type=str(t))
-        self.tables = [edge_table(*own, options, self.budget, self.stages.run) for own in edges]
         self.times = settled_times(target_first, edges, self.folder / "node_time")
         self._make_types()
         self.weight_notes = list[str]()
@@ -176,7 +179,8 @@ class Ingest:
         # Features made of degrees have two columns.
         values = sum(own.feature_values for own in nodes) or (0 if self.typed else 2 * self.offsets[-1])
         need = DiskNeed(self.offsets[-1], sum(own.table.num_rows for own in self.tables), values, spilled, placed)
-        check_disk(self.folder.parent, need.nbytes, held_by(self.folder))
+        made = sum(held_by(self.folder / name) for name in MADE)
+        check_disk(self.folder.parent, need.nbytes + made, held_by(self.folder))
 
     def _put_names(self, tables: Sequence[NodeTable]) -> None:
         """Outputs with the names of the nodes, if some have others than their numbers."""
@@ -200,12 +204,12 @@ class Ingest:
         types = [(n.map, first, n.ranges, name.format(t) if n.columns.time else "") for (t, n), first in every]
         with about(self.source.name):
             self.stages.run("times", "times of nodes", gather_times, [(self.times, types)])
-        if self.of_types[self.target].columns.time:
+        if self.target in self.of_types and self.of_types[self.target].columns.time:
             self.outputs.append(Output("node_time", kind, (Piece(self.times.file, self.offsets[-1]),), kind))
 
     def _settle_labels(self) -> None:
         """Labels and split of the nodes that are predicted; those of other types have none."""
-        nodes, others = self.of_types[self.target], sum(np.diff(self.offsets)[1:].tolist())
+        nodes, others = next(iter(self.of_types.values())), sum(np.diff(self.offsets)[1:].tolist())
         chosen = self.settings.options, self.settings.split, self.settings.seed
         times = self.times if nodes.columns.time else NO_TIMES
         item = (nodes.map, nodes.ranges, nodes.scanned, *chosen, nodes.columns.labels, times)
@@ -242,22 +246,23 @@ class Ingest:
         ]
         faults = Faults()
         for t in self.source.nodes:
-            ends = [
-                (f"{own.table.called}.{own.columns.ends[side]}", own.table.from_csv, seen, side)
+            named, text = self.typed or self.of_types[t.type].is_named, self.ids_are_text[t.type]
+            columns = [
+                EndColumn(
+                    f"{own.table.called}.{own.columns.ends[side]}",
+                    pa.string() if text else pa.int64(),
+                    seen["nulls"][side],
+                    own.table.from_csv,
+                    seen["unknown"][side] * named,
+                    seen["first_unknown"][side],
+                )
                 for own, seen in zip(self.tables, self.seen)
                 for side in own.table.source.sides_at(t)
             ]
-            kind = pa.string() if self.ids_are_text[t.type] else pa.int64()
-            own = Faults()
-            for what, from_csv, seen, side in ends:
-                with own.noted(), about(t.of_type):
-                    check_id_column(what, kind, seen["nulls"][side], from_csv)
-            for what, _, seen, side in ends if not own else ():
-                if (count := seen["unknown"][side]) and (self.typed or self.of_types[t.type].is_named):
-                    with own.noted(), about(t.of_type):
-                        raise unknown(count, what, seen["first_unknown"][side])
-            faults += own
-        self.notes += dropped_notes([(own.table.called, seen["dropped"]) for own, seen in zip(self.tables, self.seen)])
+            faults += faults_of_ends(columns, t.of_type)
+        self.notes += described.dropped_notes(
+            [(own.table.called, seen["dropped"]) for own, seen in zip(self.tables, self.seen)]
+        )
         return faults
 
     def _note_edges(self) -> None:
@@ -287,23 +292,29 @@ class Ingest:
             mended.note_loops(self.seen[0]["loops"], self.seen[0]["first_loop"], options, self.notes)
             self.notes += [mended.REVERSED] if options.direction == "reverse" else []
 
-    def _note_sorted(self, found: Sequence[dict[str, Any]]) -> None:
-        """Note repeated edges and the direction, of one type. Raises InputError if they are an error."""
-        work, notes = self.work, self.notes
-        repeats = [r["repeats"] for r in found]
-        first = next((key for count, key in repeats if count), 0)
-        total = sum(c for c, _ in repeats), first
+    def _directed(self, work: edge_tasks.EdgeWork, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Note repeated edges and the direction, of one type. What was `found` of its sorted edges; with their reverses
+        if the source's hint says so. Raises InputError if they are an error."""
+        notes, repeats = self.notes, [r["repeats"] for r in found]
+        total = sum(c for c, _ in repeats), next((key for count, key in repeats if count), 0)
         mended.note_repeats(total, work.num_nodes, work.weighted, work.width > 0, work.options, notes=notes)
-        before, after = sum(r["before"] for r in found), sum(r["edges"] for r in found)
-        mended.settled_direction(all(r["symmetric"] for r in found), before, work.options, None, notes)
-        mended.note_reverses(before, after, notes)
+        before, symmetric = sum(r["before"] for r in found), all(r["symmetric"] for r in found)
+        direction = mended.settled_direction(symmetric, before, work.options, self.source.hint, notes)
+        if work.options.direction is None and direction == "undirected":
+            found = self._sort(replace(work, options=replace(work.options, direction=direction)), "reverses")
+        mended.note_reverses(before, sum(r["edges"] for r in found), notes)
         mended.note_borrowed(self.times.borrowed, notes)
+        return found
+
+    def _sort(self, work: edge_tasks.EdgeWork, stage: str) -> list[dict[str, Any]]:
+        tasks = sum(len(own.spans) for own in self.tables)
+        items = [(work, tasks, k, *cells) for k, cells in enumerate(self._groups(work, tasks))]
+        return self.stages.run(stage, "sorting edges", edge_tasks.sort_edges, items)
 
     def _sorted(self, work: edge_tasks.EdgeWork) -> list[dict[str, Any]]:
         """Sort the spilled edges, by ranges of destinations, into outputs."""
-        tasks = sum(len(own.spans) for own in self.tables)
-        items = [(work, tasks, k, *cells) for k, cells in enumerate(self._groups(work, tasks))]
-        found = self.stages.run("sort", "sorting edges", edge_tasks.sort_edges, items)
+        found = self._sort(work, "sort")
+        found = found if self.typed else self._directed(work, found)
         degrees, at = np.unique(np.concatenate([r["degrees"] for r in found]), return_inverse=True)
         counts = np.bincount(at, np.concatenate([r["counts"] for r in found])).astype(np.int64)
         self.in_degree = degree_summary(degrees.astype(np.int64), counts)

@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from ...storage.node_names import NodeNames
 from ..datasets.cleaning.class_names import by_value
-from ..datasets.cleaning.node_ids import as_numbers, is_text, signed
+from ..datasets.cleaning.node_ids import as_ids, is_text
 from ..datasets.cleaning.raw import AnyArray
 from ..datasets.readers.parquet import labels_of, split_bits, times_of
 from ..datasets.schema.columns import Columns
@@ -41,7 +40,7 @@ def scan_nodes(
             if ids_are_text:
                 names.append(NodeNames.of_arrow(column))
             else:
-                found["id"].append(integers(column))
+                found["id"].append(as_ids(column, text=False).to_numpy())
         if columns.time:
             found["time"].append(np.asarray(times_of(batch, columns.time, columns.table)))
         if not labelled:
@@ -72,15 +71,6 @@ def scan_nodes(
         if arrays:
             np.save(file_of(folder, what, number), np.concatenate(arrays))
     return record
-
-
-def integers(column: pa.ChunkedArray, what: str = "nodes.id") -> AnyArray:
-    """Ids of the column `what` that are whole numbers, or text that says the same."""
-    if is_text(column.type):
-        whole = as_numbers(column)
-        assert whole is not None, "the import saw that all are numbers"
-        column = whole
-    return signed(column, what).to_numpy()
 
 
 def ascend(records: Sequence[dict[str, Any]]) -> bool:

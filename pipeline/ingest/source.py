@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -26,6 +27,7 @@ from ..datasets.readers.tables import (
     check_ratio,
     file_batches,
     joined,
+    needs_nodes,
     plain,
     tables_of_edge_file,
     tables_of_folder,
@@ -69,6 +71,8 @@ class Settings(Formats):
     options: ReadOptions = DEFAULT_OPTIONS
     split: str | None = None
     seed: int = 0
+    is_divided: bool = False
+    """See `Request.is_divided`."""
 
 
 @dataclass(frozen=True)
@@ -106,11 +110,15 @@ class Table:
     """See `with_one_hot`."""
     numbers: Mapping[str, bool] = field(default_factory=dict)
     """True for a column of CSV that is read as text, if all its values are whole numbers."""
+    is_of_files: bool = True
+    """True if its first paths are those of the user's files, one for each."""
+    row_ids: str = ""
+    """Column of ids that only the last path has; those of other rows are their numbers."""
 
     @property
     def from_csv(self) -> bool:
         """True if its files are CSV."""
-        return is_csv(self.files[0])
+        return bool(self.files) and is_csv(self.files[0])
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -138,17 +146,32 @@ class Table:
         found = self
         for name in (n for n in columns if is_list(self.read_as.field(n).type)):
             # Lists may be long, and mostly the first one is no null.
-            widths = (list_width(piece[name]) for piece in self.pieces((name,), LISTS_AT_ONCE))
-            width = next((w for w in widths if w is not None), 0)
-            kind = pa.list_(self.read_as.field(name).type.value_type, width)
-            at, field = self.read_as.get_field_index(name), self.read_as.field(name).with_type(kind)
-            empty = found.empty.set_column(found.empty.column_names.index(name), field, pa.array([], kind))
-            found = replace(found, read_as=found.read_as.set(at, field), empty=empty)
+            width = next(filter(None, (list_width(p[name]) for p in self.pieces((name,), LISTS_AT_ONCE))), 0)
+            found = found._with_type(name, pa.list_(self.read_as.field(name).type.value_type, width))
         return found
+
+    def with_rows(self, more: "Table", ids: str) -> "Table":
+        """The table with the rows of another one behind, which has the column `ids` alone. If this one has no such
+        column, its ids are the numbers of its rows."""
+        found = replace(self, paths=(*self.paths, *more.paths), num_rows=self.num_rows + more.num_rows)
+        if ids not in self.schema.names:
+            return replace(found._with_type(ids, pa.int64()), row_ids=ids)
+        kind = self.read_as.field(ids).type
+        return found if is_text(kind) or pa.types.is_uint64(kind) else found._with_type(ids, pa.int64())
+
+    def _with_type(self, name: str, kind: pa.DataType) -> "Table":
+        """The table with another type of a column, or with a column more."""
+        field, at = pa.field(name, kind), self.read_as.get_field_index(name)
+        if at < 0:
+            empty = self.empty.append_column(field, pa.array([], kind))
+            return replace(self, read_as=self.read_as.append(field), empty=empty)
+        return replace(
+            self, read_as=self.read_as.set(at, field), empty=self.empty.set_column(at, field, pa.array([], kind))
+        )
 
     def file_of(self, path: File) -> File:
         """The user's file that a path has rows of."""
-        return self.files[self.paths.index(path)] if len(self.paths) == len(self.files) else path
+        return dict(zip(self.paths, self.files)).get(path, path) if self.is_of_files else path
 
     def pieces(self, columns: Sequence[str], rows: int = PIECE_ROWS) -> Iterator[pa.Table]:
         """The rows of some columns, so many at a time."""
@@ -156,14 +179,15 @@ class Table:
             yield from batches(self, span, columns, rows)
 
 
-def find_source(path: Path | str, options: ReadOptions) -> GraphTables:
-    """The tables of a folder, or of a URL; or a file of edges and the one of nodes beside it. Raises InputError."""
+def find_source(path: Path | str, options: ReadOptions, pairs: str | None = None) -> GraphTables:
+    """The tables of a folder, or of a URL; or a file of edges and the one of nodes beside it. The file of `pairs` is
+    none of them. Raises InputError."""
     if isinstance(path, Path):
-        return (tables_of_folder if path.is_dir() else tables_of_edge_file)(path, options)
+        return tables_of_folder(path, options, pairs=pairs) if path.is_dir() else tables_of_edge_file(path, options)
     if options.nodes_file is not None:
         raise InputError(f"nodes_file is given, but {path} is a URL, whose nodes* are read; leave it out")
     entries = {name: (UrlFile(path, name),) for name in names_at(path) if name.endswith(".parquet")}
-    tables = tuple(tables_of(entries, path))
+    tables = tuple(tables_of(entries, path, needs_nodes(options)))
     return GraphTables(PurePosixPath(path).name, path, tables, notes=note_missing_parts(tables, path))
 
 
@@ -214,7 +238,8 @@ def describe(table: SourceTable, imported: Sequence[Path] = (), seen: Sequence[M
     names = {name for of_file in seen for name in of_file["numbers"]}
     numbers = {name: all(of_file["numbers"].get(name, False) for of_file in seen) for name in names}
     each = max(1, size // max(1, rows))
-    return Table(table, paths, empty, heads, rows, each, read_as=empty.schema, numbers=numbers)
+    more = {"numbers": numbers, "is_of_files": len(paths) == len(table.files)}
+    return Table(table, paths, empty, heads, rows, each, read_as=empty.schema, **more)
 
 
 def import_file(table: SourceTable, number: int, options: ReadOptions, into: Path) -> dict[str, Any]:
@@ -346,7 +371,7 @@ def batches(table: Table, span: Span, columns: Sequence[str], rows: int) -> Iter
         first, picked = span.first, [c for c in wanted if c in file.schema_arrow.names]
         if not picked:
             for done in range(0, span.rows, rows):
-                yield _conformed(pa.table({}), table, wanted, range(done, min(done + rows, span.rows)))
+                yield _conformed(pa.table({}), table, wanted, range(first + done, first + min(done + rows, span.rows)))
             return
         for batch in file.iter_batches(rows, list(span.groups), columns=picked, use_threads=False):
             of_batch = range(first, first := first + batch.num_rows)
@@ -367,6 +392,8 @@ def _conformed(found: pa.Table, table: Table, wanted: Sequence[str], rows: range
     for name in wanted:
         kind = table.read_as.field(name).type
         own = found[name] if name in found.column_names else pa.chunked_array([pa.nulls(len(rows), kind)])
+        if name == table.row_ids and name not in found.column_names:
+            own = pa.chunked_array([np.arange(rows.start, rows.stop)])
         if pa.types.is_fixed_size_list(kind):
             check_lists(own, f"{table.source.title}.{name}", kind.list_size, rows.start)
             own = own if own.null_count < len(own) else pa.chunked_array([pa.nulls(len(rows), kind)])

@@ -5,6 +5,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,17 +91,10 @@ def parse_memory(text: str | int) -> int:
     Raises:
         InputError: it is no size.
     """
-    units = {"": 1, "b": 1} | {
-        f"{prefix}{middle}b": base**power
-        for middle, base in (("", 1000), ("i", 1024))
-        for power, prefix in enumerate("kmgt", 1)
-    }
+    from dask.utils import parse_bytes
+
     words = str(text).strip().lower()
-    number = words.rstrip("kmgtib")
-    try:
-        size = float(number) * units[words[len(number) :].strip()]
-        if 0 < size < 2**62:
-            return int(size)
-    except (ValueError, KeyError):
-        pass
+    with suppress(ValueError):
+        if words[:1].isdigit() and words[-1] in "0123456789b" and 0 < (size := parse_bytes(words)) < 2**62:
+            return size
     raise InputError(f"memory is '{text}'; expected a size such as 1GiB or 512MB")

@@ -1,16 +1,16 @@
 """Renumbering of a table's node ids, numbers or names, to 0 to V - 1."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from ....storage.errors import InputError
 from ....storage.node_names import NodeNames
-from .arrow import pc
+from .arrow import pc, with_columns
 from .options import ReadOptions
-from .raw import AnyArray
+from .raw import AnyArray, Faults, about
 
 Columns = dict[str, pa.ChunkedArray]
 
@@ -59,6 +59,33 @@ def check_id_column(what: str, kind: pa.DataType, nulls: int, from_csv: bool) ->
         raise InputError(f"column {what} holds {nulls} nulls{quoted}; expected an id in every row: drop those rows")
 
 
+class EndColumn(NamedTuple):
+    """A column of ends of edges."""
+
+    what: str
+    """Its name in messages."""
+    kind: pa.DataType
+    nulls: int
+    from_csv: bool
+    unknown: int
+    """Ends that are no nodes."""
+    first: str | None
+    """The first of them, as it is shown."""
+
+
+def faults_of_ends(columns: Sequence[EndColumn], of_type: str) -> Faults:
+    """Faults of the ends of edges at the nodes of a type: those that are null, else those that are no nodes."""
+    faults = Faults()
+    for column in columns:
+        with faults.noted(), about(of_type):
+            check_id_column(column.what, column.kind, column.nulls, column.from_csv)
+    for column in columns if not faults else ():
+        with faults.noted(), about(of_type):
+            if column.unknown:
+                raise unknown(column.unknown, column.what, str(column.first))
+    return faults
+
+
 def check_one_kind(types: Mapping[str, pa.DataType]) -> None:
     """Raise InputError if some columns of ids are text and others numbers."""
     kinds = {what: is_text(kind) for what, kind in types.items()}
@@ -79,11 +106,24 @@ def as_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
     return numbers if numbers.cast(column.type).equals(column) else None
 
 
-def in_one_kind(columns: Sequence[pa.ChunkedArray]) -> list[pa.ChunkedArray]:
-    """Columns of ids as integers where all are whole numbers, written as text or not; else as text."""
+def as_ids(column: pa.ChunkedArray, text: bool, what: str = "nodes.id") -> pa.ChunkedArray:
+    """A column of ids, whose name in messages is `what`: as text, or as int64 where all are whole numbers, or text that
+    says the same."""
+    if text:
+        return column.cast(pa.large_string())
+    whole = as_numbers(column) if is_text(column.type) else signed(column, what)
+    assert whole is not None, "the import saw that all are numbers"
+    return whole.cast(pa.int64())
+
+
+def in_one_kind(*tables: tuple[pa.Table, Sequence[str]]) -> list[pa.Table]:
+    """Tables whose columns of ids, which are named, are integers where all are whole numbers, written as text or not;
+    else text."""
+    columns = [table[name] for table, names in tables for name in names]
     numbers = [as_numbers(column) if is_text(column.type) else column for column in columns]
-    found = [column for column in numbers if column is not None]
-    return found if len(found) == len(columns) else [column.cast(pa.string()) for column in columns]
+    whole = all(column is not None for column in numbers)
+    found = iter(numbers if whole else [column.cast(pa.string()) for column in columns])
+    return [with_columns(table, {name: next(found) for name in names}) for table, names in tables]
 
 
 def numbered_by_name(

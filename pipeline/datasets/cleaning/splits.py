@@ -130,7 +130,24 @@ def make_split(
             notes.append(
                 f"{NO_SPLIT} 60 % of the labelled {unit}s train, 20 % validate, the rest test (split=fraction:0.6,0.2)."
             )
-    parts = _chosen(spec, labels, stored, text, seed, options, notes=notes, times=times, unit=unit, time_unit=time_unit)
+    if spec.kind == "public":
+        if not stored:
+            raise InputError(
+                "split is 'public' but the input stores no split; use split=random:20,30 or split=fraction:0.6,0.2"
+            )
+        parts = stored if isinstance(stored, Split) else clean_split(stored, labels, options, notes, unit)
+    elif spec.kind in ("time", "until"):
+        if times is None:
+            give = "node_time" if unit == "node" else "their times"
+            raise InputError(f"split is '{text}', but {unit}s have no times; give {give}, or split=fraction:0.6,0.2")
+        labelled = np.flatnonzero(is_labelled(labels))
+        parts = Split(*(labelled[part] for part in by_time(times[labelled], spec, str(text), time_unit)))
+    elif spec.kind == "random":
+        parts = _random(labels, int(spec.train), int(spec.val), seed, unit)
+    else:
+        parts = _fraction(labels, spec, seed)
+    if spec.kind != "public":
+        _require_train(parts)
     _note_unseen(parts, labels, notes, unit)
     return parts
 
@@ -148,40 +165,6 @@ def _note_unseen(parts: Split, labels: npt.NDArray[Any], notes: list[str], unit:
             f"No val or test {unit} has class {shown}, which accuracy does not count: classes by number, "
             f"{len(unseen)} of {len(seen)}."
         )
-
-
-def _chosen(
-    spec: SplitSpec,
-    labels: npt.NDArray[Any],
-    stored: Mapping[str, AnyArray] | Split | None,
-    text: str | None,
-    seed: int,
-    options: ReadOptions,
-    notes: list[str],
-    times: npt.NDArray[Any] | None,
-    unit: str,
-    time_unit: str | None,
-) -> Split:
-    """The split that `make_split` has chosen."""
-    if spec.kind == "public":
-        if not stored:
-            raise InputError(
-                "split is 'public' but the input stores no split; use split=random:20,30 or split=fraction:0.6,0.2"
-            )
-        return stored if isinstance(stored, Split) else clean_split(stored, labels, options, notes, unit)
-    if spec.kind in ("time", "until"):
-        if times is None:
-            give = "node_time" if unit == "node" else "their times"
-            raise InputError(f"split is '{text}', but {unit}s have no times; give {give}, or split=fraction:0.6,0.2")
-        labelled = np.flatnonzero(is_labelled(labels))
-        return Split(*(labelled[part] for part in by_time(times[labelled], spec, str(text), time_unit)))
-    split = (
-        _random(labels, int(spec.train), int(spec.val), seed, unit)
-        if spec.kind == "random"
-        else _fraction(labels, spec, seed)
-    )
-    _require_train(split)
-    return split
 
 
 def by_time(times: npt.NDArray[Any], spec: SplitSpec, text: str, time_unit: str | None = None) -> list[IdArray]:
@@ -244,11 +227,7 @@ def _fraction(labels: npt.NDArray[Any], spec: SplitSpec, seed: int) -> Split:
 
 
 def clean_split(
-    stored: Mapping[str, AnyArray],
-    labels: npt.NDArray[Any],
-    options: ReadOptions,
-    notes: list[str],
-    unit: str = "node",
+    stored: Mapping[str, AnyArray], labels: npt.NDArray[Any], options: ReadOptions, notes: list[str], unit: str = "node"
 ) -> Split:
     """The stored split with the repairs that `options` allow. `unit` as in `make_split`.
 
@@ -336,3 +315,41 @@ def _require_train(split: Split) -> None:
         raise InputError(
             "the train split is empty; there is nothing to learn from: use split=random:20,30 or split=fraction:0.6,0.2"
         )
+
+
+# -- one of several splits that a file stores, as benchmarks publish them
+
+Which = str | tuple[str, ...] | None
+"""``read.split``: the number of a split from 0, or none; None: the first."""
+
+
+def one_split(
+    stored: Mapping[str, AnyArray], num_nodes: int, which: Which, what: object
+) -> tuple[dict[str, AnyArray], tuple[str, ...]]:
+    """The sets of one split, and notes.
+
+    Args:
+        stored: ids, or masks [V], or masks [K, V] or [V, K] of K splits, by set.
+        num_nodes: V.
+        which: of them.
+        what: the input, for messages.
+
+    Raises:
+        InputError: there is no such split.
+    """
+    if which == "none":
+        return {}, ()
+    masks = {
+        part: m if m.shape[1:] == (num_nodes,) else m.T for part, m in stored.items() if m.ndim == 2 and m.dtype == bool
+    }
+    several = max(map(len, masks.values()), default=0)
+    if which is not None and not (isinstance(which, str) and which.isdecimal() and int(which) < several):
+        expected = f"0 to {several - 1}" if several else "none, as it has no several splits"
+        raise InputError(f"{what}: read.split is '{which}'; expected {expected}")
+    at = int(str(which or 0))
+    if short := next((part for part, m in masks.items() if at >= len(m)), None):
+        raise InputError(
+            f"{what}: the {short} masks are {len(masks[short])}, and others {several}; save as many of each"
+        )
+    note = f"Of {several} splits that are stored, number {at} is read (read.split=1 would read the second)."
+    return {**stored, **{part: m[at] for part, m in masks.items()}}, ((note,) if several > 1 else ())

@@ -1,7 +1,8 @@
 """Tables that are made of others: nodes of the ends of edges, and a table for each relation that a column names."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +16,7 @@ from ..cleaning.options import ReadOptions
 from ..cleaning.typed import check_relations
 from ..schema.roles import schema_of
 from ..schema.source import GraphTables, SourceTable
-from .described import check_edge_rows
+from .described import Ends, OpenTable, check_edge_rows, ends_at
 from .tables import ReadTable, joined, plain
 
 ONE_TYPE = "node"
@@ -23,10 +24,10 @@ ONE_TYPE = "node"
 
 
 def with_nodes_of_edges(
-    source: GraphTables, edges: Sequence[ReadTable], options: ReadOptions
-) -> tuple[GraphTables, list[ReadTable]]:
-    """The source with a table for nodes of each type that has none, the ends of its edges in the order of their ids;
-    and these tables."""
+    source: GraphTables, edges: Sequence[OpenTable], options: ReadOptions, ids_of: Callable[[Ends], pa.Array]
+) -> GraphTables:
+    """The source with a table for nodes of each type that has none, first: the ends of its edges in the order of their
+    ids, which are `ids_of` these columns."""
     if not source.adds_nodes and options.task != "link" and options.labels_of != "edges":
         raise NoLabelsError(
             f"{source.path}: there is no table of nodes, so there are no labels; give nodes.csv (columns id, label, "
@@ -37,20 +38,35 @@ def with_nodes_of_edges(
     if not source.adds_nodes and source.is_typed:
         raise InputError(f"{source.path}: relations have no tables of nodes; give nodes-TYPE for each type")
     types = dict.fromkeys(t for read in edges for t in read.source.ends)
-    added, notes = list[ReadTable](), list[str]()
+    added, notes = list[SourceTable](), list[str]()
     for t in [t for t in types if t not in {table.type for table in source.nodes}]:
         table = SourceTable("nodes", type=t, roles={"id": "id"})
-        at = [(read, own.table, own.ends[i]) for read, own in zip(edges, columns) for i in read.source.sides_at(table)]
-        ends = {f"{title}.{name}": read.rows[name] for read, title, name in at}
-        from_csv = {f"{title}.{name}" for read, title, name in at if read.from_csv}
-        chunks = [c for column in as_one_kind(ends, from_csv).values() for c in column.chunks]
-        ids = pa.chunked_array(chunks).unique() if chunks else pa.array([], pa.int64())
-        rows = pa.table({"id": ids.take(pc.sort_indices(ids))})
-        added.append(ReadTable(replace(table, rows=rows), rows, (rows.schema,)))
+        ids = ids_of(ends_at(table, list(zip(edges, columns))))
+        added.append(replace(table, rows=pa.table({"id": ids})))
         what = counted(len(ids), "node") + ("" if t is None else f" of type '{t}'")
         notes.append(f"{what} {were(len(ids))} taken from the ends of the edges: there is no table of nodes.")
-    tables = (*(read.source for read in added), *source.tables)
-    return replace(source, tables=tables, notes=(*source.notes, *notes)), added
+    return replace(source, tables=(*added, *source.tables), notes=(*source.notes, *notes))
+
+
+def ids_in_memory(ends: Ends) -> pa.Array:
+    """The ids in columns of tables whose rows are in memory, in ascending order."""
+    columns = {what: next(read.pieces((name,)))[name].drop_null() for what, read, name in ends}
+    from_csv = {what for what, read, _ in ends if read.from_csv}
+    return new_ids(list(as_one_kind(columns, from_csv).values()))
+
+
+def new_ids(used: Sequence[pa.ChunkedArray], *known: pa.ChunkedArray) -> pa.Array:
+    """The distinct values of columns of ids of one kind that are not `known`, in ascending order."""
+    kind = (*known, *used, pa.array([], pa.int64()))[0].type
+    every: Any = pa.chunked_array([c for column in used for c in column.cast(kind).chunks], kind).unique()
+    found = every.filter(pc.invert(pc.is_in(every, value_set=known[0]))) if known else every
+    return found.take(pc.sort_indices(found))
+
+
+def added_note(count: int) -> str:
+    """Note on nodes that only edges name."""
+    added = f"{counted(count, 'node')} that only edges name {were(count)} added"
+    return f"{added}, without label or features (dangling_edges=add)."
 
 
 def rows_by_relation(rows: pa.Table, column: str) -> dict[str, pa.Table]:

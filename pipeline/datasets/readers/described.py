@@ -2,7 +2,8 @@
 rows are read. In memory and in pieces alike."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -12,6 +13,7 @@ from ....storage.typed.graph_types import RelationType
 from ..cleaning.clean import check_no_target
 from ..cleaning.options import ReadOptions
 from ..cleaning.typed import OF_NODES, check_followed
+from ..schema.columns import Columns
 from ..schema.roles import Schema, schema_of
 from ..schema.source import GraphTables, SourceTable
 from ..schema.unread import check_sets, check_unread
@@ -22,6 +24,10 @@ OF_TABLES = (
     "node_time", "id", "src", "dst", "weight", "split", "relation_column", "dangling_edges", "one_hot",
 )  # fmt: skip
 """Options that tables of several types follow."""
+
+
+Ends = list[tuple[str, Any, str]]
+"""Columns of ends of edges: the name in messages, the open table, and the name in it."""
 
 
 class OpenTable(Protocol):
@@ -43,6 +49,10 @@ class OpenTable(Protocol):
     def num_rows(self) -> int:
         """Number of its rows."""
 
+    @property
+    def from_csv(self) -> bool:
+        """True if its files are CSV, where ids that are numbers are read as text."""
+
     def pieces(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """The rows of some columns, in pieces."""
 
@@ -63,7 +73,7 @@ def check_options(source: GraphTables, options: ReadOptions) -> None:
         raise InputError(f"{said}; leave it out, or rename the files")
 
 
-def described(
+def schema_of_open(
     source: GraphTables, tables: Sequence[OpenTable], options: ReadOptions, notes: list[str], has_edges: bool = True
 ) -> Schema:
     """The schema of a source whose tables are open, in their order.
@@ -88,8 +98,7 @@ def described(
             check_columns(table.heads, table.source, columns, options)
     if has_edges:
         notes += check_edge_rows(source.path, [(t.source, t.num_rows) for t in tables if t.source.kind == "edges"])
-    keys = [t.type for t in source.edges if isinstance(t.type, tuple)]
-    for key in keys:
+    for key in (t.type for t in source.edges if isinstance(t.type, tuple)):
         _check_ends(key, [str(t.type) for t in source.nodes])
     return schema
 
@@ -103,13 +112,15 @@ def check_unread_columns(schema: Schema, tables: Sequence[OpenTable], options: R
         if draws_split:
             check_sets(columns, table.schema, table.pieces, schema.source.path)
         if options.id is None:
-            ends = [
-                (edges.pieces, of_edges.ends[side])
-                for edges, of_edges in own
-                if edges.source.kind == "edges"
-                for side in edges.source.sides_at(table.source)
-            ]
+            ends = [(edges.pieces, name) for _, edges, name in ends_at(table.source, own)]
             check_unread(columns, table.schema, table.pieces, ends, schema.source.path)
+
+
+def ends_at(nodes: SourceTable, tables: Sequence[tuple[OpenTable, Columns]]) -> Ends:
+    """The columns of tables of edges that call the nodes of a table."""
+    edges = [(read, own) for read, own in tables if read.source.kind == "edges"]
+    every = [(read, own, own.ends[i]) for read, own in edges for i in read.source.sides_at(nodes)]
+    return [(f"{own.table}.{name}", read, name) for read, own, name in every]
 
 
 def _no_nodes(source: object, table: SourceTable) -> InputError:
@@ -130,6 +141,12 @@ def check_edge_rows(source: object, rows: Sequence[tuple[SourceTable, int]]) -> 
     if table.rows is not None:
         raise InputError(f"{source} has no edges; expected at least one")
     raise InputError(f"{source}: {file} has a header and no rows; expected an edge in each row")
+
+
+def numbering(source: GraphTables, options: ReadOptions) -> ReadOptions:
+    """The options by which nodes are numbered: a format that says which column has the ids lets them have gaps."""
+    named = all("id" in t.roles.values() for t in source.nodes)
+    return replace(options, missing_ids="compact") if named else options
 
 
 def text_without_ids(source: object, table: str) -> InputError:

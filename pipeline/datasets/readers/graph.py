@@ -1,5 +1,6 @@
 """The tables of a graph, read into memory by their schema: nodes are numbered, and columns become arrays."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,25 +9,15 @@ import pyarrow as pa
 
 from ....storage.errors import InputError
 from ....storage.node_names import NodeNames
-from ....storage.plural import counted, were
-from ..cleaning.arrow import pc
-from ..cleaning.node_ids import Columns as IdColumns
-from ..cleaning.node_ids import as_one_kind, check_id_column, is_text, numbered_by_name, renumbered, unknown, with_gaps
+from ..cleaning import node_ids
+from ..cleaning.class_names import VALUES
 from ..cleaning.options import ReadOptions
 from ..cleaning.raw import AnyArray, Faults, Ordered, Raw, RawEdges, RawNodes, about, noted
 from ..schema.columns import NONE, Columns
 from ..schema.roles import Schema, schema_of
 from ..schema.source import GraphTables
-from .derived_tables import by_relation, check_relation_column, rows_by_relation, schema_only, with_nodes_of_edges
-from .described import (
-    check_edge_rows,
-    check_options,
-    check_unread_columns,
-    described,
-    dropped_notes,
-    is_typed,
-    text_without_ids,
-)
+from . import derived_tables as derived
+from . import described
 from .parquet import feature_rows, labels_of, numbers_of, sets_of, split_bits, times_of
 from .parquet_rapids import ordered_edges
 from .reader import Request
@@ -45,15 +36,15 @@ def read_graph(source: GraphTables, request: Request) -> Raw:
     options = request.options
     if request.is_divided and options.split is None:
         options = replace(options, split=NONE)
-    with about(source.name if is_typed(source, options) else ""):
-        check_options(source, options)
-        return _Reading(source, options, request.split is None and options.split is None).raw()
+    with about(source.name if described.is_typed(source, options) else ""):
+        described.check_options(source, options)
+        return _Reading(source, options, not (request.split or options.split)).raw()
 
 
 def schema_at(source: GraphTables, options: ReadOptions) -> Schema:
     """The schema of some tables; of Parquet without their rows. Raises InputError like `read_graph`."""
     every = [
-        schema_only(t)
+        derived.schema_only(t)
         if t.files and (t.hive or all(f.name.lower().endswith(".parquet") for f in t.files))
         else read_rows(t, options)
         for t in source.tables
@@ -87,16 +78,16 @@ class _Reading:
         self.options, self.path, self.draws_split, self.faults = options, source.path, draws_split, Faults()
         nodes = [read_rows(t, options) for t in source.nodes]
         on_gpu = options.edges_on == "gpu" and all(t.files for t in source.edges)
-        edges = [schema_only(t) if on_gpu else read_rows(t, options) for t in source.edges]
+        edges = [derived.schema_only(t) if on_gpu else read_rows(t, options) for t in source.edges]
         if not nodes or source.adds_nodes:
-            source, added = with_nodes_of_edges(source, edges, options)
-            nodes = [*added, *nodes]
+            source = derived.with_nodes_of_edges(source, edges, options, derived.ids_in_memory)
+            nodes = [*(read_rows(t, options) for t in source.nodes[: len(source.nodes) - len(nodes)]), *nodes]
         if options.relation_column is not None and not source.is_typed:
             column, (read,) = (options.names("relation_column") or ("",))[0], edges
-            check_relation_column(source.path, column, read.rows.column_names, 0)
-            check_relation_column(source.path, column, read.rows.column_names, read.rows[column].null_count)
-            parts = rows_by_relation(read.rows, column)
-            source = by_relation(source, column, list(parts))
+            derived.check_relation_column(source.path, column, read.rows.column_names, 0)
+            derived.check_relation_column(source.path, column, read.rows.column_names, read.rows[column].null_count)
+            parts = derived.rows_by_relation(read.rows, column)
+            source = derived.by_relation(source, column, list(parts))
             nodes = [replace(own, source=t) for own, t in zip(nodes, source.nodes)]
             edges = [ReadTable(t, rows, read.heads) for t, rows in zip(source.edges, parts.values())]
             self.options = options = replace(options, relation_column=None)
@@ -104,7 +95,7 @@ class _Reading:
         reads = iter(nodes), iter(edges)
         every = [next(reads[t.kind == "edges"]) for t in source.tables]
         self.every, self.notes = every, list(source.notes)
-        self.schema: Schema = described(source, every, options, self.notes, has_edges=not on_gpu)
+        self.schema: Schema = described.schema_of_open(source, every, options, self.notes, has_edges=not on_gpu)
         self.edges, self.on_gpu = list(zip(edges, self.schema.edges)), on_gpu
         self.nodes = {str(r.source.type): _Nodes(r, c) for r, c in zip(nodes, self.schema.nodes)}
         if on_gpu:
@@ -120,7 +111,7 @@ class _Reading:
         else:
             if self.on_gpu:  # the CPU reads names, and reports defects
                 self.on_gpu, read = False, read_rows(read.source, self.options)
-                check_edge_rows(self.path, [(read.source, read.num_rows)])
+                described.check_edge_rows(self.path, [(read.source, read.num_rows)])
                 self.edges, self.every = [(read, columns)], [own.read, read]
             self._number()
             edges = {read.source.type: self._edges_of(k) for k, (read, _) in enumerate(self.edges)}
@@ -152,7 +143,7 @@ class _Reading:
         """The edges as GPUs sort them; None if the CPU has to report a defect."""
         columns, of_nodes = self.edges[0][1], own.columns
         if (
-            (of_nodes.id is not None and is_text(own.read.rows[of_nodes.id].type))
+            (of_nodes.id is not None and node_ids.is_text(own.read.rows[of_nodes.id].type))
             or columns.ends != ("src", "dst")
             or columns.weight not in (None, "weight")
             or self.options.dangling_edges != "error"
@@ -161,9 +152,9 @@ class _Reading:
         ids, notes = None, list[str]()
         if own.columns.id is not None:
             what = f"nodes.{own.columns.id}"
-            numbers = as_one_kind({what: own.read.rows[own.columns.id]}, set())[what].to_numpy()
+            numbers = node_ids.as_one_kind({what: own.read.rows[own.columns.id]}, set())[what].to_numpy()
             own.order = np.argsort(numbers, kind="stable")
-            ids = with_gaps(numbers[own.order], self.options, notes, what)
+            ids = node_ids.with_gaps(numbers[own.order], self.options, notes, what)
         found = ordered_edges(edges.source.files, own.read.num_rows, ids, self.options)
         if found is None:
             own.order = None
@@ -178,31 +169,32 @@ class _Reading:
 
     def _number(self) -> None:
         """Number the nodes of all types, and the ends of edges."""
-        check_unread_columns(self.schema, self.every, self.options, self.draws_split)
+        described.check_unread_columns(self.schema, self.every, self.options, self.draws_split)
         for k, (read, columns) in enumerate(self.edges):
             for i, t in enumerate(self._types_of(k)):
                 name = columns.ends[i]
                 self.nodes[t].ends[k, i] = (f"{columns.table}.{name}", read.rows[name], read.from_csv)
-        named = all("id" in t.roles.values() for t in self.source.nodes)  # by the format, which lets ids have gaps
-        options = replace(self.options, missing_ids="compact") if named else self.options
+        options = described.numbering(self.source, self.options)
         for own in self.nodes.values():
             notes: list[str] = []
             with about(own.read.source.of_type):
                 _number_nodes(own, options, notes, self.path)
             self.notes += noted(own.read.source.type, notes)
         for own in self.nodes.values():
-            faults = Faults()
-            for what, values, from_csv in own.ends.values():
-                with faults.noted(), about(own.read.source.of_type):
-                    check_id_column(what, values.type, values.null_count, from_csv)
-            for end, numbers in own.numbers.items() if self.options.dangling_edges == "error" and not faults else ():
-                what, values, _ = own.ends[end]
-                quote = "'" if is_text(values.type) else ""
-                outside = (numbers < 0) | (numbers >= own.read.num_rows)
-                if outside.any() and (own.read.source.type is not None or own.names is not None):
-                    with faults.noted(), about(own.read.source.of_type):
-                        raise unknown(int(outside.sum()), what, f"{quote}{values[int(np.argmax(outside))]}{quote}")
-            self.faults += faults
+            self.faults += node_ids.faults_of_ends(self._ends_at(own), own.read.source.of_type)
+
+    def _ends_at(self, own: _Nodes) -> list[node_ids.EndColumn]:
+        """The ends of edges at a node type; those that are no nodes are counted if they are an error."""
+        named, columns = own.read.source.type is not None or own.names is not None, []
+        for (what, values, from_csv), numbers in zip(own.ends.values(), own.numbers.values()):
+            outside, quote = (
+                (numbers < 0) | (numbers >= own.read.num_rows),
+                "'" if node_ids.is_text(values.type) else "",
+            )
+            count = int(outside.sum()) if named and self.options.dangling_edges == "error" else 0
+            first = f"{quote}{values[int(np.argmax(outside))]}{quote}" if count else None
+            columns.append(node_ids.EndColumn(what, values.type, values.null_count, from_csv, count, first))
+        return columns
 
     def _ends(self, k: int) -> tuple[tuple[AnyArray, AnyArray], AnyArray | None]:
         """Numbers of both ends of a table's edges, and which edges are kept; None: all."""
@@ -215,7 +207,7 @@ class _Reading:
             kept &= (numbers >= 0) & (numbers < self.nodes[t].read.num_rows)
         if kept.all():
             return (src, dst), None
-        self.notes += dropped_notes([(self.edges[k][1].table, int((~kept).sum()))])
+        self.notes += described.dropped_notes([(self.edges[k][1].table, int((~kept).sum()))])
         return (src[kept], dst[kept]), kept
 
     def _edges_of(self, k: int) -> RawEdges:
@@ -236,46 +228,43 @@ def _number_nodes(own: _Nodes, options: ReadOptions, notes: list[str], source: o
     from_csv = {what for what, _, csv in own.ends.values() if csv}
     key, table = own.columns.id, own.columns.table
     of_ids = f"nodes.{key or 'id'}"
-    columns: IdColumns = {} if key is None else {of_ids: own.read.rows[key]}
+    columns: dict[str, pa.ChunkedArray] = {} if key is None else {of_ids: own.read.rows[key]}
     columns |= {what: column.drop_null() for what, column, _ in own.ends.values()}
     from_csv |= {of_ids} if own.read.from_csv else set()
-    columns = as_one_kind(columns, from_csv)
+    columns = node_ids.as_one_kind(columns, from_csv)
     ids = columns.pop(of_ids, None)
-    if ids is None and any(is_text(column.type) for column in columns.values()):
-        raise text_without_ids(source, table)
+    if ids is None and any(node_ids.is_text(column.type) for column in columns.values()):
+        raise described.text_without_ids(source, table)
     if options.dangling_edges == "add":
-        ids = _with_added(own, ids, columns, notes)
-    if ids is not None and is_text(ids.type):
-        own.names, ends = numbered_by_name(ids, columns, of_ids)
+        ids = _with_added(own, ids, list(columns.values()), notes)
+    if ids is not None and node_ids.is_text(ids.type):
+        own.names, ends = node_ids.numbered_by_name(ids, columns, of_ids)
     else:
         ends = {what: column.to_numpy() for what, column in columns.items()}
         if ids is not None:
             numbers = ids.to_numpy()
             own.order = np.argsort(numbers, kind="stable")
-            gaps = with_gaps(numbers[own.order], options, notes, of_ids)
+            gaps = node_ids.with_gaps(numbers[own.order], options, notes, of_ids)
             if gaps is not None:
-                own.names, ends = NodeNames.of_integers(gaps), renumbered(gaps, ends)
+                own.names, ends = NodeNames.of_integers(gaps), node_ids.renumbered(gaps, ends)
     own.numbers = {end: ends[what] for end, (what, _, _) in own.ends.items()}
     own.ends = {
         end: (what, given if given.null_count else columns[what], csv) for end, (what, given, csv) in own.ends.items()
     }
 
 
-def _with_added(own: _Nodes, ids: pa.ChunkedArray | None, ends: IdColumns, notes: list[str]) -> pa.ChunkedArray | None:
+def _with_added(
+    own: _Nodes, ids: pa.ChunkedArray | None, ends: Sequence[pa.ChunkedArray], notes: list[str]
+) -> pa.ChunkedArray | None:
     """The ids with those that only edges name, which get rows of nulls."""
     rows = own.read.rows
     known = pa.chunked_array([np.arange(rows.num_rows)]) if ids is None else ids
-    if not is_text(known.type) and not pa.types.is_uint64(known.type):
+    if not node_ids.is_text(known.type) and not pa.types.is_uint64(known.type):
         known = known.cast(pa.int64())
-    used = pa.chunked_array([c for column in ends.values() for c in column.cast(known.type).chunks], known.type)
-    added = used.filter(pc.invert(pc.is_in(used, value_set=known))).unique()
-    if not len(added):
+    if not len(added := derived.new_ids(ends, known)):
         return ids
-    added = added.take(pc.sort_indices(added))
-    notes.append(
-        f"{counted(len(added), 'node')} that only edges name {were(len(added))} added, without label or features "
-        "(dangling_edges=add)."
-    )
-    more = pa.table({f.name: pa.nulls(len(added), f.type) for f in rows.schema})
+    notes.append(derived.added_note(len(added)))
+    none = {f.name: [0.0] * f.type.list_size if VALUES in (f.metadata or {}) else None for f in rows.schema}
+    more = pa.table({f.name: pa.repeat(pa.scalar(none[f.name], f.type), len(added)) for f in rows.schema})
     own.read = replace(own.read, rows=pa.concat_tables([rows, more]))
     return pa.chunked_array([*known.chunks, added], known.type)

@@ -33,14 +33,12 @@ from ....storage.errors import InputError, NoLabelsError, nearest
 from ....storage.plural import listed
 from ..cleaning.options import Direction
 from ..cleaning.raw import AnyArray, GivenLabels, Hint, Raw, RawEdges, RawNodes
-from ..cleaning.several_splits import Which, one_split
-from ..cleaning.splits import as_flags
+from ..cleaning.splits import Which, as_flags, one_split
 from .foreign.npz_layouts import CSR, OwnArrays, layout_of, matrix_of
-from .foreign.npz_words import check_unread, own_names
+from .foreign.npz_words import OWN, check_unread, own_names
 from .npz_members import load_members
 from .python import distinct_names
 
-KNOWN = ("edge_index", "y", "x", "x_indptr", "x_indices", "x_data", "x_shape", "edge_weight", "edge_attr", "meta")
 SHOWN_KEYS, SHOWN_CHARACTERS = 20, 40
 _UNDIRECTED = ("symmetrise before use", "symmetrize before use", "stored once", "add reverse")
 
@@ -136,7 +134,7 @@ def _labels(arrays: Mapping[str, AnyArray], path: Path, held: Sequence[str]) -> 
 
 def _required(arrays: Mapping[str, AnyArray], key: str, path: Path, held: Sequence[str]) -> AnyArray:
     if key not in arrays:
-        hint = nearest(key, [name for name in held if name not in KNOWN])
+        hint = nearest(key, [name for name in held if name not in OWN])
         shown = ", ".join(name[:SHOWN_CHARACTERS] for name in held[:SHOWN_KEYS]) or "nothing"
         more = f" and {len(held) - SHOWN_KEYS} more" if len(held) > SHOWN_KEYS else ""
         raise InputError(f"{path} has no key '{key}'; it holds {shown}{more}{hint}")
@@ -146,7 +144,7 @@ def _required(arrays: Mapping[str, AnyArray], key: str, path: Path, held: Sequen
 def _features(arrays: Mapping[str, AnyArray], path: Path, held: Sequence[str]) -> Any:
     if "x" in arrays:
         return arrays["x"]
-    if not any(key.startswith("x_") and key in KNOWN for key in arrays):
+    if not any(key.startswith("x_") and key in OWN for key in arrays):
         return None
     parts = {part: _required(arrays, f"x_{part}", path, held) for part in CSR}
     return matrix_of("csr", parts, f"{path}: x_indptr, x_indices, x_data and x_shape")

@@ -54,7 +54,7 @@ class NoNumbersError(InputError):
 
 def matrix_of(column: pa.ChunkedArray, what: str) -> AnyArray:
     """[V, F] from a list column whose lists have one length; NaN for a null. Raises UnequalListsError."""
-    width = list_width(column) or 0
+    width = list_width(column)
     check_lists(column, what, width)  # `flatten` alone would hide ragged rows
     flat = pa.chunked_array([c.flatten() for c in column.chunks], column.type.value_type)
     rows = numbers_of(flat, what).reshape(len(column) - column.null_count, width)
@@ -65,12 +65,13 @@ def matrix_of(column: pa.ChunkedArray, what: str) -> AnyArray:
     return every
 
 
-def list_width(column: pa.ChunkedArray) -> int | None:
-    """Length of the first list of a column; None if all are null."""
+def list_width(column: pa.ChunkedArray) -> int:
+    """Length of the first list of a column that is not empty; 0 without one."""
     if pa.types.is_fixed_size_list(column.type):
         return column.type.list_size
-    lengths = pc.drop_null(pc.list_value_length(column))
-    return lengths[0].as_py() if len(lengths) else None
+    lengths = pc.fill_null(pc.list_value_length(column), 0)
+    first = pc.index(pc.not_equal(lengths, 0), True).as_py()
+    return lengths[first].as_py() if first >= 0 else 0
 
 
 def check_lists(column: pa.ChunkedArray, what: str, width: int, first: int = 0) -> None:

@@ -29,6 +29,11 @@ class Request:
     is_divided: bool = False
     """Links are divided by a file of pairs or a split that is named, so by no column of the edges."""
 
+    @property
+    def is_of_pairs(self) -> bool:
+        """True if pairs of nodes are predicted: links, or labels of edges."""
+        return self.options.task == "link" or self.options.labels_of == "edges"
+
 
 Read = Callable[[Any, Request], Any]
 

@@ -19,6 +19,7 @@ from ....storage.typed.features import TypedFeatures
 from ....storage.typed.graph_types import MOST_RELATIONS, GraphTypes
 from ..cleaning.relations import REVERSE, graph_of_relations
 from .reader import Request
+from .typed import host
 
 ENTITY = "entity"
 """The node type."""
@@ -212,7 +213,7 @@ def _check_relations(name: str, relations: Sequence[str], add_reverse: bool) -> 
 def _checked(key: str, array: Any) -> npt.NDArray[Any]:
     """[n, 3], whole numbers or text."""
     try:
-        found = np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+        found = host(array)
     except ValueError:
         raise InputError(f"the triples of {key} differ in length; expected [n, 3]: head, relation, tail") from None
     if not found.size:

@@ -2,24 +2,25 @@
 sets of a split."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from ....storage.errors import InputError
 from ....storage.optional import present
+from ..cleaning.arrow import pc
 from . import words
 from .columns import Columns, is_text
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 SAMPLE_ROWS = 1 << 16
 """Rows of each table of edges whose ends are compared with the columns of nodes."""
-Rows = Callable[[Sequence[str]], Iterator["pa.Table"]]
+Rows = Callable[[Sequence[str]], Iterator[pa.Table]]
 """Rows of a table in pieces, by names of columns."""
 
 
 def check_unread(
-    nodes: Columns, kinds: "pa.Schema", rows: Rows, ends: Sequence[tuple[Rows, str]], source: object
+    nodes: Columns, kinds: pa.Schema, rows: Rows, ends: Sequence[tuple[Rows, str]], source: object
 ) -> None:
     """Check that no column of nodes that is not read has the ids that edges call nodes by.
 
@@ -52,7 +53,7 @@ def check_unread(
         )
 
 
-def check_sets(nodes: Columns, kinds: "pa.Schema", rows: Rows, source: object) -> None:
+def check_sets(nodes: Columns, kinds: pa.Schema, rows: Rows, source: object) -> None:
     """Check that no column of nodes that is not read has the sets of a split, where one would be drawn.
 
     Raises:
@@ -82,14 +83,11 @@ def check_sets(nodes: Columns, kinds: "pa.Schema", rows: Rows, source: object) -
                 )
 
 
-def _may_be_ids(kind: "pa.DataType") -> bool:
-    import pyarrow as pa
-
-    text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    return pa.types.is_integer(kind) or text or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+def _may_be_ids(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or is_text(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
 
 
-def _sample(ends: Sequence[tuple[Rows, str]]) -> list["pa.ChunkedArray"]:
+def _sample(ends: Sequence[tuple[Rows, str]]) -> list[pa.ChunkedArray]:
     """Values of the first rows of each column."""
     found = []
     for rows, column in ends:
@@ -105,12 +103,8 @@ def _sample(ends: Sequence[tuple[Rows, str]]) -> list["pa.ChunkedArray"]:
     return found
 
 
-def _distinct(rows: Rows, column: str) -> "pa.ChunkedArray | None":
+def _distinct(rows: Rows, column: str) -> pa.ChunkedArray | None:
     """The values of a column if no two are the same and none is null; else None, mostly after the first piece."""
-    import pyarrow as pa
-    import pyarrow.compute
-
-    pc: Any = pyarrow.compute
     chunks: list[Any] = []
     for piece in rows((column,)):
         values = piece[column]
@@ -123,12 +117,8 @@ def _distinct(rows: Rows, column: str) -> "pa.ChunkedArray | None":
     return whole if pc.count_distinct(whole).as_py() == len(whole) else None
 
 
-def _found(values: "pa.ChunkedArray", used: Sequence[Any]) -> int:
+def _found(values: pa.ChunkedArray, used: Sequence[Any]) -> int:
     """Count the values that are `used` and among `values`; a number and its digits are the same."""
-    import pyarrow as pa
-    import pyarrow.compute
-
-    pc: Any = pyarrow.compute
     try:
         return sum(pc.sum(pc.is_in(part.cast(values.type), value_set=values)).as_py() or 0 for part in used)
     except pa.ArrowException:
@@ -137,9 +127,6 @@ def _found(values: "pa.ChunkedArray", used: Sequence[Any]) -> int:
 
 def _found_by_id(nodes: Columns, rows: Rows, used: Sequence[Any]) -> int:
     """Count the values that are `used` and are ids of the column that is read, or numbers of rows without one."""
-    import numpy as np
-    import pyarrow as pa
-
     if nodes.id is not None:
         return _found(pa.chunked_array([c for piece in rows((nodes.id,)) for c in piece[nodes.id].chunks]), used)
     count = sum(piece.num_rows for piece in rows(nodes.unread[:1]))
@@ -148,9 +135,6 @@ def _found_by_id(nodes: Columns, rows: Rows, used: Sequence[Any]) -> int:
 
 def _is_same(rows: Rows, known: str | None, column: str) -> bool:
     """True if a column says the same as the column of ids, or as the numbers of rows if there is none."""
-    import numpy as np
-    import pyarrow as pa
-
     first = 0
     for piece in rows((column,) if known is None else (known, column)):
         own = piece[column].cast(pa.large_string())

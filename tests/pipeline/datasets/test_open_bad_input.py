@@ -190,7 +190,7 @@ BAD_PARQUET = [
     ({**EDGES, "weight": ["a", "b"]}, NODES, "edges.weight is string"),
     ({**EDGES, "weight": [1.0, None]}, NODES, "edge weight is NaN"),
     ({"src": [0, 7], "dst": [7, 0]}, NODES, "out of range for 3 nodes"),
-    (EDGES, {**NODES, "x": [[1.0], [2.0], None]}, "nodes.x holds 1 nulls"),
+    (EDGES, {**NODES, "x": [[1.0], [2.0], None]}, "1 feature value is NaN or infinite (first: node 2)"),
     (EDGES, {**NODES, "x": [[1.0], [2.0, 3.0], [1.0]]}, "lists of 1 and of 2 values (row 1)"),
     (EDGES, {**NODES, "x": [["a"], ["b"], ["c"]]}, "nodes.x is string"),
     (EDGES, {**NODES, "x": [1.0, 2.0, 3.0]}, "nodes.x is double"),

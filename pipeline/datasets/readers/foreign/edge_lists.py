@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
 from .....storage.errors import InputError
-from ...cleaning.arrow import reading, with_columns
+from ...cleaning.arrow import reading
 from ...cleaning.node_ids import in_one_kind
 from ...cleaning.raw import Hint
 from ...schema.source import GraphTables, Role, SourceTable
@@ -164,7 +164,7 @@ def read_rows(path: Path, layout: Layout) -> pa.Table:
             arrow_csv.ParseOptions(delimiter=layout.separator, quote_char=False if layout.separator == " " else '"'),
             arrow_csv.ConvertOptions(column_types=dict.fromkeys(names[:2], pa.string()), strings_can_be_null=False),
         )
-    return with_columns(table, dict(zip(names, in_one_kind([table[name] for name in names[:2]]))))
+    return in_one_kind((table, names[:2]))[0]
 
 
 def between_single_blanks(data: bytes) -> bytes:

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from .....storage.errors import NOT_READABLE, InputError, MissingExtraError, first_line, install
-from ...cleaning.arrow import reading, with_columns
+from ...cleaning.arrow import reading
 from ...cleaning.node_ids import in_one_kind
 from ...cleaning.raw import Hint
 from ...schema.source import GraphTables, Role, SourceTable
@@ -100,7 +100,7 @@ def graph_tables(
     of_nodes = _table(path, {key: list(nodes)}, list(nodes.values()))
     ends = {end: [edge[at] for edge in edges] for at, end in enumerate(ENDS)}
     of_edges = _table(path, ends, [attributes for _, _, attributes in edges])
-    of_nodes, of_edges = _with_numbers(of_nodes, (key,), of_edges, ENDS)
+    of_nodes, of_edges = in_one_kind((of_nodes, [key]), (of_edges, ENDS))
     drawn: dict[str, Role] = {c: "not read" for c in unread if c in taken}
     roles: dict[str, Role] = {ENDS[0]: "source", ENDS[1]: "target"}
     rows = SourceTable("nodes", (path,), None, of_nodes, {key: "id", **drawn})
@@ -126,15 +126,6 @@ def _table(path: Path, fixed: Mapping[str, list[Any]], rows: list[Mapping[str, A
         return pa.table(columns)
     except (pa.ArrowException, ValueError) as e:
         raise InputError(f"{path}: attributes are no columns ({first_line(e)[:200]}); rename them") from e
-
-
-def _with_numbers(
-    nodes: pa.Table, ids: Iterable[str], edges: pa.Table, ends: Iterable[str]
-) -> tuple[pa.Table, pa.Table]:
-    """The tables with ids and ends as integers where all are, written as text or not; else as text."""
-    found = iter(in_one_kind([*(nodes[c] for c in ids), *(edges[c] for c in ends)]))
-    nodes = with_columns(nodes, {c: next(found) for c in ids})
-    return nodes, with_columns(edges, {c: next(found) for c in ends})
 
 
 def read_json(path: Path, name: str) -> GraphTables:

@@ -21,10 +21,7 @@ OTHER = {
     "edge_attr": ("edge_attrs", "edge_features", "edge_feat"),
     "num_nodes": ("n_nodes", "num_node"),
 }
-_FORMS = {
-    "idx": ("idx", "index", "indices", "ids", "nodes", "id", "idxs"),
-    "mask": ("mask", "flag", "flags"),
-}
+_FORMS = {"idx": ("idx", "index", "indices", "ids", "nodes", "id", "idxs"), "mask": ("mask", "flag", "flags")}
 _OF_EDGES = ("edge_label", *(f"{part}_edge_label" for part in SPLITS))
 """Begin the names of arrays of labelled edges, and of pairs."""
 _OF_SPLITS = {"mask", "masks", "split", "splits", "idx", *(word for part in words.PARTS.values() for word in part)}

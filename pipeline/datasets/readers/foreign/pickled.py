@@ -17,7 +17,7 @@ import scipy.sparse as sp
 from .....storage.dataset import SPLITS
 from .....storage.errors import InputError, MissingExtraError, first_line, install
 from ...cleaning.raw import Hint
-from ...cleaning.several_splits import Which, one_split
+from ...cleaning.splits import Which, one_split
 from .npz_layouts import CSR, OwnArrays, matrix_of
 
 PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph")

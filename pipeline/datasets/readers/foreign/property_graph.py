@@ -8,7 +8,7 @@ of its own, as ``persons-header.csv`` beside ``persons-1.csv``.
 import csv
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,15 +147,9 @@ def read_property_graph(folder: Path, name: str, options: ReadOptions) -> GraphT
         tables = [_joined(kind, None, found) for kind, found in (("nodes", nodes), ("edges", edges)) if found]
         return GraphTables(name, folder, tuple(tables), tuple(left), None, tuple(notes))
     if not nodes:
-        ends = [part.rows[part.name_of(role)] for part in edges for role in ("source", "target")]
-        ids = pa.chunked_array([chunk for column in ends for chunk in column.chunks]).unique()
-        ids = ids.take(pc.sort_indices(ids))
-        tables = [SourceTable("nodes", (), NO_TYPE, pa.table({"id": ids}), {"id": "id"})]
-        for r in relations:
-            own = [part.of_type(pc.equal(part.types, r)) for part in edges]
-            tables.append(_joined("edges", (NO_TYPE, r, NO_TYPE), own))
-        notes.append(f"{counted(len(ids), 'node')} {were(len(ids))} taken from the ends of the edges.")
-        return GraphTables(name, folder, tuple(tables), tuple(left), None, tuple(notes))
+        every = [(r, [part.of_type(pc.equal(part.types, r)) for part in edges]) for r in relations]
+        tables = [_joined("edges", (NO_TYPE, r, NO_TYPE), own) for r, own in every]
+        return GraphTables(name, folder, tuple(tables), tuple(left), notes=tuple(notes), adds_nodes=True)
     tables = [_joined("nodes", t, [part.of_type(pc.equal(part.types, t)) for part in nodes]) for t in node_types]
     found: dict[tuple[str, str, str], list[_Part]] = {}
     dangling = 0
@@ -213,9 +207,8 @@ def _types(path: Path, header: Header, rows: pa.Table, options: ReadOptions) -> 
 def _with_numbers(parts: list[_Part]) -> list[_Part]:
     """The parts with ids and ends as integers if all of them are."""
     names = [[name for name, role in part.header.roles.items() if role != "label"] for part in parts]
-    found = iter(in_one_kind([part.rows[name] for part, own in zip(parts, names) for name in own]))
-    tables = [with_columns(part.rows, {name: next(found) for name in own}) for part, own in zip(parts, names)]
-    return [_Part(part.path, part.header, table, part.types) for part, table in zip(parts, tables)]
+    tables = in_one_kind(*zip((part.rows for part in parts), names))
+    return [replace(part, rows=table) for part, table in zip(parts, tables)]
 
 
 def _distinct(parts: Sequence[_Part]) -> list[str]:

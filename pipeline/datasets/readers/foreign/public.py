@@ -23,11 +23,7 @@ IN_PYG = {
 }
 """Names of public datasets in `torch_geometric.datasets`."""
 
-SHORT = {
-    "computers": "amazon-computers",
-    "photo": "amazon-photo",
-    "physics": "coauthor-physics",
-}
+SHORT = {"computers": "amazon-computers", "photo": "amazon-photo", "physics": "coauthor-physics"}
 SHORT |= {name.removeprefix("ogbn-").lower(): name for name in OGB}
 
 

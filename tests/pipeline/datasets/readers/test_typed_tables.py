@@ -178,7 +178,7 @@ BAD = {
     ),
     "features of two widths": (
         put("nodes-author", "x", [[1.0, 2.0], [1.0, 2.0], [1.0], [3.0, 4.0]]),
-        "node type 'author': column nodes.x has lists of 2 and of 1 values (row 2)",
+        "column nodes-author.x has lists of 2 and of 1 values (row 2); expected one length",
     ),
     "null ids": (
         put("nodes-venue", "id", ["v", None]),
@@ -228,7 +228,7 @@ BAD = {
     ),
     "features of edges of two widths": (
         put("edges-author-writes-paper", "x", [[1.0], [1.0, 2.0]] + [[1.0]] * 7),
-        "relation author,writes,paper: column edges-author-writes-paper.x has lists of 1 and of 2 values (row 1)",
+        "column edges-author-writes-paper.x has lists of 1 and of 2 values (row 1); expected one length",
     ),
     "NaN": (put("nodes-author", "x", [[np.nan]] * 4), "features of node type 'author': 4 feature values are NaN"),
     "a split of another word": (

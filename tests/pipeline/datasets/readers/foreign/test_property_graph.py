@@ -115,4 +115,4 @@ def test_nodes_are_the_ends_of_edges_where_no_file_has_them(tmp_path):
     assert [r for r in d.graph.types.relations if not r[1].startswith("rev_")] == [
         ("node", "KNOWS", "node"), ("node", "LIKES", "node")
     ]  # fmt: skip
-    assert any("10 nodes were taken from the ends of the edges" in note for note in d.notes)
+    assert any("10 nodes of type 'node' were taken from the ends of the edges" in note for note in d.notes)
