@@ -28,7 +28,7 @@ BUDGETS: dict[str, float] = {
     # Parts that are missing, features that were packed anew at a place, a folder called karate: 9.
     # Feather, JSON lines, ORC, columns of folders, relation_column and one_hot are converted in pieces: 72, of 150.
     # Wrong ends, weights, labels, splits and features are refused in one message, in memory and in pieces: 42.
-    "lines_code": 66_879,
+    "lines_code": 66_878,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 35.6,
     "none_checks_of_types": 14,

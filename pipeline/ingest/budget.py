@@ -1,7 +1,6 @@
 """Sizes of an ingest's pieces, from the memory that it may take, and the space that it needs on disk."""
 
 import shutil
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,8 +96,4 @@ def _shown(size: int) -> str:
 
 def held_by(folder: Path) -> int:
     """Bytes of all files below a folder."""
-    found = 0
-    for path in folder.rglob("*"):
-        with suppress(OSError):  # it may be gone
-            found += path.lstat().st_size if path.is_file() else 0
-    return found
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())

@@ -82,7 +82,7 @@ def with_added_nodes(
 ) -> tuple[Table, Columns]:
     """A table of nodes and its columns, with rows of nulls for ids that are `used` and no node's; notes how many."""
     what, text = columns.id or "id", is_text(used.type)
-    known: Any = pa.chunked_array([np.arange(own.num_rows)])
+    known = pa.chunked_array([np.arange(own.num_rows)])
     if columns.id is not None:
         known = pa.chunked_array([c for p in own.pieces((what,)) for c in as_ids(p[what], text).chunks], used.type)
     if not len(added := derived.new_ids([pa.chunked_array([used])], known)):
