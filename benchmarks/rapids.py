@@ -5,7 +5,7 @@
 
 Nobody has done so yet: tests stand in for RAPIDS by fakes with the names and parameters of its wheels. With several
 GPUs edges, clusters and samples are those of all of them; ``CUDA_VISIBLE_DEVICES=0`` before the command tries the ways
-of one. Exit code 1: something is wrong.
+of one. Exit code 1: something is wrong; 2: there is no GPU, or no RAPIDS.
 """
 
 import sys
@@ -161,7 +161,11 @@ THINGS: tuple[Callable[[Path, int], str], ...] = (edges_of_parquet, clusters, dr
 
 def main(nodes: int = 20_000) -> int:
     """Try each thing on graphs of `nodes` nodes; the exit code."""
-    print(f"{count_gpus('this check', 'the tests', NEEDED)} GPU(s)")
+    try:
+        print(f"{count_gpus('this check', 'the tests', NEEDED)} GPU(s)")
+    except mr.InputError as e:
+        print(f"benchmarks/rapids.py: {e}")
+        return e.exit_code
     failed = 0
     for thing in THINGS:
         start = time.perf_counter()

@@ -152,7 +152,7 @@ def _sampling(job: Job, dataset: Dataset) -> Sampling:
     if system.partition.partitioner is None or system.parts_before(job.ranks) == 1:
         return sampling_of(job, dataset, plain)
     check_executor(job)
-    # Owners draw by their processors: on GPUs they would draw the same bits.
+    # Owners fill a store by their processors: on GPUs they would draw the same bits.
     kernel = "cpu" if job.kernel == "cuda" else job.kernel
     drawn = job.with_defaults(device="cpu", kernel=kernel)
     sampling = sampling_of(drawn, dataset, make_system(drawn))

@@ -173,6 +173,10 @@ class SeedPlan:
         """The minibatches that bulk `number` holds; of one rank's plan there may be none."""
         return tuple(j for j in self.minibatches(number) if self.steps is None or self.steps.is_mine(j))
 
+    def no_request(self, epoch: int, number: int) -> BulkRequest:
+        """`request` of a rank that only draws for others."""
+        return BulkRequest(self.seed, epoch, number, 0, ())
+
     def request(self, epoch: int, number: int) -> BulkRequest:
         """Request for bulk `number` of `epoch`. That of one rank may be empty."""
         order, indices = self.order(epoch), self.indices(number)

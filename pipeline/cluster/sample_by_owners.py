@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...stages.comm.base import Group
-from ...stages.feed.dealt_bulks import DealtBulks
+from ...stages.feed.draws import dealt_draws, lacking_rounds
 from ...stages.kernels import sampling_backend
 from ...stages.messages import Phase, RankJob
 from ...stages.partition.contiguous import Contiguous
@@ -124,14 +124,14 @@ def sample_by_owners(
         part = replace(part, pairs=pairs_of(data.open()))
     placement = order.blocks.place(part, Phase(0, 0, order.epochs), job)
     owners = sample.policy.meet(placement, job, placement.owners, placement.row)
-    dealt = DealtBulks(sample.policy.plan_of_all(placement, sample), sample.policy.sampler, owners, group.rank)
-    rounds = dealt.rounds(queue, group, (0, 0), order.epochs)
-    total, lacking = order.epochs * dealt.plan.num_bulks, sum(map(len, rounds))
+    plan = sample.policy.plan_of_all(placement, sample)
+    rounds = lacking_rounds(plan, queue, group, (0, 0), order.epochs)
+    total, lacking = order.epochs * plan.num_bulks, sum(map(len, rounds))
     done, minibatches, edges = total - lacking, 0, 0
-    for round_ in rounds:
+    for round_, draw in zip(rounds, dealt_draws(plan, rounds, group)):
         with clock.measure("sample"):
-            bulk = dealt.draw(round_)
-        if bulk is not None:
+            bulk = sample.policy.sampler.sample_by_owners(owners, draw.request)
+        if bulk.minibatches:
             queue.put(bulk, PUT_S)
             minibatches += len(bulk.minibatches)
             edges += sum(m.num_edges for m in bulk.minibatches)

@@ -202,7 +202,8 @@ def own_queue(prepared: Sampling, out: Path, tell: Callable[[str], None] | None 
         prepared,
         out,
         tell or (lambda text: None),
-        max_bytes=q.max_bytes,
+        # Who draws by owners of rows begins no bulk before there is room for it.
+        max_bytes=1 << 62 if prepared.draws_by_owners else q.max_bytes,
         keep=q.keep,
         expected=expected(prepared),
     )

@@ -25,10 +25,9 @@ from ...stages.sample.base import Sampler, check_kernel, reads_times
 from ...stages.sample.neighbor import NeighborSampler
 from ...stages.schedule.policies import Epochs
 from ...storage.errors import InputError
-from ..config.capabilities import Form, needs_of
+from ..config.capabilities import Form
 from ..config.job import Job
 from ..config.records import device_topology_only, record_type
-from ..config.refusals import refuse
 from ..config.schema import Section
 from ..config.systems import Inputs, Registered, System
 
@@ -133,35 +132,21 @@ def _fetch(system: System) -> Fetch:
 
 def _draws_on_device(job: Job) -> bool:
     """True if the sampler has kernels for GPUs that draw from the job's topology."""
-    kind = record_type("sampler", SAMPLERS, dict(job.sampler))
     if job.options.topology == "replicated":
         return not device_topology_only(job)
-    return job.options.algorithm == "owners" and getattr(kind, "draws_by_owners_on_device", False)
+    return getattr(record_type("sampler", SAMPLERS, dict(job.sampler)), "draws_by_owners_on_device", False)
 
 
-def _check_draws_on_device(job: Job, sample: SampledByOwners) -> None:
+def _check_draws_on_device(job: Job, sampler: Any) -> None:
     """Refuse what owners of rows do not draw on GPUs."""
-    sampler: Any = sample.sampler
     where = 'kernel is "cuda" and bulk.topology is "partitioned", where the owners of rows draw on their GPUs'
     if job.device != "cuda":
         raise InputError(f'{where}, but device is "{job.device}"; set device = "cuda" or leave kernel out')
-    if sample.algorithm != "owners":
-        raise InputError(f'{where}, but bulk.algorithm is "{sample.algorithm}"; leave one of them out')
     if not getattr(sampler, "draws_by_owners_on_device", False):
         able = " or ".join(
             name for name, kind in SAMPLERS.available().items() if getattr(kind, "draws_by_owners_on_device", False)
         )
         raise InputError(f"{where} for {able} only, but the sampler is {sampler.name}; leave kernel out")
-
-
-def _check_queue(job: Job, sample: SampledByOwners) -> None:
-    """Refuse what owners of rows do not draw into a queue on disk."""
-    if sample.local_seeds:
-        raise InputError(
-            "bulk.local_seeds is true, so that minibatches depend on the ranks that train, but they come from a store "
-            "(queue.kind, --samples); leave one of them out"
-        )
-    refuse(Need.DEVICE_DRAWS, needs_of(job), job)
 
 
 def _by_products(algorithm: Algorithm) -> Form:
@@ -192,18 +177,6 @@ class _Bulk(Registered):
         ),
         *(_by_products(algorithm) for algorithm in ("1.5d", "auto")),
         Form(
-            "a partitioned topology, a queue on disk",
-            lambda job: job.options.topology == "partitioned" and job.queue.kind == "zarr",
-            "leave kernel out",
-            (
-                Cannot(
-                    'bulk.topology is "partitioned", where owners of rows',
-                    Need.DEVICE_DRAWS,
-                    "draw into a queue on disk by their processors",
-                ),
-            ),
-        ),
-        Form(
             "owned features",
             lambda job: job.features == "owned",
             "leave it out",
@@ -221,12 +194,9 @@ class _Bulk(Registered):
     unpredicted = {"algorithm": "owners", "local_seeds": False}  # noqa: RUF012
 
     def complete(self, job: Job) -> Job:
-        whole = job.options.topology == "replicated"
-        # Owners of rows draw by their processors into a queue on disk.
-        chosen = job.device == "cuda" and "kernel" not in job.model_fields_set
-        if chosen and (whole or job.queue.kind == "memory") and _draws_on_device(job):
+        if job.device == "cuda" and "kernel" not in job.model_fields_set and _draws_on_device(job):
             job = job.with_defaults(kernel="cuda")
-        if not whole and job.partition.method is None:
+        if self.cuts(job.options) and job.partition.method is None:
             job = job.model_copy(update={"partition": job.partition.model_copy(update={"method": "contiguous"})})
         return job
 
@@ -304,9 +274,12 @@ class _Bulk(Registered):
                 f'kernel is "{job.kernel}", which samples from a whole graph, but {partitioned}; leave kernel out'
             )
         if job.kernel == "cuda":
-            _check_draws_on_device(job, system.sample)
-        if system.sample.uses_queue:
-            _check_queue(job, system.sample)
+            _check_draws_on_device(job, system.sample.sampler)
+        if system.sample.uses_queue and system.sample.local_seeds:
+            raise InputError(
+                "bulk.local_seeds is true, so that minibatches depend on the ranks that train, but they come from a "
+                "store (queue.kind, --samples); leave one of them out"
+            )
 
 
 SYSTEM = _Bulk()

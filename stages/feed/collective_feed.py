@@ -2,29 +2,33 @@
 others, into its own memory, or into a queue on disk that all ranks share."""
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...storage.minibatch import Expected, MiniBatch
-from ...storage.queue.base import MemoryQueue
+from ...storage.minibatch import Bulk, Expected, MiniBatch
+from ...storage.queue.base import MinibatchQueue
+from ...storage.queue.bulk_codec import packed_bytes
 from ..assignment import SeedPlan, Sizes, Steps
 from ..comm.base import Group
 from ..comm.lockstep import Lockstep
 from ..memory.arena import give_back
 from ..messages import Phase, RankJob
 from ..placement.grid_costs import Degrees, expected, sampler_kind
-from ..placement.row_blocks import BlockRows
+from ..placement.row_blocks import BlockRows, Grid
 from ..placement.row_owners import Owners
 from ..placement.staged_rows import StagedRows
 from ..sample.base import Sampler
-from .dealt_bulks import DealtBulks
-from .queue_feed import BulkSpan, CheckedFeed, QueueFeed, own_queue
-from .shared_feed import DrawnAhead, SharedOwnersFeed
+from .draws import Draw, dealt_draws, lacking_rounds, own_draws
+from .queue_feed import WAIT_S, BulkSpan, CheckedFeed, QueueFeed, own_queue
+
+if TYPE_CHECKING:
+    from ..placement.row_owners_cuda import OwnersOnDevice
 
 Algorithm = Literal["owners", "1.5d", "auto"]
 
@@ -91,10 +95,13 @@ class SampledByOwners:
             column: the ranks of its grid column, for this thread.
             row: those of its grid row, likewise; None if rows stay with their owners.
         """
-        # With one block there is nothing to fetch, and nobody to ask.
-        if row is None or column.size == 1 or self.chosen(placement, job, column, row.size) == "owners":
+        if row is None or self._asks_owners(placement, job, column, row):
             return Owners(placement, column)
         return StagedRows(placement, column, row)
+
+    def _asks_owners(self, placement: BlockRows, job: RankJob, column: Group, row: Group) -> bool:
+        # With one block there is nothing to fetch, and nobody to ask.
+        return column.size == 1 or self.chosen(placement, job, column, row.size) == "owners"
 
     def meet_aside(self, placement: BlockRows, job: RankJob) -> Owners:
         """`meet`, for a thread of its own."""
@@ -102,10 +109,16 @@ class SampledByOwners:
         group = column.sub("sample", range(column.size))
         return self.meet(placement, job, group, None if row is None else row.sub("sample", range(row.size)))
 
-    def dealt(self, placement: BlockRows, job: RankJob) -> DealtBulks:
-        """Bulks of all ranks' minibatches, of which this rank draws its share in a thread of its own."""
-        owners = self.meet_aside(placement, job)
-        return DealtBulks(self.plan_of_all(placement, job), self.sampler, owners, job.group.rank)
+    def meet_on_device(self, placement: BlockRows, job: RankJob) -> "OwnersOnDevice":
+        """`meet`, for the thread that trains, by devices."""
+        from ..placement.row_owners_cuda import OwnersOnDevice, StagedOnDevice
+
+        column, row, me = placement.owners, placement.row, job.group.rank
+        assert job.device is not None
+        grid = Grid(job.group.size, job.group.size // column.size)
+        if row is None or self._asks_owners(placement, job, column, row):
+            return OwnersOnDevice(placement, column, job.device, grid.column(me))
+        return StagedOnDevice(placement, column, row, job.device, grid.row(me))
 
     def chosen(self, placement: BlockRows, job: RankJob, column: Group, replication: int) -> str:
         """The algorithm; with ``auto``, by the cost of a bulk. The same on all ranks."""
@@ -133,46 +146,110 @@ class SampledByOwners:
 
     def feed(self, placement: BlockRows, phase: Phase, job: RankJob, first: tuple[int, int]) -> QueueFeed:
         """See `SamplePolicy.feed`. All ranks call this at the same time."""
-        if self.uses_queue:
-            expected = Expected(self.is_seed(placement), self.num_layers)
-            if not job.produce:
-                return CheckedFeed(expected, job.queue, None, job.ledger, job.producer_alive)
-            return SharedOwnersFeed(expected, self.dealt(placement, job), self.max_bytes, phase, job, first)
+        expected, group = (Expected(self.is_seed(placement), self.num_layers),), job.group
+        if not self.uses_queue:
+            plan, expected = self.plan(placement, job), ()
+            queue, draws = own_queue(plan), own_draws(plan, BulkSpan.of_phase(plan, phase, first), group.size)
+        elif not job.produce:
+            return CheckedFeed(*expected, job.queue, None, job.ledger, job.producer_alive)
+        else:
+            plan, queue = self.plan_of_all(placement, job), job.queue
+            draws = dealt_draws(plan, lacking_rounds(plan, queue, group, first, phase.last_epoch), group)
         if job.resident:
-            from .collective_feed_cuda import OwnersFeedOnDevice
+            from .collective_feed_cuda import OwnersFeedOnDevice, SharedFeedOnDevice
 
-            plan = self.plan(placement, job)
-            return OwnersFeedOnDevice(plan, self.sampler, self.max_bytes, placement, phase, job, first=first)
-        return OwnersFeed(self, placement, phase, job, first)
+            owners, kind = self.meet_on_device(placement, job), SharedFeedOnDevice if expected else OwnersFeedOnDevice
+        else:
+            owners, kind = self.meet_aside(placement, job), SharedOwnersFeed if expected else OwnersFeed
+        filled: Any = (*expected, queue, draws, self.sampler, owners, self.max_bytes, job)
+        return kind(*filled)
 
 
-class OwnersFeed(DrawnAhead):
-    """A rank's own minibatches, and the thread that samples them."""
+class OwnersFeed(QueueFeed):
+    """A rank's own minibatches, and the thread that samples them. It begins what is due, or has room."""
 
     def __init__(
-        self, policy: SampledByOwners, placement: BlockRows, phase: Phase, job: RankJob, first: tuple[int, int]
+        self,
+        queue: MinibatchQueue,
+        draws: Iterator[Draw],
+        sampler: Sampler,
+        owners: Owners,
+        max_bytes: int,
+        job: RankJob,
     ) -> None:
-        self._plan, self._sampler, self._max_bytes = policy.plan(placement, job), policy.sampler, policy.max_bytes
-        self._owners = policy.meet_aside(placement, job)
-        super().__init__(own_queue(self._plan), None, job.ledger, lambda: True)
-        bulks = iter(BulkSpan.of_phase(self._plan, phase, first))
-        self._thread = Lockstep("sampling", self._owners.group, bulks, self._has_room, self._sample, self._wake)
+        """
+        Args:
+            queue: is filled; it has no bound of its own.
+            draws: to be done.
+            sampler: draws by owners.
+            owners: of the rows, for the thread.
+            max_bytes: of bulks that are not released, on this rank, for another one to be begun before it is due.
+            job: of this rank.
+        """
+        super().__init__(queue, None, job.ledger, lambda: True)
+        self._sampler, self._owners, self._max_bytes, self._ranks = sampler, owners, max_bytes, job.group.size
+        self._sample_s, self._expected_until = 0.0, (-1, -1)
+        self._held: deque[tuple[tuple[int, int], int]] = deque()
+        """Bulks that are not released: the last minibatch's epoch and index, and bytes."""
+        self._thread = Lockstep("sampling", owners.group, draws, self._has_room, self._sample, self._wake)
         self._thread.start()
 
-    def _has_room(self, bulk: tuple[int, int]) -> bool:
-        queue = self._queue
-        assert isinstance(queue, MemoryQueue)
-        epoch, number = bulk
-        return (epoch, number * self._plan.bulk_size) <= self._expected_until or queue.held_bytes <= self._max_bytes
+    def _has_room(self, draw: Draw) -> bool:
+        return draw.first <= self._expected_until or sum(size for _, size in self._held) <= self._max_bytes
 
-    def _sample(self, bulk: tuple[int, int]) -> None:
+    def _sample(self, draw: Draw) -> None:
         start = time.perf_counter()
-        request = self._plan.request(*bulk)
-        drawn = self._sampler.sample_by_owners(self._owners, request)
-        if drawn.minibatches:
-            self._queue.put(drawn, timeout_s=1.0)
-        del drawn
+        bulk = self._sampler.sample_by_owners(self._owners, draw.request)
+        self._sample_s += time.perf_counter() - start
+        size = self._waiting(bulk)
+        self._held.append((draw.last, size))
+        if bulk.minibatches:
+            self._queue.put(bulk, WAIT_S)
+        del bulk
         # A bulk in the making takes many times its final size on this thread's part of the heap, where other threads
         # cannot use it.
         give_back()
-        self._sample_s += time.perf_counter() - start
+
+    def _waiting(self, bulk: Bulk) -> int:
+        """Bytes that wait when ranks have drawn."""
+        return sum(m.nbytes for m in bulk.minibatches)
+
+    def _wake(self) -> None:
+        assert self._thread.error is not None
+        self._queue.fail(self._thread.error)
+
+    def expect(self, epoch: int, index: int) -> None:
+        self._expected_until = max(self._expected_until, (epoch, index))
+        self._thread.notify()
+
+    @property
+    def sample_s(self) -> float:
+        return self._sample_s
+
+    def get(self, epoch: int, index: int) -> MiniBatch:
+        try:
+            return super().get(epoch, index)
+        except Exception:
+            self._thread.check()
+            raise
+
+    def release(self, epoch: int, index: int) -> None:
+        super().release(epoch, index)
+        while self._held and self._held[0][0] <= (epoch, index):
+            self._held.popleft()
+        self._thread.notify()
+
+    def close(self) -> None:
+        """See `Feed.close`. All ranks call it."""
+        self._thread.close()
+
+
+class SharedOwnersFeed(CheckedFeed, OwnersFeed):
+    """All ranks' minibatches in one queue on disk, which they fill together. All ranks begin whole bulks together, so
+    the slowest decides."""
+
+    def _waiting(self, bulk: Bulk) -> int:
+        size, column = torch.tensor([packed_bytes(bulk)]), self._owners.group
+        column.all_reduce(size, "control")
+        # Of all grid columns, which draw alike.
+        return int(size) * self._ranks // column.size

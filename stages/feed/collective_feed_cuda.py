@@ -2,62 +2,48 @@
 steps that need them.
 
 After each step it goes on with the next bulk up to where a size is on its way to the host, which it reads after the
-next step. So draws run beside the training, and all ranks of a grid column begin the same messages at the same steps. A
-bulk that is not ready when the first of its minibatches is due is finished then. Bulks stay on the GPU. See
-`placement.row_owners_cuda` for the messages.
+next step. So draws run beside the training, and all ranks that draw together begin the same messages at the same steps.
+A bulk that is not ready when the first of its minibatches is due is finished then. Bulks stay on the GPU, or go to a
+queue on disk that all ranks share, to which a thread writes them. See `placement.row_owners_cuda` for the messages.
 """
 
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from ..assignment import SeedPlan
-from ..messages import Phase, RankJob
-from ..placement.row_blocks import BlockRows, Grid
+from ...storage.minibatch import Bulk
+from ...storage.queue.base import MinibatchQueue
+from ..messages import RankJob
 from ..placement.row_owners_cuda import OwnersOnDevice
-from .queue_feed import BulkSpan, QueueFeed, own_queue
+from .draws import Draw
+from .queue_feed import WAIT_S, CheckedFeed, QueueFeed
 
 
 class OwnersFeedOnDevice(QueueFeed):
-    """A rank's own minibatches, drawn on a stream of their own by `release` and `expect`, which all ranks of a column
-    call at the same steps, in the thread that trains."""
+    """A rank's own minibatches, drawn on a stream of their own by `release` and `expect`, which all ranks that draw
+    together call at the same steps, in the thread that trains."""
 
     def __init__(
         self,
-        plan: SeedPlan,
+        queue: MinibatchQueue,
+        draws: Iterator[Draw],
         sampler: Any,
+        owners: OwnersOnDevice,
         max_bytes: int,
-        placement: BlockRows,
-        phase: Phase,
         job: RankJob,
-        first: tuple[int, int],
     ) -> None:
-        """
-        Args:
-            plan: seeds of this rank's minibatches.
-            sampler: draws by owners on devices.
-            max_bytes: of bulks that are not released, on any rank, for another one to be begun before it is due.
-            placement: this rank's rows.
-            phase: the phase.
-            job: of this rank.
-            first: epoch and index of the minibatch to begin with.
-        """
-        column = placement.column
-        assert column is not None and job.device is not None and plan.steps is not None
-        self._plan, self._sampler, self._max_bytes, self._sample_s = plan, sampler, max_bytes, 0.0
-        super().__init__(own_queue(plan), None, job.ledger, lambda: True)
-        ranks = Grid(job.group.size, job.group.size // column.size).column(job.group.rank)
-        plans = [plan.of_rank(plan.steps.per_step, job.group.size, rank) for rank in ranks]
-        self._owners = OwnersOnDevice(
-            placement, column, job.device, lambda number: [len(p.indices(number)) for p in plans]
-        )
-        self._stream = torch.cuda.Stream(job.device) if job.device.type == "cuda" else None
-        self._coming = iter(BulkSpan.of_phase(plan, phase, first))
-        self._due = next(self._coming, None)
-        """The bulk that is drawn next, or under way."""
+        """See `OwnersFeed`; `owners` is for this thread, and `max_bytes` are of the rank with the most."""
+        super().__init__(queue, None, job.ledger, lambda: True)
+        self._coming, self._sampler, self._owners, self._max_bytes = draws, sampler, owners, max_bytes
+        self._sample_s, self._minibatches_per_step, self._ranks = 0.0, job.minibatches_per_step, job.group.size
+        self._stream = torch.cuda.Stream(owners.device) if owners.device.type == "cuda" else None
+        self._due = next(draws, None)
+        """The bulks that are drawn next, or under way."""
         self._under_way: Coroutine[None, None, None] | None = None
         self._stages = self._largest = 0
         """Stages done of the bulk under way, and the bytes of the largest bulk so far."""
@@ -68,7 +54,7 @@ class OwnersFeedOnDevice(QueueFeed):
 
     def expect(self, epoch: int, index: int) -> None:
         """See `QueueFeed.expect`: draws all bulks up to that of the minibatch."""
-        while self._due is not None and (self._due[0], self._due[1] * self._plan.bulk_size) <= (epoch, index):
+        while self._due is not None and self._due.first <= (epoch, index):
             self._go_on()
 
     def release(self, epoch: int, index: int) -> None:
@@ -89,7 +75,7 @@ class OwnersFeedOnDevice(QueueFeed):
         assert self._due is not None
         start = time.perf_counter()
         if self._under_way is None:
-            self._under_way, self._stages = self._draw(*self._due), 0
+            self._under_way, self._stages = self._draw(self._due), 0
         self._stages += 1
         try:
             with torch.cuda.stream(self._stream):
@@ -98,18 +84,24 @@ class OwnersFeedOnDevice(QueueFeed):
             self._under_way, self._due = None, next(self._coming, None)
         self._sample_s += time.perf_counter() - start
 
-    async def _draw(self, epoch: int, number: int) -> None:
-        drawn = await self._sampler.sample_by_owners_on_device(self._owners, self._plan.request(epoch, number))
-        if drawn.minibatches:
-            self._queue.put(drawn, timeout_s=1.0)
+    async def _draw(self, due: Draw) -> None:
+        self._owners.minibatches = due.minibatches
+        drawn = await self._sampler.sample_by_owners_on_device(self._owners, due.request)
         # On the device, so that no host waits for another.
-        most = await self._owners.most(sum(m.nbytes for m in drawn.minibatches))
-        self._held.append(((epoch, self._plan.minibatches(number)[-1]), most))
+        most = self._waiting(await self._owners.most(sum(m.nbytes for m in drawn.minibatches)))
+        if drawn.minibatches:
+            self._put(drawn)
+        self._held.append((due.last, most))
         self._largest = max(self._largest, most)
-        assert self._plan.steps is not None
         # As many as finish a bulk while another one is trained on.
-        steps = min(self._plan.bulk_size // self._plan.steps.per_step, len(self._plan.steps))
-        self._per_step = -(-self._stages // max(1, steps))
+        self._per_step = -(-self._stages // max(1, sum(due.minibatches) // self._minibatches_per_step))
+
+    def _put(self, bulk: Bulk) -> None:
+        self._queue.put(bulk, WAIT_S)
+
+    def _waiting(self, most: int) -> int:
+        """Bytes that wait when ranks have drawn, of bulks of at most so many each."""
+        return most
 
     @property
     def sample_s(self) -> float:
@@ -119,3 +111,28 @@ class OwnersFeedOnDevice(QueueFeed):
         """See `Feed.close`: a bulk under way is dropped."""
         if self._under_way is not None:
             self._under_way.close()
+
+
+class SharedFeedOnDevice(CheckedFeed, OwnersFeedOnDevice):
+    """All ranks' minibatches in one queue on disk, to which a thread writes this rank's share, meanwhile."""
+
+    @cached_property
+    def _writer(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, "queue")
+
+    def _put(self, bulk: Bulk) -> None:
+        self._writer.submit(self._write, bulk)
+
+    def _write(self, bulk: Bulk) -> None:
+        try:
+            super()._put(bulk)
+        except BaseException as e:
+            self._queue.fail(e)
+
+    def _waiting(self, most: int) -> int:
+        return most * self._ranks
+
+    def close(self) -> None:
+        """See `Feed.close`. What is drawn is written."""
+        super().close()
+        self._writer.shutdown()

@@ -275,9 +275,9 @@ class CheckedFeed(QueueFeed):
     """Minibatches of a queue on disk, which may hold anything: each is checked when it is read."""
 
     def __init__(self, expected: Expected, *queue: Any) -> None:
-        """`queue`: see `QueueFeed`."""
-        super().__init__(*queue)
+        """`queue`: see `QueueFeed`, or the class that fills it."""
         self._expected = expected
+        super().__init__(*queue)
 
     def _counted(self, minibatch: MiniBatch) -> MiniBatch:
         self._expected.refuse(minibatch, f"minibatch {minibatch.index} of epoch {minibatch.epoch}")

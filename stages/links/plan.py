@@ -86,6 +86,9 @@ class LinkPlan(SeedPlan):
         time = self.links.time
         return Ends.from_pairs(pairs, None if time is None else time[self.numbers(index, epoch)], self.links.num_nodes)
 
+    def no_request(self, epoch: int, number: int) -> LinkRequest:
+        return LinkRequest(self.seed, epoch, number, 0, ())
+
     def request(self, epoch: int, number: int) -> LinkRequest:
         """See `SeedPlan.request`: the distinct ends of all pairs, at their moments."""
         given = super().request(epoch, number)

@@ -6,7 +6,7 @@ Modules and arguments follow the files of the 26.10 wheels; `tests/contracts/rap
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial, reduce
@@ -22,6 +22,8 @@ from ..rapids import gpu_cluster
 from .rows import RowSource
 
 Algorithm = Literal["louvain", "leiden"]
+Frame = Any
+"""cuDF's."""
 Find = Callable[[Algorithm, float, int], tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]]
 """(algorithm, resolution, seed) -> nodes, each once, and the community of each. Nodes without a neighbour may be
 absent."""
@@ -29,10 +31,10 @@ absent."""
 NAMES = {"source": "low", "destination": "high", "edge_attr": "weight"}
 SLICES_PER_GPU = 2
 """Number of slices that `Graph.from_dask_cudf_edgelist` makes."""
-ROWS = (1 << 31) - 1
-"""Rows of a frame of cuDF, at most."""
+ROWS = 2_147_483_100
+"""Rows of a frame, at most: of those that cuGraph takes on one GPU. cuDF's may have 547 more."""
 EDGES = 1 << 26
-"""Edges of a range of rows that a task reads, on average, at most."""
+"""Edges of a range of rows that a task reads, on average, at most; and of those that a GPU sorts at a time."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,14 @@ def communities(graph: RowSource, gpus: int) -> Iterator[Communities]:
         has_neighbour = reduce(partial(submit, np.logical_or), joined).result()
         del degrees, joined
         if gpus == 1:
-            there = cache(lambda: submit(_on_one, frames, v))
-            yield Communities(lambda a, r, s: submit(_found, there(), a, r, s).result(), in_degree, has_neighbour)
+
+            @cache
+            def made() -> Any:
+                graph = submit(_on_one, frames, v)
+                frames.clear()  # the task keeps what it needs of them
+                return graph
+
+            yield Communities(lambda a, r, s: submit(_found, made(), a, r, s).result(), in_degree, has_neighbour)
         else:
             with _over_all(client, frames, v, e) as find:
                 yield Communities(find, in_degree, has_neighbour)
@@ -103,17 +111,28 @@ def _joined(rows: TakenRows, first: int, num_nodes: int) -> npt.NDArray[np.bool_
     return found
 
 
-def _pairs(rows: TakenRows, first: int, num_nodes: int, num_edges: int) -> Any:
+def _pairs(rows: TakenRows, first: int, num_nodes: int, num_edges: int) -> Frame:
     """The ends of each edge, the smaller first, on the GPU."""
     import cudf
 
     # Both directions of each pair are counted by indices of the same width.
     a, b = (ends.astype(index_dtype(max(num_nodes, 2 * num_edges))) for ends in _ends(rows, first))
-    ends = {"low": np.minimum(a, b), "high": np.maximum(a, b), "weight": np.ones(len(a), np.float32)}
-    return _merged(cudf.DataFrame(ends), num_nodes)
+    frames = []
+    for at in (slice(i, i + EDGES) for i in range(0, max(len(a), 1), EDGES)):
+        ends = {"low": np.minimum(a[at], b[at]), "high": np.maximum(a[at], b[at])}
+        frames.append(_merged(cudf.DataFrame(ends | {"weight": np.ones(len(ends["low"]), np.float32)}), num_nodes))
+    return _all_merged(frames, num_nodes)
 
 
-def _merged(frame: Any, num_nodes: int, **_: Any) -> Any:
+def _keys(frame: Frame, num_nodes: int) -> Any:
+    """int64, ascending as the pairs do."""
+    import cupy
+
+    low, high = (cupy.asarray(frame[name]).astype("int64") for name in ("low", "high"))
+    return low * num_nodes + high
+
+
+def _merged(frame: Frame, num_nodes: int, **_: object) -> Frame:
     """Each pair once, in order, with the sum of its rows' weights, which are counts."""
     import cudf
     import cupy
@@ -121,35 +140,55 @@ def _merged(frame: Any, num_nodes: int, **_: Any) -> Any:
     if not len(frame):
         return frame
     frame = frame.sort_values(["low", "high"], ignore_index=True)
-    low, high, weight = (cupy.asarray(frame[name]) for name in ("low", "high", "weight"))
-    key = low.astype("int64") * num_nodes + high
+    key, count = _keys(frame, num_nodes), cupy.asarray(frame["weight"]).astype("int64")
     first = cupy.searchsorted(key, key) == cupy.arange(len(key), dtype="int64")
-    count, total = weight.astype("int64"), cupy.cumsum(weight.astype("int64"))
+    total = cupy.cumsum(count)
     sums = total[cupy.searchsorted(key, key[first], side="right") - 1] - total[first] + count[first]
-    return cudf.DataFrame({"low": low[first], "high": high[first], "weight": sums.astype("float32")})
+    low, high = (cupy.asarray(frame[name])[first] for name in ("low", "high"))
+    return cudf.DataFrame({"low": low, "high": high, "weight": sums.astype("float32")})
 
 
-def _all_merged(frames: Iterable[Sized], num_nodes: int) -> Any:
-    """Merge frames two at a time, so that no frame has the rows of all.
+def _all_merged(frames: list[Frame], num_nodes: int) -> Frame:
+    """All pairs of some frames, each of which has a pair once, in order.
 
     Raises:
-        InputError: two of them have more rows together than a frame can.
+        InputError: they are more than a frame can have.
     """
     import cudf
 
+    ranges = [*_in_ranges(frames, num_nodes)]
+    if (pairs := sum(map(len, ranges))) > ROWS:
+        raise InputError(
+            f"one GPU would cut {pairs} pairs of neighbours, but cuGraph takes at most {ROWS} on one; cut on several "
+            "GPUs, or use 'metis-work'"
+        )
+    return cudf.concat(ranges, ignore_index=True) if len(ranges) > 1 else ranges[0]
+
+
+def _in_ranges(frames: list[Frame], num_nodes: int) -> Iterator[Frame]:
+    """Frames merged in ranges of pairs, so many that none of them has more than `ROWS` rows before. In each, two at a
+    time: what they share is in memory once when the next ones come."""
+    import cudf
+    import cupy
+
+    if sum(map(len, frames)) > ROWS and max(map(len, frames)) > 1:
+        keys = [_keys(frame, num_nodes) for frame in frames]
+        largest = max(range(len(keys)), key=lambda i: len(keys[i]))
+        middle = keys[largest][len(keys[largest]) // 2 :][:1]
+        cuts = [int(cupy.searchsorted(key, middle)[0]) for key in keys]
+        del keys
+        for below in (True, False):
+            halves = ((f, slice(at) if below else slice(at, None)) for f, at in zip(frames, cuts))
+            part = [cudf.DataFrame({n: cupy.asarray(f[n])[at] for n in NAMES.values()}) for f, at in halves]
+            yield from _in_ranges(part, num_nodes)
+        return
     left = deque(frames)
     while len(left) > 1:
-        two = [left.popleft(), left.popleft()]
-        if (rows := sum(map(len, two))) > ROWS:
-            raise InputError(
-                f"one GPU would merge {rows} pairs of neighbours, but a frame of cuDF has at most {ROWS} rows; cut on "
-                "several GPUs, or use 'metis-work'"
-            )
-        left.append(_merged(cudf.concat(two, ignore_index=True), num_nodes))
-    return left[0]
+        left.append(_merged(cudf.concat([left.popleft(), left.popleft()], ignore_index=True), num_nodes))
+    yield left[0]
 
 
-def _on_one(frames: list[Any], num_nodes: int) -> Any:
+def _on_one(frames: list[Frame], num_nodes: int) -> Any:
     """The graph on one GPU."""
     import cugraph
 
@@ -167,7 +206,7 @@ def _found(
 
 
 @contextmanager
-def _over_all(client: Any, frames: list[Any], num_nodes: int, num_edges: int) -> Iterator[Find]:
+def _over_all(client: Any, frames: list[Frame], num_nodes: int, num_edges: int) -> Iterator[Find]:
     # After the cluster: these set up the first GPU for this process, which must not happen before workers start.
     import cudf
     import cugraph
@@ -204,5 +243,5 @@ def _called(module: ModuleType, graph: Any, algorithm: Algorithm, resolution: fl
     return module.leiden(graph, resolution=resolution, random_state=seed)[0]
 
 
-def _on_host(frame: Any) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
+def _on_host(frame: Frame) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
     return frame["vertex"].to_numpy(), frame["partition"].to_numpy()

@@ -82,10 +82,10 @@ class Grid:
         column = self.column(group.rank)
         return group.sub(f"{name}-{column[0]}", column, same_thread)
 
-    def across(self, group: Group, name: str) -> Group:
-        """Group of this rank's grid row; all ranks call this at the same time."""
+    def across(self, group: Group, name: str, same_thread: bool = False) -> Group:
+        """Group of this rank's grid row (see `Group.sub`); all ranks call this at the same time."""
         row = self.row(group.rank)
-        return group.sub(f"{name}-{row[0]}", row)
+        return group.sub(f"{name}-{row[0]}", row, same_thread)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +169,7 @@ class Blocks(PartitionPolicy):
         grid = Grid(job.group.size, self.replication)
         # On a device the training thread speaks to them.
         column = grid.subgroup(job.group, "column", same_thread=not job.on_host)
-        row = grid.across(job.group, "row") if self.rows_meet else None
+        row = grid.across(job.group, "row", same_thread=not job.on_host) if self.rows_meet else None
         if isinstance(data, Placement):
             if grid.blocks > 1:
                 raise InputError(

@@ -7,7 +7,7 @@ still there, and whoever runs it decides when to go on. Sizes of other ranks' me
 host waits for another. A rank without minibatches asks for nothing and answers the others, in as many stages.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,8 +19,9 @@ from ..assignment import BulkRequest
 from ..comm.base import Group
 from ..kernels import sampling_backend
 from ..kernels.runtime.device_memory import ToHost, to_device, wait_for_copies
+from ..kernels.sampling.device_graph import DeviceGraph, RowsOnDevice
 from ..kernels.sampling.device_samples import DeviceSample, Rows, prefix_sums
-from .row_blocks import BlockRows
+from .row_blocks import BlockRows, Grid
 
 Keys = npt.NDArray[np.uint64]
 
@@ -35,9 +36,13 @@ class DrawsHere(Protocol):
     has_values: bool
     """True if `values` gives any."""
 
-    def draw(self, rows: Rows, keys: Tensor, hop: int) -> Any: ...
+    @property
+    def own(self) -> RowsOnDevice:
+        """The rows of this rank, with what the sampler reads of them."""
 
-    def values(self, rows: Rows, drawn: Any, num_edges: int) -> list[Tensor]:
+    def draw(self, block: RowsOnDevice, rows: Rows, keys: Tensor, hop: int) -> Any: ...
+
+    def values(self, block: RowsOnDevice, rows: Rows, drawn: Any, num_edges: int) -> list[Tensor]:
         """Values that travel with the edges beside their sources, [num_edges] each; as many, of the same dtypes, on
         all ranks."""
 
@@ -46,18 +51,18 @@ class OwnersOnDevice:
     """The rows of this rank on its device, and messages to the ranks that hold the others. Counted under ``graph``;
     numbers of rows asked for, and bytes of bulks, under ``control``."""
 
-    def __init__(
-        self, rows: BlockRows, group: Group, device: torch.device, minibatches: Callable[[int], Sequence[int]]
-    ) -> None:
+    def __init__(self, rows: BlockRows, group: Group, device: torch.device, ranks: Sequence[int] | None = None) -> None:
         """
         Args:
             rows: rows of this rank.
             group: the ranks of its column, for the thread that trains.
             device: of this rank.
-            minibatches: gives the number of minibatches that each rank of the group has in a bulk, by its number.
+            ranks: the numbers of those of the group among all; None: it has all.
         """
         self.rows, self.group, self.device, self.kernels = rows, group, device, sampling_backend("cuda")
-        self._minibatches, self._workspace = minibatches, self.kernels.Workspace()
+        self._workspace, self._ranks = self.kernels.Workspace(), ranks or range(group.size)
+        self.minibatches: Sequence[int] = ()
+        """Minibatches of each of all ranks in the bulk that is drawn next."""
         offsets = rows.book.offsets
         self._begins, self._ends = (to_device(x.copy(), device) for x in (offsets[:-1], offsets[1:-1]))
         like = torch.from_numpy(rows.graph.indices[:0])
@@ -79,12 +84,12 @@ class OwnersOnDevice:
         Yields: ranges of minibatches, with their samples and the values of all edges, as they came; where there are
             values, `DeviceList.positions` are places among these.
         """
-        hops, kernels, sizes = len(here.fanout), self.kernels, self._minibatches(request.number)
+        hops, kernels, sizes = len(here.fanout), self.kernels, [self.minibatches[r] for r in self._ranks]
         mine = to_device(np.ascontiguousarray(keys.reshape(len(request.seeds), hops)).view(np.int64), self.device)
         streams = self.exchange([mine] * self.group.size, sizes)
         # Ranks draw as many pieces as the one with the most minibatches.
         step, nodes = kernels.at_once(self.rows.num_nodes), kernels.AllNodes(self.rows.num_nodes, self.device)
-        for at in range(0, max(sizes), step):
+        for at in range(0, max(self.minibatches), step):
             piece = slice(at, at + step)
             hop = _Hop(self, here, [s[piece] for s in streams])
             if own := request.seeds[piece]:
@@ -106,12 +111,24 @@ class OwnersOnDevice:
         numbers = self.exchange([mine] * self.group.size, [1] * self.group.size, "control")
         return int((await ToHost(torch.cat(numbers))).max())
 
+    def owner_of(self, ids: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
+        """The rank of the group that answers for each of some int64 ids, what is subtracted from an id that it is asked
+        for, and the dtype of the difference."""
+        owner = torch.searchsorted(self._ends, ids, right=True)
+        return owner, self._begins[owner], self._local_type
+
+    async def rows_for(self, ids: Tensor, here: DrawsHere) -> tuple[RowsOnDevice, Tensor]:
+        """Rows to draw in, and the number among them of each of those that this rank is asked for. All ranks await as
+        often."""
+        return here.own, ids
+
     def by_owner(self, rows: Rows, minibatches: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The order of rows by owner, their numbers in the owners' blocks in that order, and int64 [P, minibatches]:
+        """The order of rows by owner, the numbers by which owners know them in that order, and int64 [P, minibatches]:
         the rows of each owner and minibatch."""
         ids = rows.nodes.long()
-        owner, order = torch.sort(torch.searchsorted(self._ends, ids, right=True), stable=True)
-        local = (ids[order] - self._begins[owner]).to(self._local_type)
+        owner, begin, dtype = self.owner_of(ids)
+        owner, order = torch.sort(owner, stable=True)
+        local = (ids - begin)[order].to(dtype)
         each = torch.arange(self.group.size * minibatches + 1, device=self.device)
         ends = torch.searchsorted(owner * minibatches + rows.owner[order], each)
         return order, local, ends.diff().view(self.group.size, minibatches)
@@ -121,6 +138,75 @@ class OwnersOnDevice:
         theirs = [0 if r == self.group.rank else n for r, n in enumerate(sizes)]
         into = parts[0].new_empty((sum(theirs), *parts[0].shape[1:]))
         return self.group.all_to_all(list(parts), kind, list(into.split(theirs)))
+
+
+class StagedOnDevice(OwnersOnDevice):
+    """`staged_rows` on devices: rows travel along the columns of the grid, and are drawn in where they came.
+
+    Ids and drawn edges travel along the grid row, as to owners and back; the group is this rank's grid row. For the
+    distinct rows that a hop asks of it, a rank sends one message to each owner in its column, and gets their lengths,
+    then their edges, with what the sampler reads of both. Its own block's rows come the same way, without leaving the
+    device. Sizes are awaited twice more a hop.
+    """
+
+    def __init__(self, rows: BlockRows, column: Group, row: Group, device: torch.device, ranks: Sequence[int]) -> None:
+        """
+        Args:
+            rows: rows of this rank.
+            column: the ranks of its grid column, for the thread that trains.
+            row: those of its grid row, likewise.
+            device: of this rank.
+            ranks: the numbers of those of its grid row among all.
+        """
+        super().__init__(rows, row, device, ranks)
+        self._blocks = OwnersOnDevice(rows, column, device)
+        grid = Grid(column.size * row.size, row.size)
+        answers = np.repeat(np.arange(row.size), [len(grid.stages(j)) for j in range(row.size)])
+        answers[rows.block] = row.rank
+        self._answers = to_device(answers, device)
+
+    def owner_of(self, ids: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
+        """See `OwnersOnDevice.owner_of`: the rank whose column has the stage of an id's block. Ids stay global."""
+        owner = self._answers[super().owner_of(ids)[0]]
+        return owner, torch.zeros_like(owner), self._id_type
+
+    async def most(self, number: int) -> int:
+        """See `OwnersOnDevice.most`: of all ranks of the grid."""
+        return await self._blocks.most(await super().most(number))
+
+    async def rows_for(self, ids: Tensor, here: DrawsHere) -> tuple[RowsOnDevice, Tensor]:
+        """See `OwnersOnDevice.rows_for`. All ranks of the grid column call this together."""
+        blocks, own = self._blocks, here.own
+        ids, order = torch.sort(ids.long())
+        new = torch.ones(len(ids), dtype=torch.int64, device=self.device)
+        new[1:] = (ids[1:] != ids[:-1]).long()
+        number = torch.cumsum(new, 0) - 1
+        block, begin, dtype = blocks.owner_of(ids)
+        counts = torch.zeros(blocks.group.size, dtype=torch.int64, device=self.device).index_add_(0, block, new)
+        each = torch.cat(blocks.exchange(list(counts.split(1)), [1] * blocks.group.size, "control"))
+        wanted, asked = (await ToHost(torch.cat([counts, each]))).reshape(2, -1).tolist()
+
+        # Repeats write the same number.
+        rows, local = (torch.zeros(sum(wanted), dtype=torch.int64, device=self.device) for _ in range(2))
+        rows.scatter_(0, number, ids)
+        local.scatter_(0, number, ids - begin)
+        theirs = torch.cat(blocks.exchange(local.to(dtype).split(wanted), asked))
+        kept = own.lists.indptr[1:][theirs] - own.lists.indptr[theirs]
+        got = torch.cat(blocks.exchange(kept.int().split(asked), wanted))
+        ends, indptr = self.kernels.cumulated(kept), self.kernels.cumulated(got)
+        longest = torch.cat([got.new_zeros(1), got]).max().long()[None]
+        known = await ToHost(torch.cat([_ends_at(ends, asked), _ends_at(indptr, wanted), longest]))
+        sent, came = np.diff(known[:-1].reshape(2, -1)).tolist()
+        taken = self.kernels.rows_of(own.lists, theirs, sum(sent))
+
+        def moved(values: Tensor, of: list[int], into: list[int]) -> Tensor:
+            return torch.cat(blocks.exchange(values.split(of), into))
+
+        lists = DeviceGraph(indptr, moved(taken.sources[: sum(sent)], sent, came), int(known[-1]))
+        of_rows = {name: moved(x[theirs], asked, wanted) for name, x in own.of_rows.items()}
+        of_edges = {name: moved(x[taken.positions[: sum(sent)]], sent, came) for name, x in own.of_edges.items()}
+        place = torch.empty_like(number).scatter_(0, order, number)
+        return RowsOnDevice(lists, rows, of_rows, of_edges), place
 
 
 class _Hop:
@@ -150,19 +236,21 @@ class _Hop:
 
         ids = torch.cat(owners.exchange(local.split(wanted), asked))
         minibatch = torch.arange(len(each), dtype=torch.int32, device=ids.device)
-        lists = Rows(ids, torch.repeat_interleave(minibatch, each, output_size=len(ids)))
-        drawn = here.draw(lists, self._keys[h], h)
+        owner = torch.repeat_interleave(minibatch, each, output_size=len(ids))
+        block, numbers = await owners.rows_for(ids, here)
+        lists = Rows(numbers, owner)
+        drawn = here.draw(block, lists, self._keys[h], h)
         kept = torch.cat(owners.exchange(drawn.ends.diff().int().split(asked), wanted))
         ends = owners.kernels.cumulated(kept)
-        known = await ToHost(torch.cat([_at(drawn.ends, asked), _at(ends, wanted)]))
+        known = await ToHost(torch.cat([_ends_at(drawn.ends, asked), _ends_at(ends, wanted)]))
         edges, sizes = np.diff(known.reshape(2, -1)).tolist()
 
         sources = torch.cat(owners.exchange(drawn.sources[: sum(edges)].split(edges), sizes))
-        values = here.values(lists, drawn, sum(edges))
+        values = here.values(block, lists, drawn, sum(edges))
         self.values.append([torch.cat(owners.exchange(v.split(edges), sizes)) for v in values])
         return owners.kernels.Answers(order, ends, sources)
 
 
-def _at(ends: Tensor, sizes: Sequence[int]) -> Tensor:
+def _ends_at(ends: Tensor, sizes: Sequence[int]) -> Tensor:
     """Elements of `ends` at the ends of ranges of these sizes, from 0 on."""
     return ends[to_device(prefix_sums(np.array(sizes)), ends.device)]

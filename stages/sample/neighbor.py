@@ -1,7 +1,7 @@
 """Node-wise neighbour sampling (GraphSAGE; Hamilton, Ying, Leskovec, NeurIPS 2017), in bulk."""
 
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from weakref import WeakKeyDictionary
 
@@ -22,6 +22,7 @@ from .base import NodeWiseOptions, minibatch_of, per_layer
 from .remote_nodewise import draw_node_wise
 
 if TYPE_CHECKING:
+    from ..kernels.sampling.device_graph import RowsOnDevice
     from ..kernels.sampling.device_samples import Rows
     from ..placement.row_owners_cuda import OwnersOnDevice
 
@@ -262,29 +263,50 @@ class _OwnerDraws:
         self._sends_weights = sampler.sends_weights(self._graph)
         self.has_values = sampler.edge_ids or self._sends_weights
 
-    def draw(self, rows: "Rows", keys: Tensor, hop: int) -> Any:
-        sampler, graph = self._sampler, self._graph
-        return self._owners.kernels.draw_rows(
-            graph, rows, keys, self._fanouts[hop], first=self._owners.rows.first, replace=self.replace,
-            table=_table(graph) if sampler.weighted else None, keep=sampler.edge_ids or sampler._reads_weights(graph),
-        )  # fmt: skip
+    @cached_property
+    def own(self) -> "RowsOnDevice":
+        from ..kernels.sampling.device_graph import RowsOnDevice, number_on_device, on_device
 
-    def values(self, rows: "Rows", drawn: Any, num_edges: int) -> list[Tensor]:
+        graph, rows, sampler = self._graph, self._owners.rows, self._sampler
+        lists, of_rows, of_edges = on_device(graph), dict[str, Tensor](), dict[str, Tensor]()
+        if sampler.edge_ids:
+            of_rows["start"] = lists.indptr[:-1] + rows.first_edge
+        if graph.is_weighted:
+            of_edges["weight"] = number_on_device(graph, "edge_weight")
+        if sampler.weighted:
+            table = lists.with_table(_table(graph))
+            of_edges["slots"], of_rows["positive"] = table.slots, table.positive
+            of_rows["degree"] = number_on_device(graph, "degree")
+        return RowsOnDevice(lists, rows.first, of_rows, of_edges)
+
+    def draw(self, block: "RowsOnDevice", rows: "Rows", keys: Tensor, hop: int) -> Any:
+        sampler, graph, kernels = self._sampler, self._graph, self._owners.kernels
+        options = {"replace": self.replace}
+        if not graph.types.is_single:
+            first = self._owners.rows.first
+            return kernels.draw_typed_rows(graph, rows, keys, self._fanouts[hop], first=first, **options)
+        keep = sampler.edge_ids or sampler._reads_weights(graph)
+        return kernels.draw_rows(block, rows, keys, self._fanouts[hop], weighted=sampler.weighted, keep=keep, **options)
+
+    def values(self, block: "RowsOnDevice", rows: "Rows", drawn: Any, num_edges: int) -> list[Tensor]:
         from ..kernels.sampling.device_graph import number_on_device
 
-        found, graph, positions = [], self._graph, drawn.positions
-        if not graph.types.is_single:
+        found, graph, positions, kept = [], self._graph, drawn.positions, drawn.ends.diff()
+        indptr, typed = block.lists.indptr, not graph.types.is_single
+        if typed:
             found.append(_relation_weights(graph, positions[:num_edges], drawn.ends))
         elif self._sends_weights:
-            kept = drawn.ends.diff()
-            scale = self._sampler._device_scale(graph, rows.nodes, kept)
+            by_weight = self._sampler.weighted
+            degree = block.of_rows["degree"][rows.nodes] if by_weight else indptr[1:][rows.nodes] - indptr[rows.nodes]
+            scale = degree.double() / kept.clamp(min=1)
             weight = torch.repeat_interleave(scale, kept, output_size=num_edges)
-            if not self._sampler.weighted:
-                weight = number_on_device(graph, "edge_weight")[drawn.positions[:num_edges]].double() * weight
+            if not by_weight:
+                weight = block.of_edges["weight"][positions[:num_edges]].double() * weight
             found.append(weight.float())
         if self._sampler.edge_ids:
-            ids = positions[:num_edges] + self._owners.rows.first_edge
-            if not graph.types.is_single:
+            before = block.of_rows["start"][rows.nodes] - indptr[rows.nodes]
+            ids = positions[:num_edges] + torch.repeat_interleave(before, kept, output_size=num_edges)
+            if typed:
                 # See `remote_nodewise`.
                 ids = ids * graph.types.num_relations + number_on_device(graph, "edge_type")[positions[:num_edges]]
             found.append(ids)

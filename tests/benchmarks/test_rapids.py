@@ -17,6 +17,13 @@ def test_all_but_training_is_tried_and_found_right(monkeypatch, capsys, gpus):
     assert [line.split()[1].strip(":") for line in told.splitlines()[1:]] == [thing.__name__ for thing in check.THINGS]
 
 
+def test_without_a_gpu_a_sentence_says_so(monkeypatch, capsys):
+    rapids.install(monkeypatch, 0)
+    assert check.main() == 2
+    told = capsys.readouterr().out
+    assert told.startswith("benchmarks/rapids.py: this check needs an NVIDIA GPU") and told.count("\n") == 1
+
+
 def test_what_is_wrong_is_told_and_ends_with_1(monkeypatch, capsys):
     rapids.install(monkeypatch)
     real = rapids.neighbor_sample

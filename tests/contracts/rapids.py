@@ -160,6 +160,8 @@ class Limits:
     """Limits of a GPU, which tests lower."""
 
     rows = 2**31 - 1
+    edges = 2147483100
+    """Of `Graph.from_cudf_edgelist`, as its source has them."""
 
 
 class DataFrame(pd.DataFrame):
@@ -168,6 +170,8 @@ class DataFrame(pd.DataFrame):
     def __init__(self, data=None, index=None, columns=None, dtype=None, copy=None, nan_as_null=no_default):
         if isinstance(data, dict):
             data = {name: c.values if isinstance(c, DeviceArray) else c for name, c in data.items()}
+            if max(map(len, data.values())) > Limits.rows:
+                raise OverflowError("CUDF failure: column exceeds the size limit")
         super().__init__(data, index, columns, dtype, copy)
 
     @property
@@ -275,6 +279,8 @@ class Graph:
         vertices=None,
     ):
         assert isinstance(input_df, DataFrame)
+        if len(input_df) > Limits.edges:
+            raise ValueError("cudf dataFrame edge list is too big to fit in a single GPU")
         self._take(input_df, source, destination, edge_attr)
 
     def from_dask_cudf_edgelist(

@@ -62,6 +62,21 @@ class DeviceGraph:
         return self._table[1]
 
 
+@dataclass(frozen=True, eq=False)
+class RowsOnDevice:
+    """N rows on the device, of one block or of several, in which a sampler draws."""
+
+    lists: DeviceGraph
+    """With global sources."""
+    first: int | Tensor
+    """Id of the first row, if rows are consecutive; otherwise int64 [N], that of each."""
+    of_rows: dict[str, Tensor]
+    """[N] each, what the sampler reads of a row: "start", int64, the position of its first edge in the whole graph;
+    "degree"; "positive" (see `Slots`)."""
+    of_edges: dict[str, Tensor]
+    """[E] each: "weight", and "slots" (see `Slots`)."""
+
+
 _graphs: WeakKeyDictionary[Graph, DeviceGraph] = WeakKeyDictionary()
 _numbers: WeakKeyDictionary[Graph, dict[str, Tensor]] = WeakKeyDictionary()
 

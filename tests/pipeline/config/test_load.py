@@ -169,9 +169,11 @@ def test_a_gpu_samples_there_in_large_bulks_unless_told_otherwise():
     assert seen(queue={"bulk_size": 8}) == ("cuda", 8)
     assert seen(kernel="cpu") == ("cpu", 8)
     assert seen(queue={"kind": "zarr"}) == ("cuda", 64)
-    # Owners of rows draw on GPUs for one sampler, by one algorithm.
-    assert seen(bulk={"topology": "partitioned"}) == ("cuda", 64)
-    assert seen(bulk={"topology": "partitioned", "algorithm": "auto"}) == ("cpu", 8)
+    # Of a partitioned topology for one sampler, by each algorithm and into each queue.
+    for algorithm in ("owners", "1.5d", "auto"):
+        for kind in ("memory", "zarr"):
+            bulk = {"topology": "partitioned", "algorithm": algorithm}
+            assert seen(bulk=bulk, queue={"kind": kind}) == ("cuda", 64)
     assert seen(bulk={"topology": "partitioned"}, sampler={"name": "labor"}) == ("cpu", 8)
     again = resolve(resolve({"device": "cuda"}).model_dump(exclude_none=True))
     assert (again.kernel, again.queue.bulk_size) == ("cuda", 64)

@@ -78,11 +78,11 @@ def test_a_kernel_is_refused_where_nothing_is_sampled(kernel: str) -> None:
         resolve({"system": "sar", "kernel": kernel})
 
 
-def test_owners_do_not_draw_on_gpus_into_a_queue_on_disk() -> None:
-    bulk = {"topology": "partitioned"}
-    job = resolve({"bulk": bulk, "queue": {"kind": "zarr"}, "kernel": "cuda", "device": "cuda", "ranks": 2})
-    with pytest.raises(RefusedError, match="where owners of rows draw into a queue on disk by their processors; leave"):
-        refuse(Need.DEVICE_DRAWS, needs_of(job), job)
+@pytest.mark.parametrize("bulk", [{}, {"topology": "partitioned"}, {"topology": "partitioned", "algorithm": "1.5d"}])
+def test_gpus_draw_into_a_queue_on_disk_unless_another_kernel_is_named(bulk: dict[str, Any]) -> None:
+    given = {"bulk": bulk, "queue": {"kind": "zarr"}, "device": "cuda", "ranks": 2}
+    assert resolve(given).kernel == "cuda" and resolve({**given, "kernel": "cpu"}).kernel == "cpu"
+    assert resolve({**given, "device": "cpu"}).kernel == "cpu"
 
 
 def test_forms_that_are_not_chosen_have_none() -> None:

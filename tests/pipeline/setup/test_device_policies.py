@@ -24,6 +24,7 @@ from millrace.pipeline.telemetry.events import EpochDone, StepDone
 from millrace.pipeline.training import evaluation
 from millrace.stages.capabilities import Cannot, Need
 from millrace.stages.neighbourhood.base import destinations
+from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts import dask_cuda, pretended_device
 from millrace.tests.contracts.bulk_ranks import train_bulk
@@ -282,10 +283,7 @@ def test_rows_that_ranks_own(sbm, on_host, all_rows, tmp_path, options, where):
     ("options", "why"),
     [
         ({"sampler": {"name": "labor", "fanout": [3, 2]}}, "for neighbor only, but the sampler is labor; leave kernel"),
-        ({"bulk": {"algorithm": "1.5d"}}, 'but bulk.algorithm is "1.5d"; leave one of them out'),
-        ({"queue": {"kind": "zarr"}}, "draw into a queue on disk by their processors; leave kernel out"),
     ],
-    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )
 def test_owners_that_cannot_draw_on_their_devices(sbm, tmp_path, options, why):
     """Asked for, it is refused in a sentence; by default they draw on the host."""
@@ -295,10 +293,24 @@ def test_owners_that_cannot_draw_on_their_devices(sbm, tmp_path, options, why):
     with pytest.raises(mr.InputError, match=why) as refused:
         mr.run(sbm, device="cuda", out=tmp_path / "run", **given)
     assert "\n" not in str(refused.value)
-    if "sampler" in options or "algorithm" in given["bulk"]:
-        del given["kernel"]
-        fanout = {"fanout": None} if "sampler" in options else {}
-        agree(sbm, tmp_path, epochs=1, **fanout, **options | {"bulk": given["bulk"]})
+    del given["kernel"]
+    agree(sbm, tmp_path, epochs=1, fanout=None, **options | {"bulk": given["bulk"]})
+
+
+@pytest.mark.parametrize("queue", [{}, {"kind": "zarr", "max_bytes": 1}], ids=["memory", "disk"])
+@pytest.mark.parametrize("algorithm", ["owners", "1.5d"])
+def test_owners_draw_on_their_devices_by_default(sbm, tmp_path, monkeypatch, algorithm, queue):
+    """Into a queue on disk, too, and by 1.5D products; there is no room for a second bulk."""
+    bulk, drawn, plain = (
+        {"topology": "partitioned", "algorithm": algorithm},
+        [],
+        NeighborSampler.sample_by_owners_on_device,
+    )
+    monkeypatch.setattr(
+        NeighborSampler, "sample_by_owners_on_device", lambda *a: (drawn.append(a[2].number), plain(*a))[1]
+    )
+    agree(sbm, tmp_path, epochs=1, bulk=bulk, queue={"bulk_size": 2, **queue})
+    assert drawn == [0, 1]
 
 
 def test_validation_reads_the_rows_that_are_there(sbm, on_host, tmp_path, gathers):

@@ -137,35 +137,45 @@ def test_ranges_of_rows_make_the_pairs_that_metis_sees(graph, cut):
     assert np.array_equal(np.concatenate([calls._degrees(graph.rows(a, b)) for a, b in ranges]), graph.in_degree)
 
 
-@settings(max_examples=25, deadline=None)
-@given(graph=graphs(), count=st.integers(1, 6))
-def test_pieces_are_merged_two_at_a_time_into_what_all_rows_make(graph, count):
+@settings(max_examples=50, deadline=None)
+@given(graph=graphs(), count=st.integers(1, 6), room=st.integers(0, 5))
+def test_pieces_are_merged_in_frames_that_never_have_the_rows_of_all(graph, count, room):
+    """No frame that the GPU makes has more rows than the limit, if the pairs themselves have not."""
     v = graph.num_nodes
     cuts = [v * i // count for i in range(count + 1)]
     with pytest.MonkeyPatch.context() as m:
         rapids.install(m)
-        frames = [calls._pairs(graph.rows(a, b), a, v, graph.num_edges) for a, b in zip(cuts, cuts[1:])]
         whole = calls._pairs(graph.rows(0, v), 0, v, graph.num_edges)
+        limit = max(len(whole), count, 2) + room
+        for home, name in ((calls, "ROWS"), (calls, "EDGES"), (rapids.Limits, "rows")):
+            m.setattr(home, name, limit)
+        frames = [calls._pairs(graph.rows(a, b), a, v, graph.num_edges) for a, b in zip(cuts, cuts[1:])]
         merged = calls._all_merged(frames, v)
+        m.setattr(calls, "ROWS", max(count, len(whole) - 1, 2))
+        if len(whole) > calls.ROWS:
+            with pytest.raises(InputError, match=f"would cut {len(whole)} pairs of neighbours, but cuGraph takes"):
+                calls._all_merged(frames, v)
     for name in ("low", "high", "weight"):
         assert np.array_equal(merged[name].to_numpy(), whole[name].to_numpy())
 
 
-def test_more_rows_than_a_frame_has_are_refused_with_the_way_out(tmp_path, monkeypatch):
-    """A stored graph of more edges than the limit fits if its pairs do."""
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_more_pairs_than_a_frame_has_are_refused_with_the_way_out(tmp_path, monkeypatch, gpus):
+    """A stored graph of more edges than the limit fits if its pairs do; on several GPUs no frame has them all."""
     write_dataset(tmp_path / "store", data := open_dataset(CUT))
     pairs = scipy.sparse.triu(undirected(data.graph.indptr, data.graph.indices), 1).nnz
-    rapids.install(monkeypatch)
+    rapids.install(monkeypatch, gpus)
     monkeypatch.setattr(calls, "EDGES", data.graph.num_edges // 5)
     words = ("partition", tmp_path / "store", "--parts", 2, "--method", "leiden", "--out")
-    for limit, code in ((2 * pairs, 0), (pairs - 1, 2)):
-        monkeypatch.setattr(rapids.Limits, "rows", limit)
-        monkeypatch.setattr(calls, "ROWS", limit)
+    for limit in (pairs, pairs - 1):
+        for home, name in ((calls, "ROWS"), (rapids.Limits, "rows"), (rapids.Limits, "edges")):
+            monkeypatch.setattr(home, name, limit)
         got, _, err = command(*words, tmp_path / f"parts{limit}")
-        assert got == code, err
+        fits = limit == pairs or gpus > 1
+        assert got == (0 if fits else 2), err
+        assert (tmp_path / f"parts{limit}").exists() == fits
     said = " ".join(err.split())
-    assert f"cuDF has at most {limit} rows; cut on several GPUs, or use 'metis-work'" in said
-    assert not (tmp_path / f"parts{limit}").exists()
+    assert fits or f"{pairs} pairs of neighbours, but cuGraph takes at most {limit} on one; cut on several" in said
 
 
 @pytest.mark.parametrize("gpus", [1, 2])

@@ -10,7 +10,9 @@ from torch import Tensor
 from millrace.stages.assignment import BulkRequest
 from millrace.stages.kernels.runtime.device_memory import ToHost, completed
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.placement.row_owners_cuda import OwnersOnDevice
+from millrace.stages.kernels.sampling.device_graph import place_graph
+from millrace.stages.placement.row_blocks import Grid
+from millrace.stages.placement.row_owners_cuda import OwnersOnDevice, StagedOnDevice
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import RunError
 from millrace.storage.graph import Graph
@@ -42,7 +44,8 @@ def drawn(graph: Graph, book: RangeBook, samplers: list[Any], requests: list[Bul
 
     def on_rank(group: ThreadGroup) -> list[str]:
         rows, request = block_rows(graph, book, group.rank, group), requests[group.rank]
-        owners = OwnersOnDevice(rows, group, DEVICE, lambda number: [len(r.seeds) for r in requests])
+        owners = OwnersOnDevice(rows, group, DEVICE)
+        owners.minibatches = [len(r.seeds) for r in requests]
         wrong = []
         for sampler in samplers:
             got = completed(sampler.sample_by_owners_on_device(owners, request))
@@ -164,3 +167,79 @@ def test_ids_and_edges_go_from_device_to_device(monkeypatch: pytest.MonkeyPatch)
     of_hop = {("control", True): 1, ("graph", True): 5}
     assert {x: sent.count(x) for x in set(sent)} == {x: 4 * n + 2 * (x[0] == "graph") for x, n in of_hop.items()}
     assert len(waits) == 4 * 3
+
+
+# --- 1.5D products ---
+
+GRIDS = ((1, 1), (3, 1), (2, 2), (4, 2), (6, 3), (6, 2))
+"""(p, c): of `test_staged_rows`."""
+
+
+def staged(c: int, graph: Graph, book: RangeBook, samplers: list[Any], requests: list[BulkRequest]) -> list[str]:
+    """Differences of what the ranks of a grid draw together, by one sampler after the other, from the serial
+    minibatches."""
+
+    def on_rank(group: ThreadGroup) -> list[str]:
+        grid, request, wrong = Grid(group.size, c), requests[group.rank], []
+        column, row = grid.subgroup(group, "column"), grid.across(group, "row")
+        rows = block_rows(graph, book, grid.block(group.rank), column)
+        place_graph(rows.graph, "pinned" if group.rank % 2 else "device")
+        owners = StagedOnDevice(rows, column, row, DEVICE, grid.row(group.rank))
+        owners.minibatches = [len(r.seeds) for r in requests]
+        for sampler in samplers:
+            got = completed(sampler.sample_by_owners_on_device(owners, request))
+            assert not any(m.on_host for m in got.minibatches)
+            want = sampler.sample(graph, request, cpu) if request.seeds else Bulk(request.epoch, request.number, ())
+            wrong += [f"rank {group.rank}, blocks {book.offsets.tolist()}, {sampler}: {x}" for x in unlike(got, want)]
+        assert completed(owners.most(10 * group.rank)) == 10 * (group.size - 1)
+        return wrong
+
+    return [line for lines in run_threads(on_rank, len(requests)) for line in lines]
+
+
+@pytest.mark.parametrize(("p", "c"), GRIDS, ids=str)
+def test_odd_graphs_on_every_grid(p: int, c: int) -> None:
+    """Hubs, loops, multi-edges, no edges, weights of 0; blocks without rows; ranks without minibatches."""
+    for number, (name, graph, samplers) in enumerate(worlds()):
+        rng = np.random.default_rng([number, p])
+        few = [s for s in samplers if isinstance(s, NeighborSampler) and max(s.fanout) < 200][p % 2 :: 2]
+        requests = [random_request(rng, graph.num_nodes, r * number % 3, 9) for r in range(p)]
+        assert staged(c, graph, random_book(rng, graph.num_nodes, p // c), few, requests) == [], name
+
+
+@pytest.mark.parametrize(("p", "c"), [(3, 1), (4, 2)], ids=str)
+def test_any_graph_cut_and_sampler_on_a_grid(p: int, c: int) -> None:
+    for case in range(8):
+        rng = np.random.default_rng([p, case])
+        graph = random_graph(rng)
+        sampler = random_neighbor(rng, graph.edge_weight is not None)
+        requests = [random_request(rng, graph.num_nodes, int(k), graph.num_nodes) for k in rng.integers(0, 4, p)]
+        assert staged(c, graph, random_book(rng, graph.num_nodes, p // c), [sampler], requests) == []
+
+
+def test_a_bulk_in_pieces_on_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks go through as many pieces as the one of the grid with the most minibatches."""
+    monkeypatch.setattr(tables_cuda, "TABLE_BYTES", 2 * 5 * tables_cuda.SCAN)
+    graph, rng = skewed(50, 300, weighted=True, hub=60), np.random.default_rng(1)
+    requests = [random_request(rng, 50, k, 6) for k in (5, 1, 0, 2)]
+    samplers = [NeighborSampler((3, 2), edge_ids=True, weighted=True), NeighborSampler((-1,))]
+    assert staged(2, graph, random_book(rng, 50, 2), samplers, requests) == []
+
+
+def test_distinct_rows_travel_once_and_from_device_to_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one block on each rank, the rows of the others' that a bulk needs: each once, however many ask for it."""
+    plain, edges = ThreadGroup.all_to_all, []
+
+    def exchanged(self: ThreadGroup, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
+        assert not is_pretended() or all(isinstance(x, OnDevice) for x in (*parts, *(into or ())))
+        if self.size > 1 and kind == "graph":
+            edges.append(sum(x.numel() for r, x in enumerate(parts) if r != self.rank))
+        return plain(self, parts, kind, into)
+
+    monkeypatch.setattr(ThreadGroup, "all_to_all", exchanged)
+    graph = skewed(60, 500, weighted=False)
+    seeds = tuple(np.arange(60) for _ in range(5))
+    requests = [BulkRequest(0, 0, 0, 0, seeds), BulkRequest(0, 0, 0, 0, ())]
+    assert staged(1, graph, RangeBook(np.array([0, 20, 60])), [NeighborSampler((-1,))], requests) == []
+    # Ids of 40 rows go there, their lengths and edges come back.
+    assert sum(edges) == 40 + 40 + int(graph.in_degree[20:].sum())

@@ -27,7 +27,7 @@ from . import layerwise as layerwise_cuda
 from . import matrix
 from . import neighbor as sample_cuda
 from . import temporal as temporal_cuda
-from .block_rows import AllNodes, Answers, draw_rows, neighbor_of_owners
+from .block_rows import AllNodes, Answers, draw_rows, draw_typed_rows, neighbor_of_owners, rows_of
 from .draw import Drawn, cumulated
 from .labor_relations import draw_labor_relations, hops_of
 from .relations import segments_of, weights
@@ -36,31 +36,11 @@ from .temporal import degrees_until, look_up
 from .terms import terms
 
 __all__ = [
-    "AllNodes",
-    "Answers",
-    "Workspace",
-    "at_once",
-    "cumulated",
-    "degrees_until",
-    "device",
-    "draw_rows",
-    "fastgcn",
-    "labor",
-    "labor_pieces",
-    "ladies",
-    "layer_pieces",
-    "look_up",
-    "matrix",
-    "neighbor",
-    "neighbor_of_owners",
-    "neighbor_pieces",
-    "place_times",
-    "relation_weights",
-    "relation_weights_of",
-    "table_bytes",
-    "temporal_pieces",
-    "times_on_device",
-]
+    "AllNodes", "Answers", "Workspace", "at_once", "cumulated", "degrees_until", "device", "draw_rows",
+    "draw_typed_rows", "fastgcn", "labor", "labor_pieces", "ladies", "layer_pieces", "look_up", "matrix",
+    "neighbor", "neighbor_of_owners", "neighbor_pieces", "place_times", "relation_weights",
+    "relation_weights_of", "rows_of", "table_bytes", "temporal_pieces", "times_on_device",
+]  # fmt: skip
 
 
 def _pieces(graph: DeviceGraph, k: int) -> Iterator[slice]:

@@ -17,8 +17,7 @@ from torch import Tensor
 from .....storage.graph import Graph
 from ....random import NODE
 from ...runtime.device_memory import to_device
-from ..alias import AliasTable
-from ..device_graph import DeviceGraph, on_device
+from ..device_graph import DeviceGraph, RowsOnDevice, Slots
 from ..device_samples import DeviceSample, Rows
 from .draw import Drawn, draw
 from .neighbor import check_int32, expand
@@ -52,35 +51,42 @@ class AllNodes:
 
 
 def draw_rows(
-    graph: Graph,
-    rows: Rows,
-    keys: Tensor,
-    fanout: int | npt.NDArray[np.int64],
-    *,
-    first: int,
-    replace: bool,
-    table: AliasTable | None,
-    keep: bool,
+    block: RowsOnDevice, rows: Rows, keys: Tensor, fanout: int, *, replace: bool, weighted: bool, keep: bool
 ) -> Drawn:
-    """The draws of `neighbor` for rows of a block in one hop.
+    """The draws of `neighbor` for rows of a block, or of several, in one hop.
 
     Args:
-        graph: the block, with global sources.
-        rows: n of them, by their number in the block.
+        block: the rows.
+        rows: n of them, by their number.
         keys: int64 [m], the bits of the streams that `Rows.owner` counts.
-        fanout: edges of a row at most; -1: all. Or int64 [R], that of each relation, for which the host waits twice.
-        first: id of the first row.
+        fanout: edges of a row at most; -1: all.
         replace: draw independently.
-        table: alias tables of the block, to draw by weight, or None.
+        weighted: draw by weight.
         keep: also return positions.
     """
-    if isinstance(fanout, np.ndarray):
-        return draw_relations(segments_of(graph), rows, keys, fanout, None, replace=replace, first=first)
-    on = on_device(graph)
     # A draw is keyed by the node's id; the kernels know its number in the block.
-    keys = keys + int((np.array([first], np.uint64) * np.uint64(NODE)).view(np.int64)[0])
-    slots = None if table is None else on.with_table(table)
-    return draw(on, rows, keys, fanout, None, replace=replace, table=slots, keep=keep)
+    each = np.array([NODE], np.uint64).view(np.int64)
+    if isinstance(block.first, int):
+        keys = keys + int((each * block.first)[0])
+    else:
+        keys = keys[rows.owner] + (block.first[rows.nodes] - rows.nodes) * int(each[0])
+        rows = Rows(rows.nodes, torch.arange(len(rows.nodes), dtype=torch.int32, device=keys.device))
+    table = Slots(block.of_edges["slots"], block.of_edges["weight"], block.of_rows["positive"]) if weighted else None
+    return draw(block.lists, rows, keys, fanout, None, replace=replace, table=table, keep=keep)
+
+
+def draw_typed_rows(
+    graph: Graph, rows: Rows, keys: Tensor, fanout: npt.NDArray[np.int64], *, first: int, replace: bool
+) -> Drawn:
+    """`draw_rows` of a block with types, whose first row has the id `first`; `fanout` is that of each relation, [R].
+    The host waits twice."""
+    return draw_relations(segments_of(graph), rows, keys, fanout, None, replace=replace, first=first)
+
+
+def rows_of(lists: DeviceGraph, numbers: Tensor, num_edges: int) -> Drawn:
+    """All edges of some rows, whose number is known, with their positions."""
+    rows = Rows(numbers, torch.zeros(len(numbers), dtype=torch.int32, device=numbers.device))
+    return draw(lists, rows, numbers, -1, None, replace=False, table=None, keep=True, num_edges=num_edges)
 
 
 async def neighbor_of_owners(

@@ -5,8 +5,9 @@ Samples depend on which minibatches are sampled together. Checked against the in
 (`tests/contracts/rapids.py`); it has not been run on a GPU yet.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -36,6 +37,7 @@ def neighbor(
     keep_positions: bool = False,
     keep_weights: bool = False,
     workspace: Any = None,
+    on: "_OnDevice | None" = None,
 ) -> list[NeighborSample]:
     """k minibatches of in-neighbours, as `sampling.cpu.neighbor` returns them.
 
@@ -50,27 +52,50 @@ def neighbor(
         keep_positions: also return positions in the graph's edge arrays.
         keep_weights: also return the edges' weights in the graph.
         workspace: ignored.
+        on: the graph as several GPUs have it, whose processes all call this; None: this process's GPU has it.
 
     Raises:
         InputError: there is no GPU, or RAPIDS is not installed.
         RunError: cuGraph returned an unexpected result.
     """
-    if not seeds:
+    if not seeds and on is None:
         return []
-    asked = _Asked(fanout, replace, table is not None, expand, keep_positions, keep_weights)
-    return _draw(_on_device(graph), graph, seeds, keys, asked)
+    on = on or _on_device(graph)
+    import pylibcugraph
 
-
-@dataclass(frozen=True)
-class _Asked:
-    """Options of a call; see `neighbor`."""
-
-    fanout: tuple[int, ...]
-    replace: bool
-    weighted: bool
-    expand: str
-    keep_positions: bool
-    keep_weights: bool
+    hops = len(fanout)
+    offsets = np.concatenate([[0], np.cumsum([len(s) for s in seeds])])
+    drawn = pylibcugraph.neighbor_sample(
+        on.handle,
+        on.graph,
+        _moved(np.concatenate([np.empty(0, np.int64), *seeds]).astype(on.dtype)),
+        np.array(fanout, np.int32),
+        starting_vertex_label_offsets=_moved(offsets.astype(np.int64)),
+        with_replacement=replace,
+        do_expensive_check=False,
+        prior_sources_behavior="exclude" if expand == "new" else "carryover",
+        deduplicate_sources=True,
+        return_hops=True,
+        random_state=int(keys[0, 0] >> np.uint64(1)) if len(seeds) else 0,
+        use_edge_weights_as_biases=table is not None,
+    )
+    if not len(seeds):
+        return []
+    ends = drawn["label_hop_offsets"].get()
+    if len(ends) != len(seeds) * hops + 1:
+        raise RunError(
+            f'cuGraph returned {len(ends)} offsets for {len(seeds)} minibatches of {hops} hops; use kernel = "cpu"'
+        )
+    dst, src, place = (drawn[name].get() for name in ("majors", "minors", "edge_id"))
+    found = [
+        (dst[a:b], src[a:b], place[a:b].astype(np.int64) if keep_positions or keep_weights else None)
+        for a, b in zip(ends, ends[1:])
+    ]
+    of_each = [found[i * hops : (i + 1) * hops] for i in range(len(seeds))]
+    samples = [_minibatch(s.astype(graph.indices.dtype), h, expand) for s, h in zip(seeds, of_each)]
+    if not keep_weights or graph.edge_weight is None:
+        return samples
+    return with_weights(samples, graph.edge_weight, keep_positions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,48 +133,15 @@ class AcrossGpus:
         # dask-cuda makes each process's own GPU its first.
         comms.cugraph_comms_init(rank, size, unique, device=0)
         handle = pylibcugraph.ResourceHandle(comms.cugraph_comms_get_raft_handle().getHandle())
-        dtype = _ids_of(graph)
-        first, last = graph.num_edges * rank // size, graph.num_edges * (rank + 1) // size
-        arrays = _edges(graph, dtype, first, last)
-        nodes = np.arange(graph.num_nodes * rank // size, graph.num_nodes * (rank + 1) // size, dtype=dtype)
-        on_devices = pylibcugraph.MGGraph(
-            handle,
-            pylibcugraph.GraphProperties(is_symmetric=False, is_multigraph=True),
-            [arrays["row"]],
-            [arrays["source"]],
-            weight_array=[arrays["weight"]] if "weight" in arrays else None,
-            store_transposed=False,
-            do_expensive_check=False,
-            edge_id_array=[arrays["place"]],
-            edge_type_array=[arrays["type"]],
-            vertices_array=[_moved(nodes)],
-        )
-        self._on = _OnDevice(handle, on_devices, dtype)
-
-    def neighbor(
-        self,
-        graph: Graph,
-        seeds: Sequence[npt.NDArray[np.int64]],
-        keys: npt.NDArray[np.uint64],
-        fanout: tuple[int, ...],
-        *,
-        replace: bool = False,
-        table: AliasTable | None = None,
-        expand: str = "new",
-        keep_positions: bool = False,
-        keep_weights: bool = False,
-        workspace: Any = None,
-    ) -> list[NeighborSample]:
-        """See `neighbor`; `graph` is the one that this was made of."""
-        asked = _Asked(fanout, replace, table is not None, expand, keep_positions, keep_weights)
-        return _draw(self._on, graph, seeds, keys, asked)
+        # As lists of arrays, of which there is one.
+        self.neighbor = partial(neighbor, on=_made_of(graph, handle, rank, size, pylibcugraph.MGGraph, lambda x: [x]))
 
     def close(self) -> None:
         """Leave the other processes."""
         import pylibcugraph.comms as comms
 
         # The graph must be freed before its communicator.
-        del self._on
+        del self.neighbor
         comms.cugraph_comms_shutdown()
 
 
@@ -167,46 +159,6 @@ def check_available() -> int:
         InputError: RAPIDS is not installed, or there is no GPU.
     """
     return count_gpus('kernel "cugraph"', 'kernel = "cpu"', TO_SAMPLE)
-
-
-def _draw(
-    on: _OnDevice, graph: Graph, seeds: Sequence[npt.NDArray[np.int64]], keys: npt.NDArray[np.uint64], asked: _Asked
-) -> list[NeighborSample]:
-    import pylibcugraph
-
-    hops = len(asked.fanout)
-    offsets = np.concatenate([[0], np.cumsum([len(s) for s in seeds])])
-    drawn = pylibcugraph.neighbor_sample(
-        on.handle,
-        on.graph,
-        _moved(np.concatenate([np.empty(0, np.int64), *seeds]).astype(on.dtype)),
-        np.array(asked.fanout, np.int32),
-        starting_vertex_label_offsets=_moved(offsets.astype(np.int64)),
-        with_replacement=asked.replace,
-        do_expensive_check=False,
-        prior_sources_behavior="exclude" if asked.expand == "new" else "carryover",
-        deduplicate_sources=True,
-        return_hops=True,
-        random_state=int(keys[0, 0] >> np.uint64(1)) if len(seeds) else 0,
-        use_edge_weights_as_biases=asked.weighted,
-    )
-    if not len(seeds):
-        return []
-    ends = drawn["label_hop_offsets"].get()
-    if len(ends) != len(seeds) * hops + 1:
-        raise RunError(
-            f'cuGraph returned {len(ends)} offsets for {len(seeds)} minibatches of {hops} hops; use kernel = "cpu"'
-        )
-    dst, src, place = (drawn[name].get() for name in ("majors", "minors", "edge_id"))
-    found = [
-        (dst[a:b], src[a:b], place[a:b].astype(np.int64) if asked.keep_positions or asked.keep_weights else None)
-        for a, b in zip(ends, ends[1:])
-    ]
-    of_each = [found[i * hops : (i + 1) * hops] for i in range(len(seeds))]
-    samples = [_minibatch(s.astype(graph.indices.dtype), h, asked.expand) for s, h in zip(seeds, of_each)]
-    if not asked.keep_weights or graph.edge_weight is None:
-        return samples
-    return with_weights(samples, graph.edge_weight, asked.keep_positions)
 
 
 def _minibatch(seeds: IntArray, hops: list[Hop], expand: str) -> NeighborSample:
@@ -249,44 +201,39 @@ def _on_device(graph: Graph) -> _OnDevice:
         check_available()
         import pylibcugraph
 
-        handle, dtype = pylibcugraph.ResourceHandle(), _ids_of(graph)
-        arrays = _edges(graph, dtype, 0, graph.num_edges)
-        on_device = pylibcugraph.SGGraph(
-            handle,
-            pylibcugraph.GraphProperties(is_symmetric=False, is_multigraph=True),
-            arrays["row"],
-            arrays["source"],
-            weight_array=arrays.get("weight"),
-            store_transposed=False,
-            renumber=True,
-            do_expensive_check=False,
-            edge_id_array=arrays["place"],
-            edge_type_array=arrays["type"],
-            vertices_array=_moved(np.arange(graph.num_nodes, dtype=dtype)),
-        )
-        _graphs[graph] = _OnDevice(handle, on_device, dtype)
+        handle, kind = pylibcugraph.ResourceHandle(), partial(pylibcugraph.SGGraph, renumber=True)
+        _graphs[graph] = _made_of(graph, handle, 0, 1, kind, lambda array: array)
     return _graphs[graph]
 
 
-def _ids_of(graph: Graph) -> np.dtype:
-    """Ids and counts of edges have one width."""
-    return index_dtype(max(graph.num_nodes, graph.num_edges))
+def _made_of(
+    graph: Graph, handle: object, rank: int, size: int, kind: Callable[..., object], given: Callable[[object], object]
+) -> _OnDevice:
+    """The share of process `rank` of P in a graph on GPUs: each P-th of the edges and nodes. cuGraph walks from row to
+    source: transposed, that is from a node to its in-neighbours."""
+    import pylibcugraph
 
-
-def _edges(graph: Graph, dtype: np.dtype, first: int, last: int) -> dict[str, Any]:
-    """Edges [first, last) on the device. cuGraph walks from row to source: transposed, that is from a node to its
-    in-neighbours."""
-    ends = np.clip(graph.indptr, first, last)
-    arrays = {
-        "row": np.repeat(np.arange(graph.num_nodes, dtype=dtype), np.diff(ends)),
-        "source": graph.indices[first:last].astype(dtype),
+    # Ids and counts of edges have one width.
+    dtype = index_dtype(max(graph.num_nodes, graph.num_edges))
+    (first, last), nodes = ([n * r // size for r in (rank, rank + 1)] for n in (graph.num_edges, graph.num_nodes))
+    row = np.repeat(np.arange(graph.num_nodes, dtype=dtype), np.diff(np.clip(graph.indptr, first, last)))
+    arrays: dict[str, npt.NDArray[np.number]] = {
         # Ids come with types, or not at all.
-        "place": np.arange(first, last, dtype=dtype),
-        "type": np.zeros(last - first, np.int32),
+        "edge_id_array": np.arange(first, last, dtype=dtype),
+        "edge_type_array": np.zeros(last - first, np.int32),
+        "vertices_array": np.arange(*nodes, dtype=dtype),
     }
     if graph.edge_weight is not None:
-        arrays["weight"] = graph.edge_weight[first:last]
-    return {name: _moved(array) for name, array in arrays.items()}
+        arrays["weight_array"] = graph.edge_weight[first:last]
+    made = kind(
+        handle,
+        pylibcugraph.GraphProperties(is_symmetric=False, is_multigraph=True),
+        *(given(_moved(array)) for array in (row, graph.indices[first:last].astype(dtype))),
+        store_transposed=False,
+        do_expensive_check=False,
+        **{name: given(_moved(array)) for name, array in arrays.items()},
+    )
+    return _OnDevice(handle, made, dtype)
 
 
 def _moved(array: npt.NDArray[Any]) -> Any:
