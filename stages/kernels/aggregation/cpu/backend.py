@@ -24,28 +24,11 @@ from .softmax import dots
 from .spmm_rows import ADDED, BESIDE, FROM_BESIDE, NOTHING, spmm_rows
 
 __all__ = [
-    "add_outer",
-    "add_rows",
-    "attend",
-    "attend_backward",
-    "attend_from",
-    "attend_into",
-    "attend_shared",
-    "attend_shared_backward",
-    "dots",
-    "maximum",
-    "maximum_backward",
-    "maximum_from",
-    "maximum_into",
-    "spmm",
-    "spmm_backward",
-    "spmm_beside",
-    "spmm_beside_backward",
-    "spmm_from",
-    "spmm_into",
-    "take_rows",
+    "add_outer", "add_rows", "attend", "attend_backward", "attend_from", "attend_into", "attend_shared",
+    "attend_shared_backward", "dots", "maximum", "maximum_backward", "maximum_from", "maximum_into", "spmm",
+    "spmm_backward", "spmm_beside", "spmm_beside_backward", "spmm_from", "spmm_into", "take_rows",
     "weighted_sum",
-]
+]  # fmt: skip
 # NaN and infinity keep their meaning; "contract" allows multiply-add.
 _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"contract"}}
 _U = np.uint64

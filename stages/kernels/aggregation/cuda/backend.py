@@ -31,28 +31,11 @@ from .softmax import add_outer, dots, weighted_sum
 from .sums import ADDED, BESIDE, FROM_BESIDE, NOTHING, UNROLL, add_lists, row_of, tile
 
 __all__ = [
-    "add_outer",
-    "add_rows",
-    "attend",
-    "attend_backward",
-    "attend_from",
-    "attend_into",
-    "attend_shared",
-    "attend_shared_backward",
-    "dots",
-    "maximum",
-    "maximum_backward",
-    "maximum_from",
-    "maximum_into",
-    "spmm",
-    "spmm_backward",
-    "spmm_beside",
-    "spmm_beside_backward",
-    "spmm_from",
-    "spmm_into",
-    "take_rows",
+    "add_outer", "add_rows", "attend", "attend_backward", "attend_from", "attend_into", "attend_shared",
+    "attend_shared_backward", "dots", "maximum", "maximum_backward", "maximum_from", "maximum_into", "spmm",
+    "spmm_backward", "spmm_beside", "spmm_beside_backward", "spmm_from", "spmm_into", "take_rows",
     "weighted_sum",
-]
+]  # fmt: skip
 
 
 def _towards_sources(
