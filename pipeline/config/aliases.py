@@ -126,6 +126,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "track": ("report_to", "trackers"),
     "learned.width": ("embedding_dim", "emb_dim", "node_emb_dim", "embedding_size"),
     "learned.lr": ("sparse_optimizer_lr", "sparse_lr", "emb_lr"),
+    "read": ("options", "read_options"),
     "read.target": ("target_ntype", "predict_ntype", "target_node_type"),
     "read.feature_columns": ("node_feat_name", "feat_name", "feature_cols"),
     "read.label_columns": ("label_field", "label_col", "label_name"),

@@ -174,6 +174,7 @@ def test_the_flag_of_a_command_goes_before_a_key_that_it_does_not_read(words, sa
 
 def test_advice_on_a_word_of_nobody():
     assert advice("xyzzy") == ""
+    assert advice("options") == "; did you mean 'read'?"
     assert advice("Learning_Rate") == "; did you mean 'train.lr'?"
 
 
