@@ -310,7 +310,6 @@ _PYG_LOADERS = (
     "NodeLoader",
     "PrefetchLoader",
     "RandomNodeLoader",
-    "RandomNodeSampler",
     "ShaDowKHopSampler",
     "TemporalDataLoader",
     "ZipLoader",

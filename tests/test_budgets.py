@@ -28,7 +28,9 @@ BUDGETS: dict[str, float] = {
     # Parts that are missing, features that were packed anew at a place, a folder called karate: 9.
     # Feather, JSON lines, ORC, columns of folders, relation_column and one_hot are converted in pieces: 72, of 150.
     # Wrong ends, weights, labels, splits and features are refused in one message, in memory and in pieces: 42.
-    "lines_code": 66_878,
+    # Exact evaluation from disk: sums go on while all sources go by, which takes 5 passes over the features in 2 GiB
+    # in the place of 54, to the same bits: 145, of 240.
+    "lines_code": 67_023,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 35.6,
     "none_checks_of_types": 14,
@@ -36,7 +38,7 @@ BUDGETS: dict[str, float] = {
     "functions_over_6_params": 85,
     "isinstance_on_policies": 10,
     "see_only_docstrings": 0,
-    "any_annotations": 1817,  # goal: 1862
+    "any_annotations": 1816,  # goal: 1862
     "optional_arguments": 978,
     "hasattr": 46,
     "calls_over_6_positional": 0,

@@ -23,13 +23,13 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NoReturn
 
 import dask.config
 
-from ..machine.deadline import temporary_folder
+from ..machine.deadline import remove_at_end
 from .signals import kept_from_children, leave_signals_to_driver
 
 PLACE = "MILLRACE_RANK_SERVERS"
@@ -115,8 +115,9 @@ class _Servers:
             environments: of the ranks of each server.
         """
         self.serve = [_taken_over(e) for e in environments]
-        self._open = ExitStack()
-        self.folder = self._open.enter_context(temporary_folder("millrace-ranks-"))
+        self._folder = tempfile.TemporaryDirectory(prefix="millrace-ranks-", ignore_cleanup_errors=True)
+        remove_at_end(self._folder.name)
+        self.folder = self._folder.name
         self._processes = [_start({**e, PLACE: self.folder}) for e in environments]
         self.timer: threading.Timer | None = None
         """Ends them."""
@@ -134,7 +135,7 @@ class _Servers:
                 process.wait()
                 # pyrefly: ignore[missing-attribute]
                 process.stdin.close()
-        self._open.close()
+        self._folder.cleanup()
 
 
 _KEPT: list[_Servers] = []

@@ -6,15 +6,15 @@ already, which may be on other machines, meet at a port of the driver.
 """
 
 import socket
-from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from torch.distributed import FileStore, TCPStore
 from torch.distributed.distributed_c10d import Store
 
 from ..config.schema import ClusterOptions
-from ..machine.deadline import temporary_folder
+from ..machine.deadline import remove_at_end
 
 TIMEOUT_S = 60.0
 
@@ -23,9 +23,10 @@ class Meeting:
     """The stores of a run, in the driver: one for each generation of ranks."""
 
     def __init__(self, cluster: ClusterOptions) -> None:
-        self._server, self._open = None, ExitStack()
+        self._folder = self._server = None
         if cluster.starts_here:
-            self._folder = self._open.enter_context(temporary_folder("millrace-meeting-"))
+            self._folder = TemporaryDirectory(prefix="millrace-meeting-", ignore_cleanup_errors=True)
+            remove_at_end(self._folder.name)
             return
         host = cluster.host
         self._host = host
@@ -49,11 +50,13 @@ class Meeting:
         """The address that ranks of a generation `connect` to: a file, or a host and a port."""
         if self._server is not None:
             return [self._host, self._server.port]
-        return [str(Path(self._folder) / str(generation))]
+        assert self._folder is not None
+        return [str(Path(self._folder.name) / str(generation))]
 
     def close(self) -> None:
         """Remove the files."""
-        self._open.close()
+        if self._folder is not None:
+            self._folder.cleanup()
 
 
 def connect(place: list[str | int]) -> Store:

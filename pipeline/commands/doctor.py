@@ -1,6 +1,7 @@
 """`millrace doctor`: check what is installed, what this machine has, and what is missing."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -77,15 +78,17 @@ def _machine() -> dict[str, Any]:
     import torch
 
     from ...stages.kernels.runtime.threads import own_cores
-    from ...stages.memory.bytes_left import bytes_at_most, bytes_left
     from ..machine.compilers import cxx_compiler, python_headers
     from ..setup.checks import has_bfloat16
 
+    memory = "unknown"
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        memory = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB"
     disk = shutil.disk_usage(".")
     return {
         "platform": sys.platform,
         "cores": own_cores(),
-        "memory": f"{bytes_at_most() / 2**30:.1f} GiB, of which {bytes_left() / 2**30:.1f} GiB are left",
+        "memory": memory,
         "free disk": f"{disk.free / 2**30:.1f} GiB",
         "address space": _address_space(),
         "torch threads": torch.get_num_threads(),

@@ -5,7 +5,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +109,7 @@ def outputs_by_tasks(
     ):
         layers, loops = int(layered(model).num_layers), reads_loops(model)
         layout = lay_out(folder, data.graph, data.features, wanted, layers, dtype, edges=edges, reads_loops=loops)
+        layout = replace(layout, processes=slots)
         layers, text = FileLayers(layout, model), pickled(model)
         done, total = 0, sum(layers.num_rows(k) for k in layers.stages)
         for k in layers.stages:

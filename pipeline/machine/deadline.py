@@ -42,6 +42,12 @@ def temporary_folder(prefix: str) -> Iterator[str]:
         yield folder
 
 
+def remove_at_end(folder: str) -> str:
+    """See `removed_at_end`; for a folder that stays until the process ends."""
+    _folders.add(folder)
+    return folder
+
+
 @contextmanager
 def checkpoints_in(folder: Path) -> Iterator[None]:
     """Context in which a deadline waits for a checkpoint that is being written in a folder."""

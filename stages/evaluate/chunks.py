@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from types import ModuleType
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...storage.features import FeatureStore, in_place
-from ...storage.graph import Graph
+from ...storage.graph import Graph, edges_of_rows
 from ...storage.minibatch import Block
 from ..kernels import destinations_on_host, numbering_on_host
 from ..memory.lazy_rows import LazyRows
@@ -31,28 +30,9 @@ EDGE_BYTES = 48
 """Most memory for building a block, per edge: its position, its source and its coefficient, and copies of them."""
 
 
-class Source(Protocol):
-    """Rows of some of the nodes, by global id."""
-
-    count: int
-    """Number of rows."""
-    width: int
-    """Columns."""
-    itemsize: int
-    """Bytes per number, as stored."""
-    dtype: torch.dtype
-    """Dtype of the model."""
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the model, where rows are needed."""
-
-    def gather(self, nodes: npt.NDArray[np.integer]) -> Tensor:
-        """[n, width] of `dtype` on `device`; valid until the next call."""
-
-
 class HostRows:
-    """Rows in a store on the host."""
+    """Rows of some of the nodes in a store on the host: `count` rows of `width` columns, numbers of `itemsize` bytes as
+    stored, which come in `dtype`, and to `device`, those of the model."""
 
     def __init__(
         self, store: FeatureStore, ids: IdArray | None, device: torch.device, dtype: torch.dtype, lazy: bool
@@ -61,8 +41,8 @@ class HostRows:
         Args:
             store: the rows.
             ids: whose rows these are, ascending; None: those of all nodes.
-            device: see `Source`.
-            dtype: see `Source`.
+            device: of the model.
+            dtype: of the model.
             lazy: name rows of one array in memory instead of copying them, for kernels that read them in place.
         """
         self.count, self.width, self.itemsize = store.num_rows, store.num_features, store.dtype.itemsize
@@ -73,6 +53,7 @@ class HostRows:
         self._buffer = np.empty((0, self.width), store.dtype)
 
     def gather(self, nodes: npt.NDArray[np.integer]) -> Tensor:
+        """[n, width], by global id; valid until the next call."""
         at = nodes if self._ids is None else np.searchsorted(self._ids, nodes)
         if self._lazy and self._store.dtype == self._real:
             base = in_place(self._store, at)
@@ -84,22 +65,26 @@ class HostRows:
 
 
 class DeviceRows:
-    """Rows in the memory of the model's device."""
+    """`HostRows` in the memory of the model's device."""
 
     def __init__(self, rows: Tensor, ids: IdArray | None, dtype: torch.dtype) -> None:
         """
         Args:
             rows: [n, D].
             ids: see `HostRows`.
-            dtype: see `Source`.
+            dtype: of the model.
         """
         (self.count, self.width), self.itemsize = rows.shape, rows.itemsize
         self.device, self.dtype = rows.device, dtype
         self._rows, self._ids = rows, ids
 
     def gather(self, nodes: npt.NDArray[np.integer]) -> Tensor:
+        """[n, width], by global id."""
         at = nodes if self._ids is None else np.searchsorted(self._ids, nodes)
         return self._rows.index_select(0, torch.from_numpy(at).to(self.device)).to(self.dtype)
+
+
+Source = HostRows | DeviceRows
 
 
 def layer_counts(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]]) -> list[LayerCounts]:
@@ -134,9 +119,7 @@ def edges_of(graph: Graph, rows: IdArray) -> slice | IdArray:
     starts = graph.indptr[rows]
     if rows[-1] - rows[0] == len(rows) - 1:
         return slice(int(starts[0]), int(graph.indptr[rows[-1] + 1]))
-    count = graph.indptr[rows + 1] - starts
-    ends = np.cumsum(count)
-    return np.arange(ends[-1]) + np.repeat(starts - (ends - count), count)
+    return edges_of_rows(starts, graph.indptr[rows + 1] - starts)[1]
 
 
 class Chunks:
@@ -214,6 +197,5 @@ class Chunks:
     def _edge_rows(self, dst: IdArray) -> Tensor:
         """Features of the in-edges of `dst`, in the dtype of the degrees."""
         assert self._edges is not None
-        edges = edges_of(self.graph, dst)
-        ids = np.arange(edges.start, edges.stop) if isinstance(edges, slice) else edges
+        ids = edges_of_rows(self.graph.indptr[dst], self.graph.in_degree[dst])[1]
         return torch.from_numpy(self._edges.gather(ids)).to(self._device, self.degree.dtype)

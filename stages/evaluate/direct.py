@@ -7,8 +7,7 @@ alone, so any number of threads gives the same bits.
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -22,13 +21,14 @@ from ...storage.graph import Graph
 from ...storage.optional import present
 from ..kernels.runtime.threads import at_most, side_by_side
 from ..memory.arena import Arena, reusing
-from ..memory.bytes_left import bytes_left, fits_in_memory
+from ..memory.bytes_left import fits_in_memory
 from ..models.base import Stack
 from ..models.parts import ConvParts
-from ..neighbourhood.destinations import Destinations, LayerRows
-from .chunks import edges_of, layer_counts
+from ..neighbourhood.destinations import Aggregate, Destinations, LayerRows, as_bfloat16, positions
+from .chunks import layer_counts
+from .far.blocks import Blocks, FarBlocks, FarRows, Wave
+from .far.rows import HostSink
 from .limits import Limits
-from .rows import HostSink
 
 IdArray = npt.NDArray[np.int64]
 BLOCK_ROWS, BLOCK_EDGES = 1024, 1 << 16
@@ -39,8 +39,6 @@ ROW_EDGES = 16
 """Products of a row take about as long as so many edges."""
 EDGE_BYTES = 16
 """Memory of a block for each in-edge."""
-LEFT_SHARE = 8
-"""Share of the memory left that the rows of some blocks take, where they are read from the disk."""
 PIECE_BYTES = 64 << 20
 """Features that are read at a time where they cannot be read in place."""
 
@@ -63,8 +61,8 @@ def infer_in_parts(
         needed: L+1 masks [V], sources of the first layer and rows of each.
         limits: memory, scratch space, progress.
     """
-    run, parts = PartsRun(model, graph, degree, limits), model.in_parts(layer_counts(graph, needed), degree)
     total, done = sum(int(np.count_nonzero(mask)) for mask in needed[1:]), 0
+    run, parts = PartsRun(model, graph, degree, limits, total), model.in_parts(layer_counts(graph, needed), degree)
     rows = run.entered(parts[0], features, needed[0])
     for i, part in enumerate(parts):
         nodes = np.flatnonzero(needed[i + 1])
@@ -79,39 +77,12 @@ def infer_in_parts(
     return torch.from_numpy(rows.matrix)
 
 
-def as_bfloat16(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The bits of bfloat16, as kernels read them; other rows as they are."""
-    return rows.view(np.uint16) if rows.dtype == np.int16 else rows
-
-
-@dataclass(frozen=True, eq=False)
-class FarRows:
-    """Rows of a layer on disk, which blocks read some at a time."""
-
-    store: FeatureStore
-    place: npt.NDArray[np.int32]
-    """[V], the row of each node that has one; empty: node v has row v."""
-    logits: npt.NDArray[np.floating] | None = None
-    """See `LayerRows.logits`."""
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a row."""
-        return self.store.num_features * self.store.dtype.itemsize
-
-    def read(self, nodes: IdArray, num_nodes: int) -> LayerRows:
-        """The rows of ascending nodes, in memory."""
-        at = self.place[nodes] if len(self.place) else nodes
-        place = np.empty(num_nodes, np.int32)
-        place[nodes] = np.arange(len(nodes), dtype=np.int32)
-        logits = None if self.logits is None else np.ascontiguousarray(self.logits[at])
-        return LayerRows(as_bfloat16(self.store.gather(at)), place, logits)
-
-
 class PartsRun:
     """One evaluation: what its layers share."""
 
-    def __init__(self, model: Stack, graph: Graph, degree: Tensor, limits: Limits) -> None:
+    def __init__(self, model: Stack, graph: Graph, degree: Tensor, limits: Limits, total: int = 0) -> None:
+        """`total`: rows in all, over all layers."""
+        self._total = total
         self.model, self.graph, self.degree, self.limits = model, graph, degree, limits
         self.widest = max((p.shape[0] for p in model.parameters() if p.ndim > 1), default=1)
         self.dtype = degree.numpy().dtype
@@ -123,16 +94,13 @@ class PartsRun:
             self._arenas.arena = Arena()
         return self._arenas.arena
 
-    def positions(self, nodes: IdArray) -> npt.NDArray[np.int32]:
-        """The row of each of ascending `nodes`."""
-        place = np.empty(0 if len(nodes) == self.graph.num_nodes else self.graph.num_nodes, np.int32)
-        if len(place):
-            place[nodes] = np.arange(len(nodes), dtype=np.int32)
-        return place
-
-    def sink(self, rows: int) -> HostSink:
-        """For the rows of a layer."""
-        return HostSink(rows, None if self.limits.group is not None else self.limits.scratch, self.limits.max_bytes)
+    def sink(self, rows: int, part: ConvParts | None = None) -> HostSink:
+        """For the rows that a part aggregates; None: other ones."""
+        scratch = None if self.limits.group is not None else self.limits.scratch
+        if part is None:
+            return HostSink(rows, scratch, self.limits.max_bytes)
+        widths = part.aggregate(Destinations(self.graph, self.degree, np.empty(0, np.int64))).widths
+        return HostSink(rows, scratch, self.limits.max_bytes, lambda columns: widths(columns)[0])
 
     def entered(self, part: ConvParts, features: FeatureStore, mask: npt.NDArray[np.bool_]) -> LayerRows | FarRows:
         """The rows that the first layer aggregates: the features where they lie, if possible."""
@@ -152,13 +120,14 @@ class PartsRun:
                 logits = np.empty((len(base), found.shape[1]), self.dtype) if logits is None else logits
                 logits[piece] = found
             return LayerRows(base, np.empty(0, np.int32), logits)
-        sink, logits = self.sink(len(nodes)), self.sink(len(nodes))
+        sink, logits = self.sink(len(nodes), part), self.sink(len(nodes))
         self.enter(part, self.pieces(features, base, nodes), sink, logits)
         return self.left(sink, nodes, None if part.logits is None else logits.finish())
 
     def left(self, sink: HostSink, nodes: IdArray, logits: npt.NDArray[Any] | None) -> LayerRows | FarRows:
         """The rows that a layer has left for the next one, of ascending nodes."""
-        place = self.positions(nodes)
+        whole = len(nodes) == self.graph.num_nodes
+        place = np.empty(0, np.int32) if whole else positions(nodes, self.graph.num_nodes)
         if (stored := sink.stored()) is not None:
             return FarRows(stored, place, logits)
         return LayerRows(as_bfloat16(sink.finish()), place, logits)
@@ -190,6 +159,8 @@ class PartsRun:
             piece = nodes[first : first + step]
             h = features.gather(piece) if base is None else base[piece]
             yield piece, torch.from_numpy(np.ascontiguousarray(h, self.dtype))
+            # No row is done, but the caller may want to stop.
+            self.limits.on_progress(0, self._total)
 
 
 class LayerBlocks:
@@ -216,13 +187,12 @@ class LayerBlocks:
             sinks: take the rows, and the logits that the next layer reads; by default those of `run`.
         """
         self.run, self.i, self.part, self.following, self.nodes, self._from = run, i, part, following, nodes, rows
-        self.rows = rows if isinstance(rows, LayerRows) else rows.read(np.empty(0, np.int64), run.graph.num_nodes)
-        """Those that the blocks of a wave read."""
-        self.sink, self.logits = sinks or (run.sink(len(nodes)), run.sink(len(nodes)))
+        self._none = rows if isinstance(rows, LayerRows) else rows.read(np.empty(0, np.int64), run.graph.num_nodes)
+        self.sink, self.logits = sinks or (run.sink(len(nodes), following), run.sink(len(nodes)))
 
     def empty(self) -> list[Tensor]:
         """No rows, and no logits if there are any: they show the widths of the results."""
-        return present(self._block(0, 0))
+        return present(self._block(self._aggregate(0, 0).result(self._none)))
 
     def waves(self) -> Iterator[int]:
         """Compute some blocks after the other; the rows of each."""
@@ -237,43 +207,38 @@ class LayerBlocks:
             for sink in sinks:
                 sink.skip(own[0][0])
         most = max(1, min(WAVE_BLOCKS, self.run.limits.max_bytes // max(1, BLOCK_ROWS * self.sink.row_bytes)))
-        for wave, rows in self._waves(own, most):
-            self.rows = rows
-            low, high = wave[0][0], wave[-1][1]
-            into = [sink.reserve(high - low) for sink in sinks]
-            with at_most(self._blocks_at_once()):
-                side_by_side(self._into, [(a, b, low, into) for a, b in wave])
-            for sink in sinks:
-                sink.commit()
-            yield high - low
+        for wave, aggregate, count in self._waves(own, most):
+            if wave:
+                low, high = wave[0][0], wave[-1][1]
+                into = [sink.reserve(high - low) for sink in sinks]
+                with at_most(self._blocks_at_once()):
+                    side_by_side(self._into, [(a, b, low, into, aggregate) for a, b in wave])
+                for sink in sinks:
+                    sink.commit()
+            yield count
         if group is not None:
             for source, blocks in enumerate(shares):
                 for sink in sinks if blocks else ():
                     sink.spread(blocks[0][0], blocks[-1][1], source, group)
             yield len(self.nodes) - sum(b - a for a, b in own)
 
-    def _waves(self, blocks: list[tuple[int, int]], most: int) -> Iterator[tuple[list[tuple[int, int]], LayerRows]]:
-        """At most so many successive blocks, and the rows that they read: of rows on disk, as many as a part of the
-        memory that is left has room for."""
-        rows = self._from
-        if isinstance(rows, LayerRows):
-            yield from ((blocks[begin : begin + most], rows) for begin in range(0, len(blocks), most))
+    def _waves(self, blocks: Blocks, most: int) -> Iterator[Wave]:
+        """At most so many successive blocks, and what aggregates them."""
+        rows, run = self._from, self.run
+        if isinstance(rows, FarRows):
+            processes = run.limits.processes if run.limits.group is None else run.limits.group.size
+            reserved = self.sink.reserved + self.logits.reserved
+            far = FarBlocks(rows, run.graph, self.nodes, self._aggregate, processes=processes, reserved=reserved)
+            yield from far.waves(blocks, most)
             return
-        graph, room, begin = self.run.graph, max(1, bytes_left() // LEFT_SHARE // max(1, rows.row_bytes)), 0
-        while begin < len(blocks):
-            is_read, count, end = np.zeros(graph.num_nodes, np.bool_), 0, begin
-            while end < min(len(blocks), begin + most):
-                nodes = self.nodes[slice(*blocks[end])]
-                read = np.concatenate([graph.indices[edges_of(graph, nodes)], nodes.astype(graph.indices.dtype)])
-                new = np.unique(read[~is_read[read]])
-                if end > begin and count + len(new) > room:
-                    break
-                is_read[new] = True
-                count, end = count + len(new), end + 1
-            yield blocks[begin:end], rows.read(np.flatnonzero(is_read), graph.num_nodes)
-            begin = end
+        for wave in (blocks[begin : begin + most] for begin in range(0, len(blocks), most)):
+            yield wave, lambda a, b: self._aggregate(a, b).result(rows), wave[-1][1] - wave[0][0]
 
-    def shares(self, ranks: int) -> list[list[tuple[int, int]]]:
+    def _aggregate(self, a: int, b: int) -> Aggregate:
+        """What some of the layer's rows aggregate."""
+        return self.part.aggregate(Destinations(self.run.graph, self.run.degree, self.nodes[a:b]))
+
+    def shares(self, ranks: int) -> list[Blocks]:
         """Each rank's blocks: about as many edges."""
         cuts, before = self._cuts(), np.concatenate([[0], np.cumsum(self._edges() + ROW_EDGES)])
         ends = before[[b for _, b in cuts]]
@@ -289,7 +254,7 @@ class LayerBlocks:
     def _block_size(self) -> tuple[int, int, int]:
         """Most rows of a block, most edges, and their bytes. Whatever the number of threads, which changes no bit."""
         share = max(1, self.run.limits.max_bytes // 8)
-        row = 4 * max(self.rows.matrix.shape[1], self.run.widest) * self.run.dtype.itemsize
+        row = 4 * max(self._none.matrix.shape[1], self.run.widest) * self.run.dtype.itemsize
         most_rows = max(1, min(BLOCK_ROWS, share // row))
         most_edges = max(1, min(BLOCK_EDGES, share // EDGE_BYTES))
         return most_rows, most_edges, most_rows * row + most_edges * EDGE_BYTES
@@ -303,7 +268,7 @@ class LayerBlocks:
         indptr = self.run.graph.indptr
         return indptr[self.nodes + 1] - indptr[self.nodes]
 
-    def _cuts(self) -> list[tuple[int, int]]:
+    def _cuts(self) -> Blocks:
         """Blocks as ranges of the layer's rows; an empty one if there are none."""
         most_rows, most_edges, _ = self._block_size()
         before = np.concatenate([[0], np.cumsum(self._edges())])
@@ -315,15 +280,16 @@ class LayerBlocks:
             start = end
         return cuts or [(0, 0)]
 
-    def _into(self, a: int, b: int, low: int, into: Sequence[npt.NDArray[Any]]) -> None:
+    def _into(
+        self, a: int, b: int, low: int, into: Sequence[npt.NDArray[Any]], aggregate: Callable[[int, int], Tensor]
+    ) -> None:
         with torch.no_grad(), reusing(self.run.arena()):
-            for target, rows in zip(into, self._block(a, b)):
+            for target, rows in zip(into, self._block(aggregate(a, b))):
                 assert rows is not None
                 target[a - low : b - low] = rows.numpy()
 
-    def _block(self, a: int, b: int) -> tuple[Tensor, Tensor | None]:
-        block = Destinations(self.run.graph, self.run.degree, self.nodes[a:b], self.rows)
-        h = self.run.model.combined(self.i, self.part, self.part.aggregate(block))
+    def _block(self, aggregated: Tensor) -> tuple[Tensor, Tensor | None]:
+        h = self.run.model.combined(self.i, self.part, aggregated)
         if self.following is None:
             return h, None
         project, logits = self.following.project, self.following.logits

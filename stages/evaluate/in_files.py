@@ -29,10 +29,11 @@ from ..models.parts import ConvParts, LayerCounts
 from ..neighbourhood.destinations import LayerRows
 from ..self_loops import COLUMNS, loops_of_rows, with_loops
 from .chunks import MAX_BYTES, Chunks, HostRows, IdArray, layer_counts, needed_rows
-from .direct import ROW_EDGES, FarRows, LayerBlocks, PartsRun
+from .direct import ROW_EDGES, LayerBlocks, PartsRun
+from .far.blocks import FarRows
+from .far.rows import HostSink
 from .layerwise import apply_layer, naming_features
 from .limits import Limits
-from .rows import HostSink
 
 PIECE_BYTES = 32 << 20
 """Bytes of an array that are copied at a time."""
@@ -54,6 +55,8 @@ class Layout:
     """Types of the graph; None: it has one of each."""
     max_bytes: int = MAX_BYTES
     """Bytes of blocks under way in one process."""
+    processes: int = 1
+    """That evaluate on a machine at the same time, at most."""
 
 
 def lay_out(
@@ -206,7 +209,8 @@ class FileLayers:
     @cached_property
     def _run(self) -> PartsRun:
         assert isinstance(self.model, Stack)
-        return PartsRun(self.model, self.graph, self.degree, Limits(self.layout.max_bytes))
+        limits = Limits(self.layout.max_bytes, processes=self.layout.processes)
+        return PartsRun(self.model, self.graph, self.degree, limits)
 
     @property
     def _enters(self) -> bool:
@@ -275,16 +279,12 @@ class _FileSink(HostSink):
     def _begin(self, chunk: npt.NDArray[Any]) -> None:
         self.dtype, self.shape = chunk.dtype, (self.rows, chunk.shape[1])
         self._buffer = np.empty((0, chunk.shape[1]), chunk.dtype)
-        self.file = self._path.open("r+b")
-        self.file.seek(HEADER_BYTES + self._first * self.row_bytes)
+        self.file, self._first_byte = self._path.open("r+b"), HEADER_BYTES + self._first * self.row_bytes
 
     def close(self) -> None:
         """Write what is left."""
         if self.file is not None:
-            try:
-                self.file.close()
-            except OSError as e:
-                raise self._full(e) from e
+            self._written(self.file.close)
 
 
 def _write(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike, pieces: Iterable[npt.NDArray[Any]]) -> None:

@@ -30,8 +30,8 @@ from ..self_loops import COLUMNS, degree_of
 from .chunks import MAX_BYTES, Chunks, DeviceRows, HostRows, IdArray, Source, needed_rows
 from .cuda import DeviceBudget, Layers, layers_for, rows_fit
 from .direct import infer_in_parts
+from .far.rows import DeviceSink, HostSink
 from .limits import DEFAULTS, Limits, Progress, silent
-from .rows import DeviceSink, HostSink
 
 Rows = Literal["full", "bfloat16"]
 """Numbers of the rows between two layers."""
@@ -286,38 +286,6 @@ def naming_features(model: nn.Module, width: int) -> Iterator[None]:
         ) from e
 
 
-def evaluate(
-    model: nn.Module, dataset: Dataset, degree: Tensor, splits: Sequence[str] = SPLITS, limits: Limits = DEFAULTS
-) -> dict[str, float | None]:
-    """`accuracy` of every split of `splits`, in one pass over the layers; None for a split without nodes. Arguments as
-    in `infer`.
-
-    Raises:
-        InputError: an unknown split, another task than multi-class and multi-label, or see `infer`.
-    """
-    if dataset.task not in ("multiclass", "multilabel"):
-        raise InputError(
-            f"evaluate counts classes, but the task of {dataset.name} is {dataset.task}; use Measures.measured"
-        )
-    rows = split_outputs(model, dataset, degree, splits, limits)
-    found = {name: _counted(logits, y) for name, (logits, y) in rows.items()}
-    # On a device, read all at once.
-    scores = dict(zip(found, torch.stack(list(found.values())).tolist())) if found else {}
-    return {name: quotient(*scores[name]) if name in scores else None for name in splits}
-
-
-def split_outputs(
-    model: nn.Module, dataset: Dataset, degree: Tensor, splits: Sequence[str], limits: Limits
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Outputs and labels of the nodes of each split that has any, in one pass over the layers. Arguments as in
-    `evaluate`."""
-    for name in splits:
-        if name not in SPLITS:
-            raise InputError(f"split is '{name}'; expected one of {', '.join(SPLITS)}{nearest(name, SPLITS)}")
-    nodes = np.concatenate([np.empty(0, np.int64), *(getattr(dataset.split, name) for name in splits)])
-    return by_split(outputs(model, dataset.graph, dataset.features, degree, nodes, limits), dataset, splits)
-
-
 def by_split(logits: Tensor, dataset: Dataset, splits: Sequence[str] = SPLITS) -> dict[str, tuple[Tensor, Tensor]]:
     """Outputs and labels of the nodes of each split that has any, from the outputs of all, split after split."""
     ids = [getattr(dataset.split, name) for name in splits]
@@ -325,39 +293,6 @@ def by_split(logits: Tensor, dataset: Dataset, splits: Sequence[str] = SPLITS) -
     parts = [len(part) for part in ids]
     rows = zip(splits, torch.split(logits, parts), torch.split(labels, parts), strict=True)
     return {name: (own, y) for name, own, y in rows if len(y)}
-
-
-def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Share of rows whose largest logit is at the label; for multi-label targets, `micro_f1`.
-
-    Args:
-        logits: [n, C].
-        labels: integer [n], or [n, C] of 0 and 1.
-
-    Raises:
-        InputError: shapes do not fit, or there are no rows.
-    """
-    return quotient(*_counted(logits, labels).tolist())
-
-
-def _counted(logits: Tensor, labels: Tensor) -> Tensor:
-    if not len(logits) or len(labels) != len(logits) or (labels.ndim != 1 and labels.shape != logits.shape):
-        raise InputError(
-            f"logits are {list(logits.shape)} and labels {list(labels.shape)}; expected [n, C] and [n] or [n, C], n "
-            ">= 1"
-        )
-    return tally(logits, labels)
-
-
-def micro_f1(logits: Tensor, labels: Tensor) -> float:
-    """F1 over all (row, class) pairs together, 2 TP / (2 TP + FP + FN); a logit above 0 predicts the class. 0 if
-    nothing is positive.
-
-    Args:
-        logits: [n, C].
-        labels: [n, C] of 0 and 1, or NaN where not known.
-    """
-    return quotient(*tally(logits, labels).tolist())
 
 
 def tally(logits: Tensor, labels: Tensor) -> Tensor:

@@ -35,6 +35,10 @@ REPLAYED_BYTES = 1 << 20
 """Size of the largest tensor in an arena that only computes how much it would take."""
 
 
+Change = tuple[int, float]
+"""Number of a tensor, and its bytes when it is made, or their negative when it is freed; or `ELSEWHERE` and the change
+in bytes of all tensors that `arena.empty` did not make."""
+ELSEWHERE = -1
 Hoods = Callable[[int, FullBatch, Any], Sequence[Neighbourhood]]
 """Makes the layers' neighbourhoods, from the scale, a full batch and a group."""
 
@@ -60,21 +64,21 @@ def step_bytes(
         learns_features: features get gradients too.
     """
     rows = max(view.num_src for view in batch.layers)
+
+    def trial(scale: float) -> list[Change]:
+        small, group, log = _smaller(batch, scale), _Absent(batch.rank, size), _Log()
+        tried = copy.deepcopy(module).cpu().train()
+        h = torch.zeros((small.layers[0].num_src, num_features), dtype=dtype, requires_grad=learns_features)
+        with reusing(log), _Elsewhere(log):
+            for i, neighbourhood in enumerate(neighbourhoods(max(1, int(scale)), small, group)):
+                h = layered(tried).layer(i, neighbourhood, h)
+            seeds = h[: max(1, small.num_seeds)]
+            nn.functional.cross_entropy(seeds, torch.zeros(len(seeds), dtype=torch.int64), reduction="sum").backward()
+        return log.changes
+
     state = torch.default_generator.get_state()
     try:
-        few, many = (
-            _trial(
-                module,
-                batch,
-                max(1.0, rows / r),
-                size,
-                num_features,
-                dtype,
-                neighbourhoods=neighbourhoods,
-                learns_features=learns_features,
-            )
-            for r in ROWS
-        )
+        few, many = (trial(max(1.0, rows / r)) for r in ROWS)
     finally:
         torch.default_generator.set_state(state)
     beyond = max(0, rows - ROWS[0]) / (ROWS[1] - ROWS[0])
@@ -82,12 +86,6 @@ def step_bytes(
         return round(_peak([(number, a + beyond * (b - a)) for (number, a), (_, b) in zip(few, many)]))
     # The tensors depend on the number of rows.
     return max(0, round(_peak(few) + beyond * (_peak(many) - _peak(few))))
-
-
-Change = tuple[int, float]
-"""Number of a tensor, and its bytes when it is made, or their negative when it is freed; or `ELSEWHERE` and the change
-in bytes of all tensors that `arena.empty` did not make."""
-ELSEWHERE = -1
 
 
 class _Log(Arena):
@@ -141,28 +139,6 @@ def _peak(changes: list[Change]) -> float:
         else:
             held.pop(number, None)
     return arena.peak_bytes * unit + most
-
-
-def _trial(
-    module: nn.Module,
-    batch: FullBatch,
-    scale: float,
-    size: int,
-    num_features: int,
-    dtype: torch.dtype,
-    neighbourhoods: Hoods,
-    learns_features: bool,
-) -> list[Change]:
-    small = _smaller(batch, scale)
-    group, log = _Absent(batch.rank, size), _Log()
-    module = copy.deepcopy(module).cpu().train()
-    h = torch.zeros((small.layers[0].num_src, num_features), dtype=dtype, requires_grad=learns_features)
-    with reusing(log), _Elsewhere(log):
-        for i, neighbourhood in enumerate(neighbourhoods(max(1, int(scale)), small, group)):
-            h = layered(module).layer(i, neighbourhood, h)
-        seeds = h[: max(1, small.num_seeds)]
-        nn.functional.cross_entropy(seeds, torch.zeros(len(seeds), dtype=torch.int64), reduction="sum").backward()
-    return log.changes
 
 
 def _smaller(batch: FullBatch, scale: float) -> FullBatch:

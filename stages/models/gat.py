@@ -63,12 +63,12 @@ class GATConv(nn.Module):
         if aggregate_first(counts, weight.numel(), before=self.heads * weight.shape[1], after=weight.shape[0]):
             return ConvParts(
                 lambda block: block.attend(self.heads, False, self.slope),
-                lambda out, activation: self._combined(out, by_head, activation),
+                lambda out, activation: self._combined(out.unflatten(1, (self.heads, -1)), by_head, activation),
                 logits=logits,
             )
 
         def combine(out: Tensor, activation: str) -> Tensor:
-            return activate(out.flatten(1) if self.concat else out.mean(1), self.bias, activation)
+            return activate(out if self.concat else out.unflatten(1, (self.heads, -1)).mean(1), self.bias, activation)
 
         return ConvParts(
             lambda block: block.attend(self.heads, True, self.slope),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..neighbourhood.base import EdgeCounts, Neighbourhood, destinations
-from ..neighbourhood.destinations import Destinations
+from ..neighbourhood.destinations import Aggregate, Destinations
 from ..neighbourhood.loops import gcn_norm, gcn_scale, loops_of_all
 from ..nn.dense import activate, linear
 from .base import AggregateFirst, ModelConfig
@@ -45,7 +45,7 @@ class GCNConv(AggregateFirst):
         loops = loops_of_all(degree, len(degree))
         scale = (degree + 1).rsqrt() if loops is None else gcn_scale(loops)
 
-        def aggregate(block: Destinations) -> Tensor:
+        def aggregate(block: Destinations) -> Aggregate:
             here = scale[nodes := torch.from_numpy(block.nodes)]
             own = here * here
             if loops is not None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..neighbourhood.base import EdgeCounts, Neighbourhood, aggregate_first
-from ..neighbourhood.destinations import Destinations
+from ..neighbourhood.destinations import Aggregate, Destinations
 from ..nn.dense import activate, linear
 from .base import ModelConfig
 from .parts import ConvParts
@@ -33,7 +33,7 @@ class GINConv(nn.Module):
         inner, outer = (m for m in self.mlp if isinstance(m, nn.Linear))
         own = 1 + self.eps.detach()
 
-        def aggregate(block: Destinations) -> Tensor:
+        def aggregate(block: Destinations) -> Aggregate:
             return block.sum(own=own.expand(len(block.nodes)).contiguous())
 
         def combine(h: Tensor, activation: str) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as of_all
 
 from ..neighbourhood.base import EdgeCounts
-from ..neighbourhood.destinations import Destinations
+from ..neighbourhood.destinations import Aggregate, Destinations
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class LayerCounts:
 class ConvParts:
     """One convolution: ``combine(aggregate(project(h)), activation)``."""
 
-    aggregate: Callable[[Destinations], Tensor]
+    aggregate: Callable[[Destinations], Aggregate]
     """[n, A] for n destinations."""
     combine: Callable[[Tensor, str], Tensor]
     """[n, A], activation -> [n, width_out]."""

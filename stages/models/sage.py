@@ -80,11 +80,11 @@ class SAGEPoolConv(nn.Module):
         def project(h: Tensor) -> Tensor:
             return torch.cat([linear(h, self.pool.weight, self.pool.bias, "relu"), linear(h, self.own.weight)], dim=1)
 
-        def aggregate(block: Destinations) -> Tensor:
-            most, own = block.max_beside(pool)
-            return linear(most, self.neighbours.weight) + own
+        def combine(h: Tensor, activation: str) -> Tensor:
+            most = linear(h[:, :pool].contiguous(), self.neighbours.weight)
+            return activate(most + h[:, pool:], self.own.bias, activation)
 
-        return ConvParts(aggregate, lambda h, activation: activate(h, self.own.bias, activation), project)
+        return ConvParts(lambda block: block.max_beside(pool), combine, project)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,12 @@
-"""A block of destinations that reads the rows of a whole layer where they lie. Host memory, no gradients."""
+"""A block of destinations that aggregates the rows of a whole layer. Host memory, no gradients.
 
-from collections.abc import Sequence
+Rows are read where they lie, or some sources after the other while sums go on, with the same bits.
+"""
+
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +16,22 @@ from ...storage.graph import Graph
 from ..kernels import destinations_on_host
 from ..memory.arena import empty
 
+Lists = Any
+"""`Flat` of the kernels."""
+FloatArray = npt.NDArray[np.floating]
 Matrix = npt.NDArray[np.floating] | npt.NDArray[np.uint16]
+
+
+def as_bfloat16(rows: npt.NDArray[np.generic]) -> Matrix:
+    """The bits of bfloat16, as kernels read them; other rows as they are."""
+    return rows.view(np.uint16) if rows.dtype == np.int16 else rows  # pyrefly: ignore[bad-return]
+
+
+def positions(nodes: npt.NDArray[np.int64], num_nodes: int) -> npt.NDArray[np.int32]:
+    """[V], the position of each of these nodes among them; others have any value."""
+    place = np.empty(num_nodes, np.int32)
+    place[nodes] = np.arange(len(nodes), dtype=np.int32)
+    return place
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,10 +48,8 @@ class LayerRows:
 
 @dataclass(frozen=True, eq=False)
 class Destinations:
-    """n destinations with all their in-edges. Each call returns a row for each of them.
-
-    Sums and means are those of `Neighbourhood`, over the matrix's first `width` columns.
-    """
+    """n destinations with all their in-edges. Each call names what is aggregated for each of them; sums and means are
+    those of `Neighbourhood`."""
 
     graph: Graph
     """V nodes."""
@@ -40,10 +57,10 @@ class Destinations:
     """[V] or [V, 3], see `ListNeighbourhood.degree_rows`; its dtype is that of the results."""
     nodes: npt.NDArray[np.int64]
     """int64 [n], ascending."""
-    rows: LayerRows
 
     @cached_property
-    def _kept(self) -> npt.NDArray[np.int64]:
+    def kept(self) -> npt.NDArray[np.int64]:
+        """[n], number of in-edges."""
         return self.graph.indptr[self.nodes + 1] - self.graph.indptr[self.nodes]
 
     @cached_property
@@ -54,57 +71,22 @@ class Destinations:
             return None
         degree = self.degree.numpy()
         degree = degree[self.nodes] if degree.ndim == 1 else degree[self.nodes, 0]
-        return degree / np.maximum(self._kept, 1).astype(self._real)
+        return degree / np.maximum(self.kept, 1).astype(degree.dtype)
 
     @property
-    def _real(self) -> npt.DTypeLike:
-        return self.degree.numpy().dtype
-
-    def _lists(
-        self, factor: Tensor | None, scale: npt.NDArray[np.floating] | None
-    ) -> Sequence[npt.NDArray[np.generic]]:
-        none, weight = np.empty(0, self._real), self.graph.edge_weight
-        return destinations_on_host().flatten(
-            self.graph.indptr,
-            self.graph.indices,
-            self.rows.place,
-            self.nodes,
-            np.empty(0, np.float32) if weight is None else weight,
-            none if factor is None else factor.numpy(),
-            scale=none if scale is None else scale,
-            real=self._real,
-        )
-
-    def _sums(
-        self,
-        width: int,
-        scale: npt.NDArray[np.floating] | None,
-        kind: str,
-        factor: Tensor | None = None,
-        own: Tensor | None = None,
-    ) -> Tensor:
-        kernels = destinations_on_host()
-        columns = 2 * width if kind == "BESIDE" else width
-        out = empty((len(self.nodes), columns), self.degree.dtype)
-        none = np.empty(0, self._real)
-        kernels.sums(
-            self._lists(factor, scale),
-            self.rows.matrix,
-            width,
-            getattr(kernels, kind),
-            none if own is None else own.numpy(),
-            out.numpy(),
-        )
-        return out
+    def none(self) -> FloatArray:
+        """No numbers, of the dtype of the results."""
+        return np.empty(0, self.degree.numpy().dtype)
 
     def _mean_scale(self) -> npt.NDArray[np.floating]:
         """One over each row's sum of coefficients, 0 for none."""
-        total = self._kept.astype(np.float64)
+        total = self.kept.astype(np.float64)
         if self.graph.is_weighted:
             destinations_on_host().row_sums(self.graph.indptr, self.graph.edge_weight, self.nodes, total)
-        return np.divide(1, total, out=np.zeros(len(total)), where=total > 0).astype(self._real)
+        real = self.degree.numpy().dtype
+        return np.divide(1, total, out=np.zeros(len(total)), where=total > 0).astype(real)
 
-    def sum(self, factor: Tensor | None = None, own: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+    def sum(self, factor: Tensor | None = None, own: Tensor | None = None, scale: Tensor | None = None) -> "Sums":
         """``scale[v] * sum over in-edges (u, v) of coefficient * factor[u] * h[u] + own[v] * h[v]``, [n, P].
 
         Args:
@@ -112,51 +94,171 @@ class Destinations:
             own: [n]; zeros when absent.
             scale: [n]; ones when absent.
         """
-        of_row = None if scale is None else scale.numpy()
-        if self.reach is not None:
-            of_row = self.reach if of_row is None else of_row * self.reach
-        kind = "NOTHING" if own is None else "ADDED"
-        return self._sums(self.rows.matrix.shape[1], of_row, kind, factor, own)
+        of_row, reach = self.none if scale is None else scale.numpy(), self.reach
+        if reach is not None:
+            of_row = of_row * reach if len(of_row) else reach
+        factors, of_own = (self.none if each is None else each.numpy() for each in (factor, own))
+        return Sums(self, "NOTHING" if own is None else "ADDED", of_row, factors, of_own)
 
-    def mean_beside(self) -> Tensor:
+    def mean_beside(self) -> "Sums":
         """``[mean(h) | h[v]]``, [n, 2P]."""
-        return self._sums(self.rows.matrix.shape[1], self._mean_scale(), "BESIDE")
+        return Sums(self, "BESIDE", self._mean_scale(), self.none, self.none)
 
-    def mean_plus_own(self) -> Tensor:
+    def mean_plus_own(self) -> "Sums":
         """``mean(h[:, :P/2]) + h[v, P/2:]``, [n, P/2]."""
-        return self._sums(self.rows.matrix.shape[1] // 2, self._mean_scale(), "FROM_BESIDE")
+        return Sums(self, "FROM_BESIDE", self._mean_scale(), self.none, self.none)
 
-    def max_beside(self, width: int) -> tuple[Tensor, Tensor]:
-        """``max(h[:, :width])``, 0 without edges, and ``h[v, width:]``."""
-        kernels, matrix = destinations_on_host(), self.rows.matrix
-        most = empty((len(self.nodes), width), self.degree.dtype)
-        own = empty((len(self.nodes), matrix.shape[1] - width), self.degree.dtype)
-        kernels.maxima(self._lists(None, None), matrix, width, most.numpy(), own.numpy())
-        return most, own
+    def max_beside(self, width: int) -> "Maxima":
+        """``[max(h[:, :width]) | h[v, width:]]``, [n, P]; the maximum of no edges is 0."""
+        return Maxima(self, width)
 
-    def attend(self, heads: int, apart: bool, slope: float) -> Tensor:
-        """Softmax attention over the in-edges and the row itself, with the logits of `rows`: [n, H, D].
+    def attend(self, heads: int, apart: bool, slope: float) -> "Attention":
+        """Softmax attention over the in-edges and the row itself, with the logits of the rows, [n, H D].
 
         Args:
             heads: H.
             apart: head h sums columns [h D, (h + 1) D); else each sums all P.
             slope: of the leaky ReLU below zero.
         """
-        kernels, matrix = destinations_on_host(), self.rows.matrix
-        assert self.rows.logits is not None
-        width = matrix.shape[1] // heads if apart else matrix.shape[1]
-        out = empty((len(self.nodes), heads, width), self.degree.dtype)
-        none = np.empty(0, self._real)
-        lists = kernels.flatten(
-            self.graph.indptr,
-            self.graph.indices,
-            self.rows.place,
-            self.nodes,
-            np.empty(0, np.float32),
-            none,
-            scale=none,
-            real=None,
-            loops=True,
+        return Attention(self, heads, apart, slope)
+
+
+class Aggregate(ABC):
+    """What n destinations aggregate: `result` of all rows, or of their sources in ascending order, some after the
+    other: `begin`, `add` for the summed columns of some sources, then `result` for the own rows of some
+    destinations."""
+
+    start = 0.0
+    """What an aggregate of no edges yet is."""
+    loops: tuple[str, str] = ("AS_THEY_ARE", "AS_THEY_ARE")
+    """What becomes of edges from the destination itself in `add`, and in `result`."""
+    has_coefficients = False
+
+    def __init__(self, block: Destinations) -> None:
+        self.block, self._kernels = block, destinations_on_host()
+        self.real = block.none.dtype
+        """Of the sums."""
+        self._scale = self._factor = block.none
+        """[n] and [V], factors of the coefficients of destinations and of sources; empty: ones."""
+        self._at = np.empty(0, np.int64)
+        """[n], edge that comes next; none before `begin`."""
+
+    @abstractmethod
+    def widths(self, columns: int) -> tuple[int, int]:
+        """Columns that are summed, and those of the result, of rows of so many columns."""
+
+    @abstractmethod
+    def _aggregate(self, lists: Lists, rows: LayerRows, into: FloatArray, span: slice, is_last: bool) -> None:
+        """Aggregate lists of some of the destinations; after `begin`, on from what `into` has."""
+
+    def begin(self, rows: LayerRows, into: FloatArray) -> None:
+        """Begin without edges. `rows` has the place and the logits of every row, and need not have its matrix."""
+        self._at, into[...] = self.block.graph.indptr[self.block.nodes], self.start
+
+    def add(self, rows: LayerRows, stop: int, into: FloatArray) -> None:
+        """Add the edges up to source `stop`, exclusive, that were not added yet, to the aggregates so far."""
+        everything = slice(None)
+        self._aggregate(self._lists(rows, everything, stop, self.loops[0]), rows, into, everything, False)
+
+    def result(self, rows: LayerRows, span: slice = slice(None), so_far: FloatArray | None = None) -> Tensor:
+        """The aggregates of some of the destinations, [n, D]: `so_far` has their edges and `rows` the own rows; without
+        it, `rows` has all."""
+        summed, columns = self.widths(rows.matrix.shape[1])
+        out = empty((len(self.block.nodes[span]), columns), self.block.degree.dtype)
+        if so_far is not None:
+            out.numpy()[:, :summed] = so_far
+        self._aggregate(
+            self._lists(rows, span, self.block.graph.num_nodes, self.loops[1]), rows, out.numpy(), span, True
         )
-        kernels.attend(lists, matrix, apart, self.rows.logits, slope, out.numpy())
         return out
+
+    def _lists(self, rows: LayerRows, span: slice, stop: int, loops: str) -> Lists:
+        graph, nodes, kernels = self.block.graph, self.block.nodes[span], self._kernels
+        weight = graph.edge_weight if self.has_coefficients else None
+        none = np.empty(0, np.float32)
+        edges = kernels.Edges(graph.indptr, graph.indices, rows.place, none if weight is None else weight, self._factor)
+        return kernels.flatten(
+            edges,
+            nodes,
+            scale=self._scale[span],
+            real=self.real if self.has_coefficients else None,
+            loops=getattr(kernels, loops),
+            at=self._at[span] if self._continues else graph.indptr[nodes],
+            stop=stop,
+        )
+
+    @property
+    def _continues(self) -> bool:
+        return len(self._at) > 0
+
+
+class Sums(Aggregate):
+    """Sums with a coefficient for each edge; `kind` says what is added of the own row, see `spmm_rows`."""
+
+    has_coefficients = True
+
+    def __init__(self, block: Destinations, kind: str, scale: FloatArray, factor: FloatArray, own: FloatArray) -> None:
+        super().__init__(block)
+        self._kind, self._scale, self._factor, self._own = kind, scale, factor, own
+
+    def widths(self, columns: int) -> tuple[int, int]:
+        summed = columns // 2 if self._kind == "FROM_BESIDE" else columns
+        return summed, 2 * summed if self._kind == "BESIDE" else summed
+
+    def _aggregate(self, lists: Lists, rows: LayerRows, into: FloatArray, span: slice, is_last: bool) -> None:
+        kind = getattr(self._kernels, self._kind if is_last else "NOTHING")
+        width = into.shape[1] // (2 if kind == self._kernels.BESIDE else 1)
+        self._kernels.sums(lists, rows.matrix, width, kind, factor=self._own[span], more=self._continues, out=into)
+
+
+class Maxima(Aggregate):
+    """Maxima of the first columns, and the others of the own row."""
+
+    start = -np.inf
+
+    def __init__(self, block: Destinations, width: int) -> None:
+        super().__init__(block)
+        self._width = width
+
+    def widths(self, columns: int) -> tuple[int, int]:
+        return self._width, columns
+
+    def _aggregate(self, lists: Lists, rows: LayerRows, into: FloatArray, span: slice, is_last: bool) -> None:
+        if is_last and self._continues:
+            into[self.block.kept[span] == 0, : self._width] = 0
+        self._kernels.maxima(lists, rows.matrix, self._width, is_last, more=self._continues, out=into)
+
+
+class Attention(Aggregate):
+    """Softmax attention, whose weights follow from the logits of the rows."""
+
+    loops = ("LEFT_OUT", "AT_THE_END")
+
+    def __init__(self, block: Destinations, heads: int, apart: bool, slope: float) -> None:
+        super().__init__(block)
+        self._heads, self._apart, self._slope = heads, apart, slope
+        self._softmax = block.none, block.none, block.none
+
+    def widths(self, columns: int) -> tuple[int, int]:
+        summed = columns if self._apart else columns * self._heads
+        return summed, summed
+
+    def begin(self, rows: LayerRows, into: FloatArray) -> None:
+        self._weigh(self._lists(rows, slice(None), self.block.graph.num_nodes, self.loops[1]), rows)
+        super().begin(rows, into)
+
+    def _weigh(self, lists: Lists, rows: LayerRows) -> FloatArray:
+        """Weights of all edges; keeps what those of some need."""
+        assert rows.logits is not None
+        here = rows.logits[lists.own, self._heads :]
+        self._softmax = here, np.empty_like(here), np.empty_like(here)
+        return self._kernels.weigh(lists, rows.logits, self._slope, *self._softmax, known=False)
+
+    def _aggregate(self, lists: Lists, rows: LayerRows, into: FloatArray, span: slice, is_last: bool) -> None:
+        if self._continues:
+            some = [each[span] for each in self._softmax]
+            p = self._kernels.weigh(lists, rows.logits, self._slope, *some, known=True)
+        else:
+            p = self._weigh(lists, rows)
+        total = self._softmax[2][span] if is_last else self.block.none[:, None]
+        self._kernels.head_sums(lists, p, rows.matrix, self._apart, total, more=self._continues, out=into)

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import stat
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,8 +19,6 @@ ASIDE = ".writing-"
 _REMOVED = ".removed-"
 HELD = ".held"
 """File in a temporary folder that its process has locked."""
-FORGOTTEN_S = 86_400.0
-"""Age of a temporary folder without that file which belongs to nobody any more."""
 
 
 def require_name(path: Path) -> None:
@@ -93,9 +90,7 @@ def sweep_own(folder: Path, prefix: str) -> None:
         with suppress(OSError):
             seen = p.lstat()
             own = stat.S_ISDIR(seen.st_mode) and seen.st_uid == os.geteuid()
-            # A process that ended late may have made one anew; it lacks the file, as one does that is being made.
-            lost = (p / HELD).is_file() or time.time() - seen.st_mtime > FORGOTTEN_S
-            if own and lost and not _is_held(p):
+            if own and (p / HELD).is_file() and not _is_held(p):
                 shutil.rmtree(p, ignore_errors=True)
 
 

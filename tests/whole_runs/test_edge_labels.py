@@ -15,7 +15,6 @@ import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup.prepare import prepare
-from millrace.stages.evaluate.layerwise import accuracy
 from millrace.stages.links.edge_head import EdgeHead
 from millrace.stages.models.base import as_model
 from millrace.stages.neighbourhood.block import BlockNeighbourhood
@@ -24,6 +23,7 @@ from millrace.stages.partition.stage import cut_dataset
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError
 from millrace.storage.minibatch import Block
+from millrace.tests.contracts.accuracies import accuracy
 from millrace.tests.contracts.bulk_ranks import last_parameters, train_bulk
 from millrace.tests.contracts.command import command
 from millrace.tests.contracts.killed_run import check_goes_on_after_a_kill

@@ -29,7 +29,6 @@ from millrace.pipeline.systems.grappa import grappa
 from millrace.pipeline.training.step import StepRunner
 from millrace.stages.comm.gloo import ring_bytes
 from millrace.stages.comm.solo import Solo
-from millrace.stages.evaluate.layerwise import evaluate
 from millrace.stages.feed.local_feed import QUIET, Local, nothing
 from millrace.stages.forward_backward import forward_backward
 from millrace.stages.messages import Phase
@@ -49,6 +48,7 @@ from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.stages.schedule.policies import SuperEpochs
 from millrace.storage.minibatch import Block
+from millrace.tests.contracts.accuracies import evaluate
 from millrace.tests.contracts.command import command
 from millrace.tests.contracts.full_batch import C, Case, F, job, make_case
 from millrace.tests.contracts.isolated import as_job, names, placed, train_processes, train_threads

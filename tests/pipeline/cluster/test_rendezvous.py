@@ -24,17 +24,6 @@ def test_both_ends_see_the_same_and_generations_do_not_meet(scheduler):
     meeting.close()
 
 
-def test_a_folder_that_a_killed_run_left_goes_with_the_next(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    (tmp_path / "millrace-meeting-killed").mkdir()
-    (tmp_path / "millrace-meeting-killed" / ".held").touch()
-    living, other = Meeting(ClusterOptions()), Meeting(ClusterOptions())
-    assert "killed" not in " ".join(p.name for p in tmp_path.iterdir()) and len(list(tmp_path.iterdir())) == 2
-    for meeting in (living, other):
-        meeting.close()
-    assert not list(tmp_path.iterdir())
-
-
 def test_files_are_their_owners_and_go_with_the_run():
     meeting = Meeting(ClusterOptions())
     (place,) = meeting.address(0)

@@ -115,9 +115,3 @@ def test_what_does_not_run_is_listed_with_its_reason():
     code, out, _ = command("doctor", "--support")
     assert code == 0
     assert all(f"\n{part}\n" in f"\n{out}" for part in found)
-
-
-def test_memory_is_what_this_process_may_take_and_not_the_hosts(monkeypatch):
-    monkeypatch.setattr("millrace.stages.memory.bytes_left.bytes_at_most", lambda: 2 << 30)
-    monkeypatch.setattr("millrace.stages.memory.bytes_left.bytes_left", lambda: 3 << 29)
-    assert doctor.examine()["machine"]["memory"] == "2.0 GiB, of which 1.5 GiB are left"

@@ -18,8 +18,8 @@ import millrace as mr
 from millrace.pipeline.inference.links import LinkScores
 from millrace.pipeline.inference.predict import nodes_of_text
 from millrace.pipeline.inference.predictions import Predictions
-from millrace.stages.evaluate.layerwise import accuracy
 from millrace.storage.errors import InputError
+from millrace.tests.contracts.accuracies import accuracy
 from millrace.tests.contracts.command import command
 
 CONVERT = pyarrow.csv.ConvertOptions(

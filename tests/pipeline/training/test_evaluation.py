@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from millrace.pipeline.training import evaluation
-from millrace.stages.evaluate.layerwise import evaluate
 from millrace.stages.evaluate.limits import silent
 from millrace.stages.evaluate.measures import Measures
 from millrace.stages.fetch.fetch import Fetch
@@ -19,6 +18,7 @@ from millrace.storage.dataset import Dataset, Split
 from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import from_edges
 from millrace.storage.ledger import Ledger
+from millrace.tests.contracts.accuracies import evaluate
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 
 

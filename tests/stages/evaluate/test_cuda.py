@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from millrace.stages.evaluate import cuda
 from millrace.stages.evaluate import layerwise as module
 from millrace.stages.evaluate.cuda import DeviceBudget, fits
-from millrace.stages.evaluate.layerwise import accuracy, evaluate, infer, tally
+from millrace.stages.evaluate.layerwise import infer, tally
 from millrace.stages.evaluate.limits import Limits
 from millrace.stages.evaluate.measures import METRICS, Measures
 from millrace.stages.kernels import aggregation_backend
@@ -20,6 +20,7 @@ from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError
 from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph, from_edges
+from millrace.tests.contracts.accuracies import accuracy, evaluate
 from millrace.tests.stages.evaluate.test_layerwise import ALL, C, F, build, degree_of, dense, hub_graph, rows_of
 
 KERNELS = pytest.importorskip("millrace.stages.kernels.aggregation.cuda.backend")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from millrace.stages.evaluate import chunks, direct
 from millrace.stages.evaluate import layerwise as module
-from millrace.stages.evaluate import rows as rows_module
+from millrace.stages.evaluate.far import rows as rows_module
 from millrace.stages.evaluate.layerwise import infer
 from millrace.stages.evaluate.limits import Limits
 from millrace.stages.kernels.runtime.threads import set_num_threads
@@ -21,7 +21,7 @@ from millrace.stages.models.base import Stack
 from millrace.stages.models.sage import SAGEConv
 from millrace.stages.neighbourhood.destinations import Destinations
 from millrace.storage.errors import InputError
-from millrace.storage.features import ArrayFeatures, ConvertedFeatures, CountedFeatures, MappedFeatures
+from millrace.storage.features import ArrayFeatures, ConvertedFeatures, CountedFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.storage.ledger import Ledger
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
@@ -375,27 +375,3 @@ def test_more_ranks_than_blocks():
 
 def degree_of_all(graph: Graph) -> Tensor:
     return torch.from_numpy(graph.degree)
-
-
-@pytest.mark.parametrize("room", [1, 40_000, 1 << 30])
-@pytest.mark.parametrize("name", ["sage", "sage-max", "gat", "gcn"])
-def test_rows_on_disk_are_read_in_waves(monkeypatch, tmp_path, name, room):
-    """Features and hidden rows that do not fit are read some blocks at a time: the same bits, and no more than fit."""
-    graph, x = large(), rows_of(5000, 50)
-    model, held, real = build(name, 50), [], direct.FarRows.read
-    want = infer(model, graph, x, max_bytes=100_000)
-    np.save(tmp_path / "x.npy", x)
-    monkeypatch.setattr(MappedFeatures, "is_cached", lambda self, ids: False)
-    monkeypatch.setattr(direct, "bytes_left", lambda: direct.LEFT_SHARE * room)
-    for place in (direct, rows_module):
-        monkeypatch.setattr(place, "fits_in_memory", lambda num_bytes: False)
-    monkeypatch.setattr(
-        direct.FarRows, "read", lambda self, nodes, n: held.append(len(nodes) * self.row_bytes) or real(self, nodes, n)
-    )
-    (tmp_path / "scratch").mkdir()
-    got = infer(model, graph, MappedFeatures(tmp_path / "x.npy"), max_bytes=100_000, scratch=tmp_path / "scratch")
-    assert torch.equal(got, want)
-    assert len(held) > 2
-    if room == 40_000:
-        largest = max(held)
-        assert largest <= room or held.count(largest) < len(held), "a block of its own may be larger"

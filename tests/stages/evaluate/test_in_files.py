@@ -211,7 +211,7 @@ def test_a_full_disk_is_a_sentence(tmp_path, monkeypatch):
         sink = in_files._FileSink(tmp_path / "rows-0.npy", 0, 1)
         sink.begin(torch.zeros(1, 8))
         sink.file.close()
-        sink.file = type("Full", (), {"write": full, "close": full})()
+        sink.file = type("Full", (), {"seek": full, "write": full, "close": full})()
         with pytest.raises(RunError, match="No space left"):
             sink.append(torch.zeros(1, 8))
         with pytest.raises(RunError, match="No space left"):

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from millrace.pipeline.training.evaluate_together import evaluate_together
 from millrace.stages.comm.base import Group
 from millrace.stages.comm.solo import Solo
-from millrace.stages.evaluate.layerwise import evaluate
 from millrace.stages.evaluate.measures import Scored
 from millrace.stages.feed.full_batch_feed import FullBatchWork
 from millrace.stages.fetch.visit import Mode, VisitFetch, Visits
@@ -34,6 +33,7 @@ from millrace.storage.dataset import SPLITS, Dataset
 from millrace.storage.errors import InputError
 from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts import pretended_device
+from millrace.tests.contracts.accuracies import evaluate
 from millrace.tests.contracts.full_batch import C, Case, F, job, make_case
 from millrace.tests.contracts.process_ranks import run_ranks
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads

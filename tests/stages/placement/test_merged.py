@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from millrace.pipeline.training.evaluate_together import evaluate_together
-from millrace.stages.evaluate.layerwise import evaluate
 from millrace.stages.fetch.visit import Visits
 from millrace.stages.models.sage import SAGE
 from millrace.stages.neighbourhood.full_batch import arrange
@@ -19,6 +18,7 @@ from millrace.stages.placement.sharded import share
 from millrace.storage.dataset import Dataset
 from millrace.storage.features import ArrayFeatures
 from millrace.storage.partition.edge_shards import EdgeShards
+from millrace.tests.contracts.accuracies import evaluate
 from millrace.tests.contracts.full_batch import C, Case, F, job, make_case
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads
 

@@ -5,7 +5,8 @@ is that of these reads. So no row is copied, and rows are prefetched across the 
 block of destinations in one thread; `stages.evaluate` runs blocks side by side.
 
 Rows are contiguous float32 or float64 matrices, or bfloat16 as uint16, which are summed in float32. `lists` is the
-flattened form of the block's in-edges (`Flat`): n destinations, e edges.
+flattened form of the block's in-edges (`Flat`): n destinations, e edges. Edges are added one by one, in their order,
+so that a sum that goes on with further edges (`more`) has the bits of one that has all at once.
 """
 
 import math
@@ -27,11 +28,14 @@ _JIT: Any = {
     "cache": True,
     "boundscheck": False,
     "error_model": "numpy",
-    "fastmath": {"reassoc", "contract"},
+    # "contract" allows multiply-add; another order of a sum is not allowed.
+    "fastmath": {"contract"},
 }
 _U = np.uint64
 AHEAD = 8
 """Edges between the row that is being used and the row that is being fetched."""
+AS_THEY_ARE, LEFT_OUT, AT_THE_END = range(3)
+"""Edges of a destination from itself: like others; none; or one at the end of its list, in place of any."""
 
 
 class Flat(NamedTuple):
@@ -47,27 +51,46 @@ class Flat(NamedTuple):
     """uint32 [n], row of each destination itself."""
 
 
+class Edges(NamedTuple):
+    """Edges of a graph, and their factors. Empty arrays stand for ones, an empty `place` for the nodes' own numbers."""
+
+    indptr: AnyArray
+    """int64 [V+1]."""
+    indices: AnyArray
+    """[E], sources by node."""
+    place: AnyArray
+    """int32 [V], the row of each node that has one."""
+    weight: AnyArray
+    """float32 [E], factor of each edge."""
+    factor: AnyArray
+    """[V], factor of each source."""
+
+
 @njit(**_JIT)
-def _flatten(indptr, indices, place, weight, factor, dst, scale, loops, ends, rows, coef, own):
+def _flatten(indptr, indices, place, weight, factor, dst, scale, at, stop, loops, ends, rows, coef, own):
     q = 0
     for i in range(len(dst)):
         v = dst[i]
         ends[i] = q
         own[i] = place[v] if len(place) else v
-        for e in range(indptr[v], indptr[v + 1]):
+        e = at[i]
+        while e < indptr[v + 1]:
             u = _U(indices[_U(e)])
-            if loops and u == _U(v):
-                continue
-            rows[_U(q)] = place[u] if len(place) else u
-            if len(coef):
-                c = scale[i] if len(scale) else coef.dtype.type(1)
-                if len(weight):
-                    c *= weight[_U(e)]
-                if len(factor):
-                    c *= factor[u]
-                coef[_U(q)] = c
-            q += 1
-        if loops:
+            if u >= _U(stop):
+                break
+            if loops == AS_THEY_ARE or u != _U(v):
+                rows[_U(q)] = place[u] if len(place) else u
+                if len(coef):
+                    c = scale[i] if len(scale) else coef.dtype.type(1)
+                    if len(weight):
+                        c *= weight[_U(e)]
+                    if len(factor):
+                        c *= factor[u]
+                    coef[_U(q)] = c
+                q += 1
+            e += 1
+        at[i] = e
+        if loops == AT_THE_END:
             rows[_U(q)] = own[i]
             q += 1
     ends[len(dst)] = q
@@ -75,34 +98,30 @@ def _flatten(indptr, indices, place, weight, factor, dst, scale, loops, ends, ro
 
 
 def flatten(
-    indptr: AnyArray,
-    indices: AnyArray,
-    place: AnyArray,
+    edges: Edges,
     dst: npt.NDArray[np.int64],
-    weight: AnyArray,
-    factor: AnyArray,
     scale: AnyArray,
     real: npt.DTypeLike | None,
-    loops: bool = False,
+    loops: int,
+    at: AnyArray,
+    stop: int,
 ) -> Flat:
-    """In-edges of `dst`. Empty arrays stand for ones, an empty `place` for the nodes' own numbers.
+    """In-edges of `dst`.
 
     Args:
-        indptr: int64 [V+1].
-        indices: [E], sources by node.
-        place: int32 [V], the row of each node that has one.
+        edges: those of the graph.
         dst: n nodes.
-        weight: float32 [E], factor of each edge.
-        factor: [V], factor of each source.
-        scale: [n], factor of each destination.
+        scale: [n], factor of each destination; empty: ones.
         real: dtype of coefficients; None: they are not needed.
-        loops: end each list with the destination itself, in place of the edges that it has from itself.
+        loops: what becomes of edges from the destination itself.
+        at: int64 [n], edge that each list begins with; afterwards the first that was not taken.
+        stop: lists end before a source of this id or more.
     """
     n = len(dst)
-    count = int((indptr[dst + 1] - indptr[dst]).sum()) + n * loops
+    count = int((edges.indptr[dst + 1] - at).sum()) + n
     ends, own = np.empty(n + 1, np.int64), np.empty(n, np.uint32)
     rows, coef = np.empty(count, np.uint32), np.empty(0 if real is None else count, real or np.float32)
-    count = _flatten(indptr, indices, place, weight, factor, dst, scale, loops, ends, rows, coef, own)
+    count = _flatten(*edges, dst, scale, at, stop, loops, ends, rows, coef, own)
     return Flat(ends, rows[:count], coef, own)
 
 
@@ -117,6 +136,20 @@ def mark_sources(indptr: AnyArray, indices: AnyArray, rows: npt.NDArray[np.int64
     """Set `mask` [V] at the in-neighbours of `rows`, in the threads of the kernels: they all write the same."""
     before = np.concatenate([[0], np.cumsum(indptr[rows + 1] - indptr[rows])])
     parallel(_mark, [(indptr, indices, rows, mask, a, b) for a, b in row_parts(before, 1)])
+
+
+@njit(**_JIT)
+def _ascend(indptr, indices, rows):
+    for i in range(len(rows)):
+        for e in range(indptr[rows[i]] + 1, indptr[rows[i] + 1]):
+            if indices[_U(e)] < indices[_U(e - 1)]:
+                return False
+    return True
+
+
+def lists_ascend(indptr: AnyArray, indices: AnyArray, rows: npt.NDArray[np.int64]) -> bool:
+    """True if the sources of each of `rows` are in ascending order."""
+    return _ascend(indptr, indices, rows)
 
 
 @njit(**_JIT)
@@ -145,7 +178,7 @@ def _prefetch_row(flat, row, stride, width):
 
 
 @njit(**_JIT)
-def _sums(ends, rows, coef, own, x, F, kind, factor, out):
+def _sums(ends, rows, coef, own, x, F, kind, factor, more, out):
     flat, stride, last = x.reshape(-1), x.shape[1], len(rows)
     for q in range(min(AHEAD, last)):
         _prefetch_row(flat, rows[q], stride, F)
@@ -154,14 +187,15 @@ def _sums(ends, rows, coef, own, x, F, kind, factor, out):
         for q in range(j + AHEAD, min(e + AHEAD, last)):
             _prefetch_row(flat, rows[_U(q)], stride, F)
         o = out[_U(i)]
-        for k in range(F):
-            o[k] = 0
+        if not more:
+            for k in range(F):
+                o[k] = 0
         whole = e - ((e - j) & 3)
         for q in range(j, whole, 4):
             w0, w1, w2, w3 = coef[_U(q)], coef[_U(q + 1)], coef[_U(q + 2)], coef[_U(q + 3)]
             a, b, c, d = x[rows[_U(q)]], x[rows[_U(q + 1)]], x[rows[_U(q + 2)]], x[rows[_U(q + 3)]]
             for k in range(F):
-                o[k] += (w0 * widened(a[k]) + w1 * widened(b[k])) + (w2 * widened(c[k]) + w3 * widened(d[k]))
+                o[k] = (((o[k] + w0 * widened(a[k])) + w1 * widened(b[k])) + w2 * widened(c[k])) + w3 * widened(d[k])
         for q in range(whole, e):
             w0, a = coef[_U(q)], x[rows[_U(q)]]
             for k in range(F):
@@ -181,7 +215,7 @@ def _sums(ends, rows, coef, own, x, F, kind, factor, out):
                 o[k] += widened(a[F + k])
 
 
-def sums(lists: Flat, x: AnyArray, width: int, kind: int, factor: AnyArray, out: AnyArray) -> None:
+def sums(lists: Flat, x: AnyArray, width: int, kind: int, factor: AnyArray, more: bool, out: AnyArray) -> None:
     """``out[i] = sum over edges q of i of coef[q] * x[rows[q], :width]``, and the own row as `kind` says.
 
     Args:
@@ -190,13 +224,14 @@ def sums(lists: Flat, x: AnyArray, width: int, kind: int, factor: AnyArray, out:
         width: F.
         kind: what is added of the own row, see `spmm_rows`.
         factor: [n], for `ADDED`.
+        more: add to what `out` has.
         out: [n, F], or [n, 2F] for `BESIDE`.
     """
-    _sums(*lists, x, width, kind, factor, out)
+    _sums(*lists, x, width, kind, factor, more, out)
 
 
 @njit(**_JIT)
-def _maxima(ends, rows, own, x, F, out, beside):
+def _maxima(ends, rows, own, x, F, beside, more, out):
     flat, stride, last = x.reshape(-1), x.shape[1], len(rows)
     for q in range(min(AHEAD, last)):
         _prefetch_row(flat, rows[q], stride, F)
@@ -205,100 +240,129 @@ def _maxima(ends, rows, own, x, F, out, beside):
         for q in range(j + AHEAD, min(e + AHEAD, last)):
             _prefetch_row(flat, rows[_U(q)], stride, F)
         o = out[_U(i)]
-        for k in range(F):
-            o[k] = widened(x[rows[_U(j)]][k]) if j < e else 0
-        for q in range(j + 1, e):
+        if not more:
+            for k in range(F):
+                o[k] = -np.inf if j < e else 0
+        for q in range(j, e):
             a = x[rows[_U(q)]]
             for k in range(F):
                 b = widened(a[k])
                 # NaN wins over numbers, as in torch.
                 o[k] = b if (b > o[k]) | (b != b) else o[k]
-        a, o = x[own[_U(i)]], beside[_U(i)]
-        for k in range(beside.shape[1]):
-            o[k] = widened(a[F + k])
+        if beside:
+            a = x[own[_U(i)]]
+            for k in range(F, out.shape[1]):
+                o[k] = widened(a[k])
 
 
-def maxima(lists: Flat, x: AnyArray, width: int, out: AnyArray, beside: AnyArray) -> None:
-    """``out[i] = max over edges q of i of x[rows[q], :width]``, 0 without edges; ``beside[i] = x[own[i], width:]``."""
-    _maxima(lists.ends, lists.rows, lists.own, x, width, out, beside)
+def maxima(lists: Flat, x: AnyArray, width: int, beside: bool, more: bool, out: AnyArray) -> None:
+    """``out[i] = max over edges q of i of x[rows[q], :width]``, 0 without edges; and of what `out` has, if there are
+    `more`. `beside`: columns from `width` on are those of the own row."""
+    _maxima(lists.ends, lists.rows, lists.own, x, width, beside, more, out)
 
 
 @njit(**_JIT)
-def _attend(ends, rows, own, x, D, apart, logits, slope, out):
-    H = out.shape[1]
-    flat, stride, last = x.reshape(-1), x.shape[1], len(rows)
-    width = H * D if apart else D
-    longest = 0
-    for i in range(len(own)):
-        longest = max(longest, ends[i + 1] - ends[i])
-    p, top, total = np.empty((longest, H), out.dtype), np.empty(H, out.dtype), np.empty(H, out.dtype)
+def _weigh(ends, rows, logits, here, slope, known, top, total, p):
+    H, last = here.shape[1], len(rows)
     side = logits.reshape(-1)
-    for q in range(min(AHEAD, last)):
-        _prefetch_row(flat, rows[q], stride, width)
-    for i in range(len(own)):
+    for i in range(len(here)):
         j, e = ends[i], ends[i + 1]
-        for q in range(e, min(ends[min(i + 2, len(own))], last)):
+        for q in range(e, min(ends[min(i + 2, len(here))], last)):
             prefetch(side, np.int64(rows[_U(q)]) * 2 * H)
-        here = logits[own[_U(i)]]
-        for h in range(H):
-            top[_U(h)] = -np.inf
-            total[_U(h)] = 0
+        if not known:
+            for h in range(H):
+                top[_U(i), _U(h)] = -np.inf
+                total[_U(i), _U(h)] = 0
         for q in range(j, e):
             there = logits[rows[_U(q)]]
             for h in range(H):
-                z = there[h] + here[H + h]
-                z = z if z > 0 else slope * z
-                p[_U(q - j), _U(h)] = z
-                # Beside "reassoc" a NaN must stay one.
-                top[_U(h)] = z if (z > top[_U(h)]) | (z != z) else top[_U(h)]
-        for q in range(e - j):
+                z = there[h] + here[_U(i), _U(h)]
+                p[_U(q), _U(h)] = z if z > 0 else slope * z
+        if not known:
+            for q in range(j, e):
+                for h in range(H):
+                    z = p[_U(q), _U(h)]
+                    # A NaN must stay one.
+                    top[_U(i), _U(h)] = z if (z > top[_U(i), _U(h)]) | (z != z) else top[_U(i), _U(h)]
+        for q in range(j, e):
             for h in range(H):
-                z = math.exp(p[_U(q), _U(h)] - top[_U(h)])
-                p[_U(q), _U(h)] = z
-                total[_U(h)] += z
+                p[_U(q), _U(h)] = math.exp(p[_U(q), _U(h)] - top[_U(i), _U(h)])
+        if not known:
+            for q in range(j, e):
+                for h in range(H):
+                    total[_U(i), _U(h)] += p[_U(q), _U(h)]
+
+
+def weigh(
+    lists: Flat, logits: AnyArray, slope: float, here: AnyArray, top: AnyArray, total: AnyArray, known: bool
+) -> AnyArray:
+    """Softmax attention of each edge, [e, H], before it is divided by the sum of its list.
+
+    Args:
+        lists: the edges.
+        logits: [N, 2H], each row's part of the logits as a source, then as a destination.
+        slope: of the leaky ReLU below zero.
+        here: [n, H], the destinations' part.
+        top: [n, H], the largest logit of each list.
+        total: [n, H], the sum of each list.
+        known: these are those of whole lists; else they are computed of these.
+    """
+    p = np.empty((len(lists.rows), here.shape[1]), top.dtype)
+    _weigh(lists.ends, lists.rows, logits, here, top.dtype.type(slope), known, top, total, p)
+    return p
+
+
+@njit(**_JIT)
+def _head_sums(ends, rows, p, x, D, apart, total, more, out):
+    H = out.shape[1]
+    flat, stride, last = x.reshape(-1), x.shape[1], len(rows)
+    width = H * D if apart else D
+    for q in range(min(AHEAD, last)):
+        _prefetch_row(flat, rows[q], stride, width)
+    for i in range(len(out)):
+        j, e = ends[i], ends[i + 1]
         for q in range(j + AHEAD, min(e + AHEAD, last)):
             _prefetch_row(flat, rows[_U(q)], stride, width)
         o = out[_U(i)]
-        for h in range(H):
-            for k in range(D):
-                o[h, k] = 0
+        if not more:
+            for h in range(H):
+                for k in range(D):
+                    o[h, k] = 0
         whole = e - ((e - j) & 3)
         for q in range(j, whole, 4):
             a, b, c, d = x[rows[_U(q)]], x[rows[_U(q + 1)]], x[rows[_U(q + 2)]], x[rows[_U(q + 3)]]
             for h in range(H):
                 at, r = h * D if apart else 0, o[_U(h)]
-                w0, w1, w2, w3 = (
-                    p[_U(q - j), _U(h)],
-                    p[_U(q - j + 1), _U(h)],
-                    p[_U(q - j + 2), _U(h)],
-                    p[_U(q - j + 3), _U(h)],
-                )
+                w0, w1, w2, w3 = p[_U(q), _U(h)], p[_U(q + 1), _U(h)], p[_U(q + 2), _U(h)], p[_U(q + 3), _U(h)]
                 a0, b0, c0, d0 = a[at : at + D], b[at : at + D], c[at : at + D], d[at : at + D]
                 for k in range(D):
-                    r[k] += (w0 * widened(a0[k]) + w1 * widened(b0[k])) + (w2 * widened(c0[k]) + w3 * widened(d0[k]))
+                    r[k] = (((r[k] + w0 * widened(a0[k])) + w1 * widened(b0[k])) + w2 * widened(c0[k])) + w3 * widened(
+                        d0[k]
+                    )
         for q in range(whole, e):
             a = x[rows[_U(q)]]
             for h in range(H):
-                at, r, w0 = h * D if apart else 0, o[_U(h)], p[_U(q - j), _U(h)]
+                at, r, w0 = h * D if apart else 0, o[_U(h)], p[_U(q), _U(h)]
                 a0 = a[at : at + D]
                 for k in range(D):
                     r[k] += w0 * widened(a0[k])
-        for h in range(H):
-            r, w0 = o[_U(h)], 1 / total[_U(h)]
+        for h in range(H if len(total) else 0):
+            r, w0 = o[_U(h)], 1 / total[_U(i), _U(h)]
             for k in range(D):
                 r[k] *= w0
 
 
-def attend(lists: Flat, x: AnyArray, apart: bool, logits: AnyArray, slope: float, out: AnyArray) -> None:
-    """Softmax attention over the edges of each list, which include the destination itself.
+def head_sums(lists: Flat, p: AnyArray, x: AnyArray, apart: bool, total: AnyArray, more: bool, out: AnyArray) -> None:
+    """Sums of rows by the weights of each head.
 
     Args:
-        lists: the edges, with loops.
+        lists: the edges.
+        p: [e, H], weights of the edges, see `weigh`.
         x: the rows, [N, >= H * D] if each head has columns of its own (`apart`), else [N, >= D].
         apart: see `x`.
-        logits: [N, 2H], each row's part of the logits as a source, then as a destination.
-        slope: of the leaky ReLU below zero.
-        out: [n, H, D].
+        total: [n, H], divides the sums; none: they go on.
+        more: add to what `out` has.
+        out: [n, H * D].
     """
-    width = out.shape[2]
-    _attend(lists.ends, lists.rows, lists.own, x, width, apart, logits, out.dtype.type(slope), out)
+    heads = out.reshape(len(out), p.shape[1], out.shape[1] // p.shape[1])
+    _head_sums(lists.ends, lists.rows, p, x, heads.shape[2], apart, total, more, heads)

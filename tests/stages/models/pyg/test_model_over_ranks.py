@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from millrace.pipeline.training.evaluate_together import evaluate_together
-from millrace.stages.evaluate.layerwise import evaluate
 from millrace.stages.evaluate.measures import Scored
 from millrace.stages.fetch.visit import VisitFetch, Visits
 from millrace.stages.models.pyg import model as models
@@ -21,6 +20,7 @@ from millrace.stages.neighbourhood.halo import HaloNeighbourhood
 from millrace.stages.neighbourhood.pieces import pieces
 from millrace.storage.dataset import SPLITS, Dataset
 from millrace.storage.features import ArrayFeatures
+from millrace.tests.contracts.accuracies import evaluate
 from millrace.tests.contracts.full_batch import C, Case, F, make_case
 from millrace.tests.contracts.full_batch import job as rank_job
 from millrace.tests.contracts.neighbourhood import assert_close

@@ -24,7 +24,7 @@ def blocks(draw: st.DrawFn) -> tuple[Graph, np.ndarray, np.ndarray]:
     return graph, dst, np.array(sorted(needed | draw(st.sets(node))), np.int64)
 
 
-def lists(graph: Graph, dst: np.ndarray, held: np.ndarray, real=np.float64, loops=False, **given):
+def lists(graph: Graph, dst: np.ndarray, held: np.ndarray, real=np.float64, loops=kernels.AS_THEY_ARE, **given):
     place = np.full(graph.num_nodes, -(1 << 20), np.int32)
     place[held] = np.arange(len(held))
     args = {
@@ -33,7 +33,9 @@ def lists(graph: Graph, dst: np.ndarray, held: np.ndarray, real=np.float64, loop
         "scale": NONE.astype(real or float),
     }
     args |= given
-    return kernels.flatten(graph.indptr, graph.indices, place, dst, **args, real=real, loops=loops)
+    edges = kernels.Edges(graph.indptr, graph.indices, place, args["weight"], args["factor"])
+    rest = {"at": graph.indptr[dst], "stop": graph.num_nodes, "real": real, "loops": loops}
+    return kernels.flatten(edges, dst, args["scale"], **rest)
 
 
 @settings(max_examples=30, deadline=None)
@@ -51,7 +53,7 @@ def test_sums(case, kind, half, seed):
     scale, own = rng.random(len(dst)).astype(real), rng.random(len(dst)).astype(real)
     out = np.full((len(dst), 10 if kind == kernels.BESIDE else 5), np.nan, real)
     flat = lists(graph, dst, held, real, weight=weight, factor=factor, scale=scale)
-    kernels.sums(flat, rows, 5, kind, own, out)
+    kernels.sums(flat, rows, 5, kind, own, False, out)
     at = {v: i for i, v in enumerate(held.tolist())}
     for i, v in enumerate(dst.tolist()):
         want = np.zeros(5)
@@ -74,8 +76,9 @@ def test_maxima(case, nan):
     x = np.random.default_rng(0).standard_normal((len(held), 7))
     if nan:
         x[::3, 2] = np.nan
-    most, own = np.empty((len(dst), 4)), np.empty((len(dst), 3))
-    kernels.maxima(lists(graph, dst, held, None), x, 4, most, own)
+    out = np.empty((len(dst), 7))
+    kernels.maxima(lists(graph, dst, held, None), x, 4, True, False, out)
+    most, own = out[:, :4], out[:, 4:]
     at = {v: i for i, v in enumerate(held.tolist())}
     for i, v in enumerate(dst.tolist()):
         sources = [at[u] for u in graph.indices[graph.indptr[v] : graph.indptr[v + 1]].tolist()]
@@ -93,9 +96,12 @@ def test_attention(apart, real, case, shift):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((len(held), 6 if apart else 3)).astype(real)
     logits = (rng.standard_normal((len(held), 4)) + shift).astype(real)
-    out = np.empty((len(dst), 2, 3), real)
-    kernels.attend(lists(graph, dst, held, None, loops=True), x, apart, logits, 0.2, out)
-    at = {v: i for i, v in enumerate(held.tolist())}
+    out = np.empty((len(dst), 6), real)
+    flat = lists(graph, dst, held, None, loops=kernels.AT_THE_END)
+    top, total = np.empty((len(dst), 2), real), np.empty((len(dst), 2), real)
+    p = kernels.weigh(flat, logits, 0.2, logits[flat.own, 2:], top, total, known=False)
+    kernels.head_sums(flat, p, x, apart, total, False, out)
+    out, at = out.reshape(-1, 2, 3), {v: i for i, v in enumerate(held.tolist())}
     for i, v in enumerate(dst.tolist()):
         sources = [at[u] for u in graph.indices[graph.indptr[v] : graph.indptr[v + 1]].tolist() if u != v] + [at[v]]
         for h in range(2):
@@ -105,6 +111,14 @@ def test_attention(apart, real, case, shift):
             rows = x[sources, 3 * h : 3 * h + 3] if apart else x[sources]
             tolerance = 1e-11 if real == np.float64 else 2e-4
             np.testing.assert_allclose(out[i, h], p @ rows / p.sum(), rtol=tolerance, atol=tolerance)
+
+
+def test_lists_whose_sources_ascend():
+    graph = from_edges(np.array([0, 1, 2]), np.array([1, 1, 0]), 3)
+    assert kernels.lists_ascend(graph.indptr, graph.indices, np.arange(3))
+    falling = Graph(np.array([0, 2, 2]), np.array([1, 0], np.int32))
+    assert not kernels.lists_ascend(falling.indptr, falling.indices, np.array([0]))
+    assert kernels.lists_ascend(falling.indptr, falling.indices, np.array([1]))
 
 
 def test_row_sums():

@@ -1,6 +1,8 @@
 """Results of a layer, collected first to last: on the model's device, or on the host in memory or in a file."""
 
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...storage.errors import RunError
-from ...storage.store.row_file import RowFile
-from ..comm.base import Group
-from ..memory.bytes_left import fits_in_memory
+from ....storage.errors import RunError
+from ....storage.store.row_file import RowFile
+from ...comm.base import Group
+from ...memory.bytes_left import fits_in_memory
 
 MESSAGE_BYTES = 64 << 20
 """Rows that ranks tell each other at a time."""
@@ -38,12 +40,19 @@ class DeviceSink:
         return self._rows
 
 
+def _all_columns(columns: int) -> int:
+    return columns
+
+
 class HostSink:
     """Collects the rows of a layer's result, first to last, on the host, in memory or in an unnamed file."""
 
-    def __init__(self, rows: int, scratch: Path | None, max_bytes: int) -> None:
-        self.rows, self.scratch, self.max_bytes = rows, scratch, max_bytes
-        self.filled = 0
+    def __init__(
+        self, rows: int, scratch: Path | None, max_bytes: int, summed: Callable[[int], int] = _all_columns
+    ) -> None:
+        """`summed`: of so many columns, the first ones that the next layer sums. In a file they lie apart."""
+        self.rows, self.scratch, self.max_bytes, self._summed = rows, scratch, max_bytes, summed
+        self.filled = self._first_byte = 0
         self.array: npt.NDArray[Any] | None = None
         self.file: Any = None
 
@@ -56,6 +65,11 @@ class HostSink:
     def row_bytes(self) -> int:
         """Bytes of a row; known after the first rows."""
         return self.shape[1] * self.dtype.itemsize
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of memory that rows to come will take."""
+        return 0 if self.array is None else self.array[self.filled :].nbytes
 
     def append(self, rows: Tensor) -> None:
         """[n, D], the next rows."""
@@ -97,30 +111,33 @@ class HostSink:
         self.filled = max(self.filled, last)
 
     def _write(self, chunk: npt.NDArray[Any]) -> None:
+        at, width = 0, self._summed(self.shape[1])
+        for part in (chunk[:, :width], chunk[:, width:]):
+            row = part.shape[1] * self.dtype.itemsize
+            self._written(partial(self.file.seek, self._first_byte + at + self.filled * row))
+            self._written(partial(self.file.write, np.ascontiguousarray(part).data))
+            at += self.rows * row
+
+    def _written(self, do: Callable[[], object]) -> object:
+        """The result of what writes. Raises RunError if the disk is full."""
         try:
-            self.file.write(np.ascontiguousarray(chunk).data)
+            return do()
         except OSError as e:
-            raise self._full(e) from e
+            raise RunError(
+                f"evaluation cannot write to {self.scratch} ({e.strerror or e}); free space there, or name another "
+                "scratch folder"
+            ) from e
 
     def _begin(self, chunk: npt.NDArray[Any]) -> None:
         self.dtype, self.shape = chunk.dtype, (self.rows, chunk.shape[1])
         self._buffer = np.empty((0, chunk.shape[1]), chunk.dtype)
         num_bytes = self.rows * self.row_bytes
         if self.scratch is not None and num_bytes > self.max_bytes and not fits_in_memory(num_bytes):
-            try:
-                self.scratch.mkdir(parents=True, exist_ok=True)
-                # It has no name, so that a killed process leaves nothing behind.
-                self.file = tempfile.TemporaryFile(dir=self.scratch)  # noqa: SIM115
-            except OSError as e:
-                raise self._full(e) from e
+            self._written(partial(self.scratch.mkdir, parents=True, exist_ok=True))
+            # It has no name, so that a killed process leaves nothing behind.
+            self.file = self._written(partial(tempfile.TemporaryFile, dir=self.scratch))
         else:
             self.array = np.empty(self.shape, chunk.dtype)
-
-    def _full(self, e: OSError) -> RunError:
-        return RunError(
-            f"evaluation cannot write to {self.scratch} ({e.strerror or e}); free space there, or name another "
-            "scratch folder"
-        )
 
     def stored(self) -> "StoredRows | None":
         """All rows as a store that reads the file they are in; None: they are in memory."""
@@ -128,11 +145,10 @@ class HostSink:
         if self.file is None:
             return None
         with self.file as file:
-            try:
-                file.flush()
-            except OSError as e:
-                raise self._full(e) from e
-            return StoredRows(file.fileno(), self.scratch or Path(), self.shape, self.dtype)
+            self._written(file.flush)
+            return StoredRows(
+                file.fileno(), self.scratch or Path(), self.shape, self.dtype, self._summed(self.shape[1])
+            )
 
     def finish(self) -> npt.NDArray[Any]:
         """All rows."""
@@ -141,32 +157,46 @@ class HostSink:
             assert self.array is not None
             return self.array
         with self.file as file:
-            try:
-                file.flush()
-            except OSError as e:
-                raise self._full(e) from e
+            self._written(file.flush)
             # Copy-on-write, since torch warns of arrays that cannot be written to.
             return np.asarray(np.memmap(file, self.dtype, "c", shape=self.shape))
 
 
 class StoredRows:
-    """Rows in an unnamed file. See `FeatureStore`."""
+    """Rows in an unnamed file, the first columns of all before the others. See `FeatureStore`."""
 
-    def __init__(self, handle: int, where: Path, shape: tuple[int, int], dtype: npt.DTypeLike) -> None:
+    def __init__(self, handle: int, where: Path, shape: tuple[int, int], dtype: npt.DTypeLike, summed: int) -> None:
         """
         Args:
             handle: of the open file, which may be closed afterwards.
             where: folder that messages name.
             shape: rows and columns.
             dtype: of the numbers.
+            summed: the first columns.
         """
         self.num_rows, self.num_features = shape
         self.dtype: np.dtype[Any] = np.dtype(dtype)
-        self._file = RowFile(Path(f"/proc/self/fd/{handle}"), 0, self.num_features * self.dtype.itemsize, self.num_rows)
-        self._file.path = where
+        self.summed = summed
+        path, self._files, first = Path(f"/proc/self/fd/{handle}"), list[RowFile](), 0
+        self._parts = slice(0, self.summed), slice(self.summed, self.num_features)
+        for part in self._parts:
+            row = (part.stop - part.start) * self.dtype.itemsize
+            self._files.append(RowFile(path, first, row, self.num_rows))
+            self._files[-1].path = where
+            first += self.num_rows * row
 
-    def gather(self, ids: npt.NDArray[np.integer], out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """Rows of ascending `ids`. See `FeatureStore.gather`."""
+    def gather(
+        self, ids: npt.NDArray[np.integer], out: npt.NDArray[Any] | None = None, parts: tuple[int, ...] = (0, 1)
+    ) -> npt.NDArray[Any]:
+        """Rows of ascending `ids`, see `FeatureStore.gather`; or only these parts of their columns."""
         rows = np.empty((len(ids), self.num_features), self.dtype) if out is None else out
-        self._file.read(ids, rows.view(np.uint8).reshape(len(ids), self._file.row_bytes), None)
+        for part in parts:
+            rows[:, self._parts[part]] = self.columns(ids, part)
+        return rows
+
+    def columns(self, ids: npt.NDArray[np.integer], part: int) -> npt.NDArray[Any]:
+        """The first columns of rows (part 0), or the others."""
+        file = self._files[part]
+        rows = np.empty((len(ids), file.row_bytes // self.dtype.itemsize), self.dtype)
+        file.read(ids, rows.view(np.uint8).reshape(len(ids), file.row_bytes), None)
         return rows

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from millrace.stages.evaluate import rows as module
-from millrace.stages.evaluate.rows import HostSink
+from millrace.stages.evaluate.far import rows as module
+from millrace.stages.evaluate.far.rows import HostSink
 from millrace.storage.errors import RunError
 
 ROWS = np.random.default_rng(0).standard_normal((10, 3))
@@ -27,12 +27,30 @@ def test_rows_come_back_in_order_however_they_are_given(monkeypatch, tmp_path, o
     assert list(tmp_path.iterdir()) == []
 
 
+def test_columns_that_are_summed_lie_apart(monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "fits_in_memory", lambda num_bytes: False)
+    sink = HostSink(10, tmp_path, 1, summed=lambda columns: columns - 1)
+    sink.append(torch.from_numpy(ROWS[:4]))
+    sink.reserve(6)[:] = ROWS[4:]
+    sink.commit()
+    stored, ids = sink.stored(), np.array([1, 4, 9])
+    assert stored is not None
+    assert stored.summed == 2
+    assert np.array_equal(stored.gather(ids), ROWS[ids])
+    assert np.array_equal(stored.columns(ids, 0), ROWS[ids, :2])
+    assert np.array_equal(stored.gather(ids, parts=(1,))[:, 2:], ROWS[ids, 2:])
+    assert HostSink(10, None, 1).reserved == 0
+
+
 def test_a_disk_that_fills_up_is_a_sentence(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "fits_in_memory", lambda num_bytes: False)
     sink = HostSink(10, tmp_path, 1)
     sink.append(torch.from_numpy(ROWS[:2]))
 
     class Full:
+        def seek(self, at):
+            """Anywhere."""
+
         def write(self, data):
             raise OSError(28, "No space left on device")
 

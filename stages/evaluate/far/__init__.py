@@ -1,0 +1,1 @@
+"""Rows of a layer that may lie on disk, and what is aggregated from there."""
