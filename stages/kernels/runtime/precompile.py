@@ -36,9 +36,9 @@ KERNELS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (SUM, "spmm_rows", (I64, I32, "none", F32, F32S, "int64", F32, "int64", F32, "int64", F32S, "int64", "int64")),
     (KEEP, "scale_kept_rows", (F32S, I32, I64, U32, F32S, "uint64", "uint32", "float32", "int64", "int64")),
     ("runtime.transpose", "transpose", (I64, I32, I64, I32, I32)),
-    (EVALUATE, "_sums", (I64, U32, F32, U32, F32S, "int64", "int64", F32, F32S)),
+    (EVALUATE, "_sums", (I64, U32, F32, U32, F32S, "int64", "int64", F32, "boolean", F32S)),
     (EVALUATE, "_mark", (I64, I32, I64, "boolean[::1]", "int64", "int64")),
-    (EVALUATE, "_flatten", (I64, I32, I32, F32, F32, I64, F32, "boolean", I64, U32, F32, U32)),
+    (EVALUATE, "_flatten", (I64, I32, I32, F32, F32, I64, F32, I64, "int64", "int64", I64, U32, F32, U32)),
 )  # fmt: skip
 """Module below `stages.kernels`, function, and types of its arguments: all that the job without a flag compiles, about
 in the order in which it needs them, but the longest first."""
