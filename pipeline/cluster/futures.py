@@ -1,11 +1,16 @@
 """Results of Dask tasks, while the scheduler answers."""
 
+import os
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from distributed import Future, as_completed
 
+from ...storage.errors import RunError
+from ..custom.user_code import unpickled
 from .scheduler_watch import SchedulerWatch
 
 LOOK_S = 0.02
@@ -52,3 +57,20 @@ def completed(watch: SchedulerWatch, futures: list[Future]) -> Iterator[Future]:
         yield from (batch := running.next_batch(block=False))
         if not batch:
             time.sleep(LOOK_S)
+
+
+def seeing(paths: Sequence[Path], task: Callable[..., Any], *arguments: Any) -> Any:
+    """Do a task on a worker which sees `paths`. Raises RunError if it does not."""
+    for path in paths:
+        if not os.path.exists(path):
+            raise RunError(
+                f"the worker on {socket.gethostname()} does not see {path}; workers must see the same files under the "
+                "same paths: put it on a file system that they share, or leave the scheduler out"
+            )
+    return task(*arguments)
+
+
+def unpickled_task(text: str) -> Any:
+    """Do a task that came as `pickled` of the function and its arguments."""
+    task, *arguments = unpickled(text)
+    return task(*arguments)

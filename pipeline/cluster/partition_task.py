@@ -28,7 +28,7 @@ from ..machine.time_limit import in_time
 from ..setup.shared_dataset import share
 from ..telemetry.events import Emit, Note, StageAdvanced
 from .dask_cluster import gpus_to_cut, opened
-from .futures import completed, result_of
+from .futures import completed, result_of, seeing
 from .scheduler_watch import SchedulerWatch
 
 FORGET_S = 5.0
@@ -49,6 +49,7 @@ class Cutting:
     def __init__(self, client: Client, dataset: Path, out: Path, watch: SchedulerWatch, emit: Emit) -> None:
         self.client, self.watch, self.emit = client, watch, emit
         self.dataset, self.out = dataset.resolve(), out.resolve()
+        self._submit = partial(client.submit, seeing, (self.dataset, self.out), pure=False)
 
     def assign(self, cut: Cut, fingerprint: dict[str, str]) -> None:
         """Make the book; by a task if the partitioner reads the graph.
@@ -61,14 +62,13 @@ class Cutting:
         if not can_travel(cut.partitioner):
             _assign(*arguments)
             return
-        tuple(_done(self.watch, [self.client.submit(_assign, *arguments, key=f"assign-{uuid.uuid4().hex[:8]}")]))
+        tuple(_done(self.watch, [self._submit(_assign, *arguments, key=f"assign-{uuid.uuid4().hex[:8]}")]))
 
     def damage(self, stores: Sequence[Path], made: Mapping[str, str]) -> Iterator[tuple[Path, str | None]]:
         """See `stages.partition.mend.Find`: a task for each store."""
         batch = uuid.uuid4().hex[:8]
         futures = [
-            self.client.submit(_damage, k, store, dict(made), key=(f"verify-{batch}", k), pure=False)
-            for k, store in enumerate(stores)
+            self._submit(_damage, k, store, dict(made), key=(f"verify-{batch}", k)) for k, store in enumerate(stores)
         ]
         found = dict(_done(self.watch, futures))
         return ((store, found[k]) for k, store in enumerate(stores))
@@ -76,7 +76,7 @@ class Cutting:
     def order(self) -> str:
         """See `storage.partition.book.order_digest`, of the book that is stored."""
         key = f"order-{uuid.uuid4().hex[:8]}"
-        return next(iter(_done(self.watch, [self.client.submit(_order, self.out, key=key)])))
+        return next(iter(_done(self.watch, [self._submit(_order, self.out, key=key)])))
 
     def write_parts(self, parts: list[int], fingerprint: dict[str, str]) -> Iterator[tuple[int, PartCounts]]:
         """Write parts whose book is stored by the workers, while the scheduler answers.
@@ -92,7 +92,7 @@ class Cutting:
         if not parts:
             return
         batch, client, out, dataset = uuid.uuid4().hex[:8], self.client, self.out, self.dataset
-        submit, done_of = partial(client.submit, pure=False), partial(_done, self.watch)
+        submit, done_of = self._submit, partial(_done, self.watch)
         # What a killed call leaves under such a name goes when the next one sweeps the folder.
         folder = out / f"{ASIDE}dealt-{batch}"
         try:

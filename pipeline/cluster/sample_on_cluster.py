@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
+from pathlib import Path
 
 from ...stages.feed.queue_feed import Receipt
 from ...storage.errors import MillraceError, RunError
 from ...storage.lazy_dataset import LazyDataset
+from ...storage.urls import is_url
 from ..assembly.data_part import DataPart
 from ..machine.gpus import visible
 from ..setup.open_queue import SampleStore
@@ -13,7 +16,7 @@ from ..setup.sampling import Sampling
 from ..telemetry.control import Control
 from ..telemetry.events import Note
 from .dask_cluster import opened
-from .futures import completed, result_of
+from .futures import completed, result_of, seeing
 from .sample_task import SampleOrder, sample_bulk
 from .scheduler_watch import SchedulerWatch, cancel
 
@@ -49,14 +52,16 @@ def sample_on_cluster(
     lacking = [*sampling.bulks.missing(store.queue)]
     if not lacking:
         return
+    stored = () if is_url(store.place) else (Path(store.place),)
     gpus = len(visible()) if job.kernel == "cuda" else 0
     with (
         opened(job.model_copy(update={"device": "cpu"}), emit, job.cluster.producers, gpus) as client,
         closing(SchedulerWatch(client, job.cluster, lambda text: emit(Note(text)))) as watch,
     ):
+        submit = partial(client.submit, seeing, (dataset.path.resolve(), *stored), pure=False)
         for first in range(0, len(lacking), BULKS_AT_ONCE):
             bulks = lacking[first : first + BULKS_AT_ONCE]
-            futures = [client.submit(sample_bulk, order, *bulk, key=("sample", *bulk), pure=False) for bulk in bulks]
+            futures = [submit(sample_bulk, order, *bulk, key=("sample", *bulk)) for bulk in bulks]
             try:
                 for future in completed(watch, futures):
                     done = result_of(watch, future)

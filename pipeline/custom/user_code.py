@@ -4,14 +4,16 @@ import base64
 import io
 import types
 from collections import ChainMap
+from pathlib import Path
 from typing import Any, ClassVar
 
 
 def pickled(module: object) -> str:
     """A user's module, or objects that hold code of the user's, in base64, for `unpickled`.
 
-    Since 3.1.3, cloudpickle leaves the file name out of code that travels by value. It is put back, so that an error in
-    a rank names the file and line of the user's code.
+    Relative paths in it become absolute, since a worker may have another working directory. Since 3.1.3, cloudpickle
+    leaves the file name out of code that travels by value. It is put back, so that an error in a rank names the file
+    and line of the user's code.
     """
     import cloudpickle
 
@@ -24,11 +26,15 @@ def pickled(module: object) -> str:
 
     class Pickler(cloudpickle.Pickler):
         # pyrefly: ignore[bad-override]
-        dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: reduce_with_file}, dispatch)
+        dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: reduce_with_file, type(Path()): _absolute}, dispatch)
 
     file = io.BytesIO()
     Pickler(file).dump(module)
     return base64.b64encode(file.getvalue()).decode()
+
+
+def _absolute(path: Path) -> tuple[object, ...]:
+    return Path, (str(path.absolute()),)
 
 
 def unpickled(text: str | None) -> Any:

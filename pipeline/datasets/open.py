@@ -24,6 +24,7 @@ from .readers.foreign.refused import check_read, looks_like_npz
 from .readers.reader import Request, path_of
 from .readers.registry import READERS, forms, read_npz_file, reader_of
 from .readers.triples import Triples
+from .schema.columns import NONE
 from .schema.source import GraphTables
 
 OF_EDGE_LABELS = (
@@ -134,7 +135,9 @@ def open_graph(spec: str | Path | object, options: ReadOptions, seed: int = 0) -
 
 def _of_graph(spec: str | Path | object, options: ReadOptions) -> ReadOptions:
     """The options for reading a source without labels of nodes."""
-    found = replace(options, task="link", pairs=None, relation=None, ignored_labels=None)
+    split = options.names("split")
+    split = split if split in (None, (NONE,)) else (*split, NONE)
+    found = replace(options, task="link", pairs=None, relation=None, ignored_labels=None, split=split)
     if options.pairs is None:
         return found
     # Columns are those of that table, and where the graph is one, of both.

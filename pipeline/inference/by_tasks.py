@@ -105,7 +105,7 @@ def outputs_by_tasks(
     with (
         evaluating(model),
         _folder(scratch) as folder,
-        executing(job, workers.count, False, emit, 0) as (execute, slots),
+        executing(job, workers.count, False, emit, 0, (folder,)) as (execute, slots),
     ):
         layers, loops = int(layered(model).num_layers), reads_loops(model)
         layout = lay_out(folder, data.graph, data.features, wanted, layers, dtype, edges=edges, reads_loops=loops)

@@ -183,7 +183,18 @@ class TrainedRun:
             update["features"] = "memory" if store is None else features_access(store)
         if job.graph != "memory":
             update["graph"] = "memory" if store is None else graph_access(open_store(store, KIND))
-        return open_data(job.model_copy(update=update), source, emit, lazy=lazy)
+        job = job.model_copy(update=update)
+        try:
+            return open_data(job, source, emit, lazy=lazy)
+        except InputError as e:
+            if is_clean:
+                raise
+            try:
+                open_data(job, source, silent, labelled=False)
+            except InputError:
+                raise e from None
+            what = "an evaluation, --labels and sets of nodes need labels and a split"
+            raise type(e)(f"{what}, as the run's data have them: {e}") from None
 
     def __repr__(self) -> str:
         result = self.result

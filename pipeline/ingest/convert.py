@@ -20,6 +20,7 @@ from ...storage.store.store import Store, open_store
 from ...storage.urls import is_url
 from ..config.held_cluster import cluster_table
 from ..config.load import Job
+from ..custom.user_code import pickled
 from ..dashboard.command import recorded_stages
 from ..datasets import is_name
 from ..datasets.cleaning.options import ReadOptions, require_options
@@ -33,7 +34,7 @@ from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 from .budget import budget_of
 from .run import Ingest
 from .scratch import STORE, commit, scratch, scratch_of, sweep_committed
-from .source import Formats, Settings, find_source, stamp_of
+from .source import File, Formats, Settings, find_source, stamp_of
 from .tasks import Execute, Stages, inline, parse_memory
 from .url_files import fetched_store, holds_store, uploaded
 
@@ -149,7 +150,11 @@ def _ingest(job: Job, path: Path | str, out: Path, formats: Formats, memory: int
     )
     in_process = workers == 1 and job.cluster.starts_here
     plan = _plan(source, settings, memory, workers)
-    with scratch(out, plan) as (folder, resumed), executing(job, workers, in_process, emit, 0) as (execute, slots):
+    files = [file for table in source.tables for file in table.files[:1]]
+    with (
+        scratch(out, plan) as (folder, resumed),
+        executing(job, workers, in_process, emit, 0, (folder, *files)) as (execute, slots),
+    ):
         if resumed and any((folder / "done").glob("*")):
             emit(Note(f"going on with the conversion into {out} that was stopped"))
         budget = budget_of(memory, slots, in_process)
@@ -180,7 +185,9 @@ def _plan(source: GraphTables, settings: Settings, memory: int, workers: int) ->
 
 
 @contextmanager
-def executing(job: Job, workers: int, in_process: bool, emit: Emit, gpus: int) -> Iterator[tuple[Execute, int]]:
+def executing(
+    job: Job, workers: int, in_process: bool, emit: Emit, gpus: int, seen: Sequence[File] = ()
+) -> Iterator[tuple[Execute, int]]:
     """Context with what runs tasks, and how many it runs at once.
 
     Args:
@@ -189,6 +196,7 @@ def executing(job: Job, workers: int, in_process: bool, emit: Emit, gpus: int) -
         in_process: run them here instead.
         emit: called with events.
         gpus: see `opened`.
+        seen: what workers must see.
     """
     if in_process:
         yield inline, 1
@@ -203,20 +211,21 @@ def executing(job: Job, workers: int, in_process: bool, emit: Emit, gpus: int) -
         closing(SchedulerWatch(client, job.cluster, lambda text: emit(Note(text)))) as watch,
     ):
         slots = sum(int(record["nthreads"]) for record in worker_records(client).values())
-        yield partial(_on_cluster, client, watch, uuid.uuid4().hex[:8]), max(workers, slots)
+        paths = [path.absolute() for path in seen if isinstance(path, Path)]
+        yield partial(_on_cluster, client, watch, uuid.uuid4().hex[:8], paths), max(workers, slots)
 
 
 def _on_cluster(
-    client: Any, watch: Any, batch: str, stage: str, calls: Sequence[tuple[Any, ...]]
+    client: Any, watch: Any, batch: str, seen: Sequence[Path], stage: str, calls: Sequence[tuple[Any, ...]]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Run tasks on Dask's workers; their keys begin with the name of the stage."""
     from distributed import KilledWorker
 
-    from ..cluster.futures import completed, result_of
+    from ..cluster.futures import completed, result_of, seeing, unpickled_task
 
     futures = [
-        client.submit(task, *arguments, key=(f"{stage}-{batch}", number), pure=False)
-        for number, (task, *arguments) in enumerate(calls)
+        client.submit(seeing, seen, unpickled_task, pickled(call), key=(f"{stage}-{batch}", number), pure=False)
+        for number, call in enumerate(calls)
     ]
     number_of = {future.key: number for number, future in enumerate(futures)}
     try:

@@ -88,7 +88,10 @@ def relabel(
         ),
     }
     workers, gpus = (1, 0) if in_process else _on_cluster(job, cut.partitioner, out)
-    with scratch(out, plan) as (folder, resumed), executing(job, workers, in_process, emit, gpus) as (execute, slots):
+    with (
+        scratch(out, plan) as (folder, resumed),
+        executing(job, workers, in_process, emit, gpus, (folder, data.path)) as (execute, slots),
+    ):
         if resumed and any((folder / "done").glob("*")):
             emit(Note(f"going on with the renumbering into {out} that was stopped"))
         made = _Relabelling(data, cut, budget_of(memory, slots, in_process), Stages(folder, execute, emit))

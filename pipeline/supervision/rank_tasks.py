@@ -73,6 +73,8 @@ def start_rank(run: ClusterRun, generation: int, rank: int, placed: RankWorkers,
     )
     # Pinned and never tried again by Dask: ranks start together or not at all.
     return run.client.submit(
+        seeing,
+        (run.out,),
         hold_rank,
         asdict(spec),
         run.topic,

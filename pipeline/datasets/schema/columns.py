@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..cleaning.options import ReadOptions
 
 NONE = "none"
-"""Value of a key by which no column has its role."""
+"""Value of a key by which no column has its role; behind names: none has it if they are not there."""
 SHOWN_COLUMNS = 8
 """Most columns named in a note."""
 
@@ -156,9 +156,13 @@ class Assignment:
         if named is None or named == ("*",) or named == (NONE,):
             return named
         absent = [c for c in named if c not in self.names]
+        if NONE in absent:
+            return tuple(c for c in named if c in self.names) or (NONE,)
         if key not in self.elsewhere:
             for c in absent:
-                self.problems.add(no_column(self.source, self.table.title, c, self.names))
+                text = no_column(self.source, self.table.title, c, self.names)
+                drawn = key == "split" and ": set read.split to the column of the sets, or read.split=none to draw them"
+                self.problems.add(text + (drawn or ""))
         found = tuple(c for c in named if c in self.names)
         # If another table has it, words decide here.
         return found or (None if absent and key in ONE_OF_A_TABLE else ())

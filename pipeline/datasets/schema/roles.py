@@ -184,7 +184,7 @@ def _check_named(
     """Add the columns that a key names and none of several tables has."""
     kind: Kind = "nodes" if key in _OF_NODES else "edges"
     named = options.names(key)
-    if named is None or named in (("*",), (NONE,)) or alone[kind]:
+    if named is None or named == ("*",) or NONE in named or alone[kind]:
         return
     every = sorted({name for t, head in zip(source.tables, heads) if t.kind == kind for name in head.names})
     what = "nodes-TYPE" if kind == "nodes" else "edges-SOURCE-RELATION-DESTINATION"

@@ -222,3 +222,29 @@ def test_a_run_of_tables_reads_a_source_without_tables(tmp_path, kind):
     assert sum(said in str(note) for note in notes) == 1
     with pytest.raises(InputError, match=r"has no tables, which read\.id would choose from; leave it out"):
         mr.predict(run, source, options=mr.ReadOptions(id="key"))
+
+
+@pytest.mark.parametrize("split", ["fold", "train_mask,val_mask,test_mask"])
+def test_tables_without_the_column_of_the_split(tmp_path, split):
+    def written(name, seed, labels, sets):
+        folder, names = tables(tmp_path / name, seed, labelled=labels), split.split(",")
+        head, *lines = (folder / "nodes.csv").read_text().splitlines()
+        parts = ("train", "val", "test")
+        cells = [
+            parts[v % 3] if len(names) == 1 else ",".join(str(int(v % 3 == k)) for k in range(3)) for v in range(V)
+        ]
+        rows = [f"{head},{split}", *(f"{line},{cell}" for line, cell in zip(lines, cells))] if sets else [head, *lines]
+        (folder / "nodes.csv").write_text("\n".join(rows) + "\n")
+        return folder
+
+    read = {"direction": "directed", "feature_columns": "age,income", "label_columns": "kind", "split": split}
+    run = mr.run(written("old", 2, True, True), out=tmp_path / "run", read=read, **SMALL)
+    want = outputs(run, written("all", 3, True, True))
+    for labels in (True, False):
+        assert np.array_equal(outputs(run, written(f"new-{labels}", 3, labels, False)), want)
+    assert np.array_equal(outputs(run, written("sets", 3, False, True)), want)
+    for words in (("evaluate",), ("predict", "--labels"), ("predict", "--nodes", "val")):
+        more = () if words == ("evaluate",) else ("--out", tmp_path / "p.csv")
+        code, _, error = command(words[0], run.out, "--dataset", tmp_path / "new-False", *words[1:], *more)
+        assert code == 2 and "need labels and a split" in error and "read.split=none" in error
+        assert "no column 'kind'" in error and not (tmp_path / "p.csv").exists()
