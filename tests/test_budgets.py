@@ -30,7 +30,9 @@ BUDGETS: dict[str, float] = {
     # Wrong ends, weights, labels, splits and features are refused in one message, in memory and in pieces: 42.
     # Exact evaluation from disk: sums go on while all sources go by, which takes 5 passes over the features in 2 GiB
     # in the place of 54, to the same bits: 145, of 240.
-    "lines_code": 67_023,
+    # Workers whose working directory is another one see the caller's paths, or say that they do not: 24. Predictions of
+    # other data without labels or a split, and what is said where these are needed: 12.
+    "lines_code": 67_059,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 35.6,
     "none_checks_of_types": 14,

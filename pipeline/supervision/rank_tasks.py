@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from distributed import Future
 
 from ..cluster.dask_cluster import START_S
+from ..cluster.futures import seeing
 from ..cluster.rank_host import hold_rank
 from ..cluster.rank_main import RankSpec
 from ..machine.gpus import VISIBLE, backend
