@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ...storage.store.paths import expanded, local_folder
+from ...storage.store.paths import expanded
 from .shared.output import show
 
 
@@ -27,7 +27,7 @@ def report(
     """Write a page of a run's time, bytes and memory."""
     from ..report.write import report as write
 
-    written = write([expanded(run) for run in runs], local_folder(out) if out is not None else None)
+    written = write([expanded(run) for run in runs], out)
     lines = [line for record in written.runs for line in (record["headline"], *record["findings"])]
     record = {
         "page": str(written.path),

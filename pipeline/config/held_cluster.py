@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...storage.errors import InputError
-from ...storage.optional import present_items, when_present
+from ...storage.optional import present_items
 
 _held: dict[str, Any] = {}
 """Clients and clusters of this process by the address of their scheduler."""
@@ -22,7 +22,7 @@ def is_held(value: object) -> bool:
 
 def held_at(address: str | None) -> Any:
     """The client or cluster that the caller holds of a scheduler; None: there is none."""
-    return when_present(_held.get, address)
+    return _held.get(address or "")
 
 
 def address_of(given: object) -> str | None:

@@ -12,7 +12,7 @@ from ...storage.store.paths import expanded
 from ...storage.urls import is_url
 from .cleaning.clean import clean
 from .cleaning.labels import as_task
-from .cleaning.options import COLUMNS, DEFAULT_OPTIONS, ReadOptions, require_options
+from .cleaning.options import DEFAULT_OPTIONS, ReadOptions, require_options
 from .cleaning.raw import Raw
 from .cleaning.splits import NO_SPLIT, make_split
 from .edge_labels import labelled_edges
@@ -144,7 +144,9 @@ def _of_graph(spec: str | Path | object, options: ReadOptions) -> ReadOptions:
     found, reader = replace(found, label_columns=None), reader_of(spec)
     if reader is not None and reader.name == "tables":
         return found
-    return found.without(COLUMNS)
+    followed = reader.columns if reader is not None and not reader.is_clean else ()
+    of_pairs = {"src", "dst", "weight", "one_hot"} - {*followed}
+    return found.without(("edge_feature_columns", "edge_time", "split", *of_pairs))
 
 
 def _opened(spec: str | Path | object, request: Request) -> Dataset:
@@ -155,7 +157,6 @@ def _opened(spec: str | Path | object, request: Request) -> Dataset:
     if options.triples is not None and (reader is None or "triples" not in reader.takes):
         raise InputError(f"triples is '{options.triples}', but {_described(spec)} holds none; leave triples out")
     if reader is None:
-        options.check_no_tables(_described(spec), ("split",))
         return clean(_read_unrecognised(spec, request), options, split, seed)
     if reader.is_clean:
         _check_no_options(options, str(spec), reader.takes)
@@ -190,6 +191,7 @@ def _read_unrecognised(spec: str | Path | object, request: Request) -> Raw:
                 f"the suffix of {path} names no kind of file that is read: call a list of edges .txt, tables .csv or "
                 f".parquet; expected {forms()}"
             )
+        request.options.check_no_tables(path, ("split",))
         return read_npz_file(path, request)
     if path is not None:
         check_read(path)

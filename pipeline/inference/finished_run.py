@@ -14,6 +14,7 @@ from ...storage.dataset import TASKS, Dataset, counted_outputs
 from ...storage.dataset_store import KIND, features_access, graph_access
 from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures
+from ...storage.plural import are
 from ...storage.store.digested_file import check_file, saved_parameters
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.paths import expanded
@@ -164,7 +165,7 @@ class TrainedRun:
         # What the caller gives stays, and is refused.
         if reader is not None and (unread := read.of_tables((*reader.columns, *given.given))):
             keys = ", ".join(f"read.{key}" for key in unread)
-            emit(Note(f"the run's {keys} are for tables, and are left out for data of another kind"))
+            emit(Note(f"the run's {keys} {are(len(unread))} for tables, and left out for data of another kind"))
             read = read.without(unread)
         kind: dict[str, Any] = {}
         if not is_clean and (result.labels_of == "edges" or result.task == "link"):

@@ -1,6 +1,7 @@
 """`mr.convert`: a source of any kind into a dataset's store; tables of edges and nodes in bounded memory."""
 
 import os
+import shutil
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -162,6 +163,7 @@ def _ingest(job: Job, path: Path | str, out: Path, formats: Formats, memory: int
         if asked.is_of_pairs:
             plain = stores.open_dataset_store(folder / STORE, "zarr", graph="mapped")
             _written(out, with_pairs(plain, path, asked), formats, emit)
+            shutil.rmtree(folder / STORE)
         else:
             commit(folder, out)
     store = open_store(out, stores.KIND)

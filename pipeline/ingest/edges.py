@@ -330,7 +330,7 @@ def _sorted_way(work: EdgeWork, way: str, tasks: int, first: int, stop: int) -> 
 def edge_bytes(work: EdgeWork, turned: bool) -> tuple[int, int]:
     """Bytes on disk of an edge that is spilled, and of one that is sorted; twice that if relations are `turned`."""
     record = sum(field.nbytes for field in work.fields)
-    widest = 2 if work.options.direction == "undirected" else 1
+    widest = 1 if work.options.direction in ("directed", "reverse") else 2
     placed = index_dtype(work.num_nodes).itemsize + 4 * work.weighted + 4 * work.width
     placed += 8 * bool(work.times.of_edges)
     placed += edge_dtype(work.relations).itemsize if work.relations else 0

@@ -166,6 +166,10 @@ def _repeated_rows(index: AnyArray, mask: np.uint64, names: NodeNames) -> Iterat
         for row, name in zip(rows.tolist(), names.take(rows)):
             if seen.setdefault(name, row) != row:
                 yield seen[name]
+        # Only the last names may be met again behind this piece: hashes ascend.
+        last = np.flatnonzero((entries & ~mask) == (entries[-1] & ~mask))
+        kept = {*(entries[last] & mask).astype(np.int64).tolist()}
+        seen = {name: row for name, row in seen.items() if row in kept}
 
 
 def name_ids(nodes: NodeMap, number: int, first: int, stop: int) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def with_added_nodes(
     own: Table, columns: Columns, used: pa.Array, folder: Path, notes: list[str]
 ) -> tuple[Table, Columns]:
     """A table of nodes and its columns, with rows of nulls for ids that are `used` and no node's; notes how many."""
-    what, text = columns.id or "id", is_text(used.type)
+    what, text = columns.id or ("id" if "id" not in own.schema.names else " id"), is_text(used.type)
     known = pa.chunked_array([np.arange(own.num_rows)])
     if columns.id is not None:
         known = pa.chunked_array([c for p in own.pieces((what,)) for c in as_ids(p[what], text).chunks], used.type)
@@ -94,16 +94,17 @@ def with_added_nodes(
 
 def ids_at(ends: Ends, text: bool, stages: Stages, budget: Budget, name: str = "nodes") -> pa.Array:
     """The ids of nodes in columns of ends of edges, in ascending order."""
-    spans = [(t, column, text, s, r) for _, t, column in ends for r in [_rows(t, budget)] for s in spans_of(t, r)]
+    spans = [(t, (what, c), text, s, r) for what, t, c in ends for r in [_rows(t, budget)] for s in spans_of(t, r)]
     items = [(stages.folder / IMPORTED / f"{name}-ids-{k:06d}.parquet", *each) for k, each in enumerate(spans)]
     stages.run(f"ends-{name}", "ids of nodes that edges name", find_ids, items)
-    return derived.new_ids([pq.read_table(path)["id"] for path, *_ in items])
+    none = pa.chunked_array([], pa.large_string() if text else pa.int64())
+    return derived.new_ids([none, *(pq.read_table(path)["id"] for path, *_ in items)])
 
 
-def find_ids(path: Path, table: Table, column: str, text: bool, span: Span, rows: int) -> dict[str, Any]:
+def find_ids(path: Path, table: Table, of: tuple[str, str], text: bool, span: Span, rows: int) -> dict[str, Any]:
     """Write the distinct ids that a span has in a column of ends."""
     path.parent.mkdir(exist_ok=True)
-    found = [as_ids(batch[column].drop_null(), text) for batch in batches(table, span, (column,), rows)]
+    found = [as_ids(batch[of[1]].drop_null(), text, of[0]) for batch in batches(table, span, of[1:], rows)]
     pq.write_table(pa.table({"id": derived.new_ids(found)}), path)
     return {}
 

@@ -180,6 +180,7 @@ class Ingest:
         values = sum(own.feature_values for own in nodes) or (0 if self.typed else 2 * self.offsets[-1])
         need = DiskNeed(self.offsets[-1], sum(own.table.num_rows for own in self.tables), values, spilled, placed)
         made = sum(held_by(self.folder / name) for name in MADE)
+        made += (need.num_edges * placed + 4 * values) * (self.settings.options.task == "link")  # stored twice
         check_disk(self.folder.parent, need.nbytes + made, held_by(self.folder))
 
     def _put_names(self, tables: Sequence[NodeTable]) -> None:

@@ -94,7 +94,7 @@ def parse_memory(text: str | int) -> int:
     from dask.utils import parse_bytes
 
     words = str(text).strip().lower()
-    with suppress(ValueError):
-        if words[:1].isdigit() and words[-1] in "0123456789b" and 0 < (size := parse_bytes(words)) < 2**62:
+    with suppress(ValueError, OverflowError):
+        if words[:1] in {*"0123456789."} and words[-1] in "0123456789b" and 0 < (size := parse_bytes(words)) < 2**62:
             return size
     raise InputError(f"memory is '{text}'; expected a size such as 1GiB or 512MB")

@@ -8,6 +8,7 @@ from typing import Any
 from ...storage.errors import InputError
 from ...storage.store.full_disk import whole_file
 from ...storage.store.own_files import own_folder, refuse_links
+from ...storage.store.paths import local_folder
 from ..setup.run_folder import JOB, write_atomically
 from . import comparison, figures
 from .canvas import Picture, draw
@@ -81,7 +82,7 @@ def _written(
     page: str, usual: Path, out: str | Path | None, pictures: dict[str, Picture], numbers: list[dict[str, object]]
 ) -> Report:
     """Write a page and its pictures into the folder `out`, or else into the `usual` one."""
-    folder = usual if out is None else Path(out)
+    folder = usual if out is None else local_folder(out)
     try:
         refuse_links(folder)
         (folder if out is not None else own_folder(folder)).mkdir(parents=True, exist_ok=True)

@@ -198,15 +198,13 @@ def own_queue(prepared: Sampling, out: Path, tell: Callable[[str], None] | None 
         return MemoryQueue(
             bulk_size=q.bulk_size * ranks, max_bytes=q.max_bytes, keep=q.keep, minibatches_per_epoch=per_epoch
         )
-    return repaired_queue(
-        prepared,
-        out,
-        tell or (lambda text: None),
-        # Who draws by owners of rows begins no bulk before there is room for it.
-        max_bytes=1 << 62 if prepared.draws_by_owners else q.max_bytes,
-        keep=q.keep,
-        expected=expected(prepared),
+    # Who draws by owners of rows begins no bulk before there is room for it.
+    most = 1 << 62 if prepared.draws_by_owners else q.max_bytes
+    queue = repaired_queue(
+        prepared, out, tell or (lambda text: None), max_bytes=most, keep=q.keep, expected=expected(prepared)
     )
+    queue.bound = q.max_bytes
+    return queue
 
 
 def repaired_queue(prepared: Sampling, out: Path, tell: Callable[[str], None], **options: Any) -> Any:

@@ -226,8 +226,7 @@ class LayerBlocks:
         """At most so many successive blocks, and what aggregates them."""
         rows, run = self._from, self.run
         if isinstance(rows, FarRows):
-            processes = run.limits.processes if run.limits.group is None else run.limits.group.size
-            reserved = self.sink.reserved + self.logits.reserved
+            reserved, processes = self.sink.reserved + self.logits.reserved, run.limits.processes
             far = FarBlocks(rows, run.graph, self.nodes, self._aggregate, processes=processes, reserved=reserved)
             yield from far.waves(blocks, most)
             return

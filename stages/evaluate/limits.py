@@ -37,7 +37,7 @@ class Limits:
     """Ranks that call with the same arguments, each in memory of its own: every one computes a part of each layer's
     blocks and tells the others, in memory alone. For a stack that `has_parts`, on the host."""
     processes: int = 1
-    """Processes that evaluate on this machine at the same time, where there is no group."""
+    """Processes that evaluate on this machine at the same time."""
 
 
 DEFAULTS = Limits()

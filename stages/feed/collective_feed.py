@@ -195,7 +195,8 @@ class OwnersFeed(QueueFeed):
         self._thread.start()
 
     def _has_room(self, draw: Draw) -> bool:
-        return draw.first <= self._expected_until or sum(size for _, size in self._held) <= self._max_bytes
+        # A copy, since the training thread releases meanwhile.
+        return draw.first <= self._expected_until or sum(size for _, size in [*self._held]) <= self._max_bytes
 
     def _sample(self, draw: Draw) -> None:
         start = time.perf_counter()

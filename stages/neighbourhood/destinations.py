@@ -20,6 +20,8 @@ Lists = Any
 """`Flat` of the kernels."""
 FloatArray = npt.NDArray[np.floating]
 Matrix = npt.NDArray[np.floating] | npt.NDArray[np.uint16]
+WEIGHED_ROWS = 256
+"""Destinations whose edges have weights in memory at once, before sums go on."""
 
 
 def as_bfloat16(rows: npt.NDArray[np.generic]) -> Matrix:
@@ -244,7 +246,12 @@ class Attention(Aggregate):
         return summed, summed
 
     def begin(self, rows: LayerRows, into: FloatArray) -> None:
-        self._weigh(self._lists(rows, slice(None), self.block.graph.num_nodes, self.loops[1]), rows)
+        found, stop = list[tuple[FloatArray, ...]](), self.block.graph.num_nodes
+        for first in range(0, max(1, len(self.block.nodes)), WEIGHED_ROWS):
+            self._weigh(self._lists(rows, slice(first, first + WEIGHED_ROWS), stop, self.loops[1]), rows)
+            found.append(self._softmax)
+        here, top, total = map(np.concatenate, zip(*found))
+        self._softmax = here, top, total
         super().begin(rows, into)
 
     def _weigh(self, lists: Lists, rows: LayerRows) -> FloatArray:

@@ -1,10 +1,11 @@
 """`row_owners` on GPUs: ids go to the owners of rows, and drawn edges come back, from GPU to GPU.
 
-The thread that trains begins everything, at steps that are the same on all ranks of a grid column, on the communicator
-by which feature rows travel too: so all ranks begin the same exchanges in the same order, and none waits for one that
-another rank has put behind something else. The host knows sizes, and awaits them three times a hop: a coroutine stands
-still there, and whoever runs it decides when to go on. Sizes of other ranks' messages come from device to device, so no
-host waits for another. A rank without minibatches asks for nothing and answers the others, in as many stages.
+The thread that trains begins everything, at steps that are the same on all ranks that draw together, on the
+communicator by which feature rows travel too: so all ranks begin the same exchanges in the same order, and none waits
+for one that another rank has put behind something else. The host knows sizes, and awaits them three times a hop
+(`StagedOnDevice`: five): a coroutine stands still there, and whoever runs it decides when to go on. Sizes of other
+ranks' messages come from device to device, so no host waits for another. A rank without minibatches asks for nothing
+and answers the others, in as many stages.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -73,7 +74,7 @@ class OwnersOnDevice:
     async def sample(
         self, request: BulkRequest, keys: Keys, here: DrawsHere
     ) -> AsyncIterator[tuple[slice, DeviceSample, list[Tensor]]]:
-        """Draw minibatches, with the same bits as in the whole graph. All ranks of the column call this together and
+        """Draw minibatches, with the same bits as in the whole graph. All ranks that draw together call this and
         consume all of it; they await the same number of times, and go on together.
 
         Args:

@@ -271,12 +271,12 @@ class _OwnerDraws:
         lists, of_rows, of_edges = on_device(graph), dict[str, Tensor](), dict[str, Tensor]()
         if sampler.edge_ids:
             of_rows["start"] = lists.indptr[:-1] + rows.first_edge
-        if graph.is_weighted:
-            of_edges["weight"] = number_on_device(graph, "edge_weight")
         if sampler.weighted:
             table = lists.with_table(_table(graph))
-            of_edges["slots"], of_rows["positive"] = table.slots, table.positive
+            of_edges["slots"], of_edges["weight"], of_rows["positive"] = table.slots, table.weight, table.positive
             of_rows["degree"] = number_on_device(graph, "degree")
+        elif graph.is_weighted:
+            of_edges["weight"] = number_on_device(graph, "edge_weight")
         return RowsOnDevice(lists, rows.first, of_rows, of_edges)
 
     def draw(self, block: "RowsOnDevice", rows: "Rows", keys: Tensor, hop: int) -> Any:

@@ -120,7 +120,8 @@ class BoundedQueue(ABC):
                 "every minibatch"
             )
         self.bulk_size = bulk_size
-        self.max_bytes = max_bytes
+        self.max_bytes = self.bound = max_bytes
+        """`bound` is what `level` reports."""
         self.keep = keep
         self.minibatches_per_epoch = minibatches_per_epoch
         self._changed = threading.Condition()
@@ -237,7 +238,7 @@ class BoundedQueue(ABC):
     @property
     def level(self) -> dict[str, int]:
         with self._changed:
-            return {"bulks": len(self._unreleased), "bytes": self._held_bytes, "bound": self.max_bytes}
+            return {"bulks": len(self._unreleased), "bytes": self._held_bytes, "bound": self.bound}
 
     @property
     def held_bytes(self) -> int:

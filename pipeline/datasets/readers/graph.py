@@ -187,10 +187,8 @@ class _Reading:
         """The ends of edges at a node type; those that are no nodes are counted if they are an error."""
         named, columns = own.read.source.type is not None or own.names is not None, []
         for (what, values, from_csv), numbers in zip(own.ends.values(), own.numbers.values()):
-            outside, quote = (
-                (numbers < 0) | (numbers >= own.read.num_rows),
-                "'" if node_ids.is_text(values.type) else "",
-            )
+            outside = (numbers < 0) | (numbers >= own.read.num_rows)
+            quote = "'" if node_ids.is_text(values.type) else ""
             count = int(outside.sum()) if named and self.options.dangling_edges == "error" else 0
             first = f"{quote}{values[int(np.argmax(outside))]}{quote}" if count else None
             columns.append(node_ids.EndColumn(what, values.type, values.null_count, from_csv, count, first))

@@ -40,7 +40,9 @@ SPARE_BYTES = 96 << 20
 """Memory left that is for small things; where there is no more, half of it takes rows and sums."""
 MASK_NODES = 1 << 19
 """Nodes whose positions are in memory at once."""
-SUM_BYTES = 64
+MOST_WINDOW = 1 << 30
+"""Bytes of rows that go by between two reports of progress, at most."""
+SUM_BYTES = 128
 """Memory of one of these beside its columns."""
 CHUNK_BLOCKS = 16
 """Blocks whose sums go on together."""
@@ -91,10 +93,6 @@ class FarRows:
         return total * row_bytes
 
 
-def _none(a: int, b: int) -> Tensor:
-    raise AssertionError("a wave without blocks")
-
-
 @dataclass(eq=False)
 class FarBlocks:
     """Blocks of a layer whose sources lie on disk."""
@@ -118,19 +116,22 @@ class FarBlocks:
         ascend = len(self.nodes) and destinations_on_host().lists_ascend(
             self.graph.indptr, self.graph.indices, self.nodes
         )
-        begin, left = 0, max(SPARE_BYTES // 2, bytes_left() - self.reserved - SPARE_BYTES) // self.processes
+        left = max(SPARE_BYTES // 2, bytes_left() - self.reserved - SPARE_BYTES) // self.processes
         room = max(1, left // LEFT_SHARE // self.rows.row_bytes)
+        # Sums that were not worth it are asked for again after a quarter of their blocks: asking goes over their edges.
+        begin, again, near = 0, 0, blocks[:most]
         while begin < len(blocks):
-            near, sources = self._near(blocks[begin : begin + most], room)
+            near, sources = self._near(blocks[begin : begin + min(most, 2 * len(near))], room)
             row, summed = self.rows.row_bytes, self.rows.summed_bytes
             each = self.rows.cost(sources, row) / max(1, near[-1][1] - near[0][0])
-            if ascend and each > NEAR * row:
+            if ascend and begin >= again and each > NEAR * row:
                 far = self._far(blocks[begin:], left // SUMS_SHARE)
                 of_far = self._sources(far, and_own=False)
                 if self.rows.cost(of_far, summed) / (far[-1][1] - far[0][0]) + row < each:
                     yield from self._swept(far, of_far, room, most)
                     begin += len(far)
                     continue
+                again = begin + max(1, len(far) // 4)
             rows = self.rows.read(np.flatnonzero(sources), self.graph.num_nodes)
             yield near, lambda a, b, rows=rows: self.aggregate(a, b).result(rows), near[-1][1] - near[0][0]
             begin += len(near)
@@ -168,7 +169,7 @@ class FarBlocks:
         everywhere = LayerRows(np.empty((0, 0), so_far.dtype), self.rows.place, self.rows.logits)
         side_by_side(lambda each, into: each.begin(everywhere, into), parts)
         # The next rows come while these are added: three windows and their copies are in memory beside the sums.
-        step, done = max(1, room * self.rows.row_bytes // self.rows.summed_bytes // 4), 0
+        step, done = max(1, min(room * self.rows.row_bytes // 4, MOST_WINDOW) // self.rows.summed_bytes), 0
 
         def window(at: int) -> LayerRows:
             return self.rows.read(at + np.flatnonzero(sources[at : at + step]), num_nodes, "summed")
@@ -180,7 +181,7 @@ class FarBlocks:
                 side_by_side(lambda each, into, rows=rows, last=last: each.add(rows, last, into), parts)
                 count = (stop - first) * min(last, num_nodes) // num_nodes - done
                 done += count
-                yield [], _none, count
+                yield [], lambda a, b: Tensor(), count
         most = max(1, min(most, room // 4 // max(b - a for a, b in blocks)))
         for wave in (blocks[at : at + most] for at in range(0, len(blocks), most)):
             rows = self.rows.read(self.nodes[wave[0][0] : wave[-1][1]], num_nodes, "beside")

@@ -189,6 +189,8 @@ class StoredRows:
         self, ids: npt.NDArray[np.integer], out: npt.NDArray[Any] | None = None, parts: tuple[int, ...] = (0, 1)
     ) -> npt.NDArray[Any]:
         """Rows of ascending `ids`, see `FeatureStore.gather`; or only these parts of their columns."""
+        if out is None and self.summed == self.num_features:
+            return self.columns(ids, 0)
         rows = np.empty((len(ids), self.num_features), self.dtype) if out is None else out
         for part in parts:
             rows[:, self._parts[part]] = self.columns(ids, part)

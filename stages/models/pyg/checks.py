@@ -120,9 +120,11 @@ def check_on_blocks(model: Model, num_features: int, edge_width: int) -> None:
                 names = np.concatenate([asked, np.setdiff1d(ends[0, np.isin(ends[1], asked)], asked)])
                 try:
                     out = model.layer(i, graph.block(names, len(asked)), x[names])
+                except InputError:
+                    raise
                 except Exception as e:
                     # pyrefly: ignore[bad-argument-type, bad-index]
-                    said = f"layer {i}, {_short(model.convs[i])}, fails on a block in which some nodes have no in-edges"
+                    said = f"layer {i}, {_short(model.convs[i])}, fails on a block, where some nodes have no in-edges"
                     raise InputError(f"{said} ({type(e).__name__}: {first_line(e)}); use another convolution") from e
                 # The first block is the whole graph.
                 whole = out[np.argsort(asked)] if whole is None else whole

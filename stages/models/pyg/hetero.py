@@ -200,11 +200,12 @@ def _try_out(model: HeteroPyGModel, given: TypedInput) -> None:
         except Exception as e:
             lost = [n for n, width in sizes if i and not width]
             if lost:
-                unfed = "; ".join(",".join(r) for r in types.relations if r[0] in lost and _reads_relation(layer, r))
+                read = [r for r in types.relations if {r[0], r[2]} & {*lost} and _reads_relation(layer, r)]
+                unfed = "; ".join(map(",".join, read))
                 raise InputError(
                     f"{said} reads {' and '.join(lost)}, which {'have' if lost[1:] else 'has'} no rows after layer "
                     f"{i - 1}, as no relation of that layer leads there; add one that does, such as the reverse of a "
-                    f"relation (T.ToUndirected), or leave what comes from there out of layer {i}: {unfed or 'nothing'}"
+                    f"relation (T.ToUndirected), or leave what reads it out of layer {i}: {unfed}"
                 ) from e
             raise InputError(
                 f"{said} fails on rows of {', '.join(f'{n} ({w} columns)' for n, w in sizes if w)} "

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import networkx as nx
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -118,3 +119,19 @@ def test_a_conversion_is_what_was_opened(tmp_path):
     mr.convert(str(tmp_path / "in"), str(tmp_path / "store"), options=EDGES)
     assert same(mr.open_dataset(str(tmp_path / "store")), mr.open_dataset(tmp_path / "in", options=EDGES))
     assert json.loads((tmp_path / "store" / "manifest.json").read_text())["meta"]["task"] == "multiclass"
+
+
+def test_columns_of_a_graph_beside_labelled_pairs(tmp_path):
+    """They are followed where the kind of file has them, and refused where it has none."""
+    (tmp_path / "pairs.csv").write_text("src,dst,label\na,b,0\nb,c,1\nc,a,0\n")
+    graph = nx.DiGraph([("a", "b"), ("b", "c"), ("c", "a")])
+    nx.set_node_attributes(graph, {n: {"age": k + 0.5, "size": 1.0 + k, "t": k} for k, n in enumerate("abc")})
+    nx.write_graphml(graph, tmp_path / "g.graphml")
+    given = {"labels_of": "edges", "pairs": str(tmp_path / "pairs.csv")}
+    options = mr.ReadOptions(**given, feature_columns=("size",), node_time="t")
+    found = mr.open_dataset(tmp_path / "g.graphml", options=options, split="fraction:0.4,0.3")
+    features = found.features.gather(np.arange(3))
+    assert features.tolist() == [[1], [2], [3]] and found.graph.node_time.tolist() == [0, 1, 2]
+    for source in (tmp_path / "g.graphml", "digits"):
+        with pytest.raises(InputError, match=r"bogus|which read\.feature_columns would choose"):
+            mr.open_dataset(source, options=mr.ReadOptions(**given, feature_columns="bogus"))

@@ -353,6 +353,13 @@ def test_options_of_tables_are_refused_where_there_are_none(tmp_path, kind, key)
         open_dataset(source, options=options)
 
 
+def test_what_is_not_there_is_said_before_its_options(tmp_path):
+    for source, said in ((tmp_path / "none" / "edges.csv", "none"), (tmp_path, "holds no")):
+        with pytest.raises(InputError, match=said) as e:
+            open_dataset(source, options=ReadOptions(src="a"))
+        assert "has no tables" not in str(e.value)
+
+
 def test_scipy_refuses_options_of_tables():
     with pytest.raises(InputError, match=r"a SciPy matrix has no tables, which read\.src would choose from"):
         from_scipy(sp.eye(2), None, [0, 1], options=ReadOptions(src="a"))

@@ -218,7 +218,7 @@ def test_a_run_of_tables_reads_a_source_without_tables(tmp_path, kind):
     source = {"data": data, "networkx": new if kind == "networkx" else None}.get(kind, tmp_path / f"new.{kind}")
     notes: list[object] = []
     assert np.array_equal(outputs(run, source, emit=notes.append), want)
-    said = "the run's read.feature_columns, read.label_columns are for tables, and are left out"
+    said = "the run's read.feature_columns, read.label_columns are for tables, and left out"
     assert sum(said in str(note) for note in notes) == 1
     with pytest.raises(InputError, match=r"has no tables, which read\.id would choose from; leave it out"):
         mr.predict(run, source, options=mr.ReadOptions(id="key"))

@@ -66,6 +66,33 @@ def test_nodes_of_several_types_are_added(tmp_path):
     assert sum("that only edges name" in note for note in data.notes) == 2
 
 
+def test_a_type_that_no_table_of_edges_names(tmp_path):
+    folder = tmp_path / "g"
+    folder.mkdir()
+    (folder / "nodes-user.csv").write_text("id,label\n" + "".join(f"{i},{i % 2}\n" for i in range(4)))
+    (folder / "nodes-item.csv").write_text("id\nx\ny\n")
+    (folder / "edges-user-knows-user.csv").write_text("src,dst\n0,1\n1,2\n2,3\n")
+    data = same(folder, tmp_path, mr.ReadOptions(dangling_edges="add"), split="fraction:0.5,0.25")
+    assert data.num_nodes == 6
+
+
+@pytest.mark.parametrize("given", [{"id": "none"}, {"label_columns": ("id",)}])
+def test_a_column_called_id_that_is_no_id(tmp_path, given):
+    folder = tmp_path / "g"
+    folder.mkdir()
+    (folder / "nodes.csv").write_text("id,label,age\n" + "".join(f"{9 - i},{i % 2},{i}\n" for i in range(4)))
+    (folder / "edges.csv").write_text("src,dst\n0,1\n1,2\n2,4\n")
+    given = {
+        "dangling_edges": "add",
+        "direction": "directed",
+        "nan_features": "zero",
+        "feature_columns": "age",
+        **given,
+    }
+    data = same(folder, tmp_path, mr.ReadOptions(**given), split="fraction:0.5,0.25")
+    assert data.num_nodes == 5
+
+
 LINKS = {"task": "link", "missing_ids": "compact", "direction": "directed"}
 
 
@@ -142,7 +169,7 @@ def test_pairs_that_are_refused(tmp_path, given, split, told):
 
 @pytest.mark.parametrize("stage", ["ends-nodes", "sort", "arrays"])
 def test_links_of_an_ingest_that_is_killed(tmp_path, monkeypatch, stage):
-    folder, options = write(tmp_path / "g", "text", ["ghost"]), mr.ReadOptions(**LINKS, dangling_edges="add")
+    folder = write(tmp_path / "g", "text", ["ghost"])
     options = mr.ReadOptions(**LINKS, dangling_edges="add", nan_features="zero")
     mr.convert(folder, tmp_path / "want", options=options, verbose=False)
     with monkeypatch.context() as patch:

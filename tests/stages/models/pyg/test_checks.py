@@ -59,7 +59,7 @@ def test_other_rows_on_a_block_are_refused(name):
 def test_one_that_fails_where_nodes_have_no_edges_is_refused(aggr):
     # PyG's quantiles fail if nothing leads to the first node.
     conv = pyg.SAGEConv(5, 3, aggr=aggr, aggr_kwargs={"q": 0.3} if aggr == "quantile" else {})
-    with pytest.raises(InputError, match=r"layer 0, SAGEConv.*, fails on a block in which.*\(IndexError: index"):
+    with pytest.raises(InputError, match=r"layer 0, SAGEConv.*, fails on a block, where.*\(IndexError: index"):
         PyGModel([conv]).fit(5, 0)
 
 
