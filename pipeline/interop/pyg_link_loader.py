@@ -123,10 +123,10 @@ def _checked_labels(given: Any, count: int, laws: Any) -> Tensor | None:
     labels = arguments.tensor("edge_label", given)
     if labels.ndim < 1 or len(labels) != count:
         raise InputError(f"edge_label has shape {list(labels.shape)}; expected [{count}], one for each pair")
-    if laws is not None and set(labels.unique().tolist()) == {0, 1}:
+    if laws is not None and {0, 1} <= set(labels.unique().tolist()):
         warnings.warn(
-            "edge_label has 0 and 1 already, as RandomLinkSplit gives negatives, and neg_sampling draws more: as "
-            "in PyG the given labels become 1 and 2, and those drawn are 0; leave neg_sampling out, or use "
+            "edge_label has 0 already, as RandomLinkSplit labels negatives, and neg_sampling draws more: as in PyG the "
+            f"given labels become 1 to {int(labels.max()) + 1}, and those drawn are 0; leave neg_sampling out, or use "
             "RandomLinkSplit(add_negative_train_samples=False)",
             stacklevel=3,
         )

@@ -123,7 +123,7 @@ class Checkpointer:
                     "progress": on_host({**state, **totals}),
                     "ledgers": progress.ledgers,
                     "pace": vars(self._pace),
-                    "seconds": self._clock.snapshot(),
+                    "seconds": self._clock.running_snapshot()[0],
                     **learned,
                     **({"callbacks": on_host(callbacks.state())} if len(callbacks) else {}),
                 },

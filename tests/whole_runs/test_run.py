@@ -172,6 +172,7 @@ def test_a_run_that_was_asked_to_stop_has_a_result_and_goes_on(sbm, tmp_path, mo
     assert f"resumed at epoch {epochs + 1}, step {steps + 1}" in [n.text for n in notes]
     assert (resumed.status, resumed.parameters_sha256) == ("done", whole.parameters_sha256)
     assert resumed.train_loss == whole.train_loss
+    assert 0 < result.seconds["sample"] < resumed.seconds["sample"], "seconds of both"
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import torch
 from scipy.stats import chisquare
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.sampler import NegativeSampling
+from torch_geometric.transforms import RandomLinkSplit
 from torch_geometric.utils import k_hop_subgraph
 
 from millrace import LinkNeighborLoader
@@ -340,10 +341,25 @@ def test_labels_that_have_negatives_already_are_told_of() -> None:
     edges = torch.stack([torch.arange(8), (torch.arange(8) + 1) % 8])
     data, labels = Data(x=torch.randn(8, 2), edge_index=edges), torch.tensor([1, 1, 1, 1, 0, 0, 0, 0])
     pairs = {"num_neighbors": [2], "edge_label_index": edges, "edge_label": labels, "batch_size": 8}
-    with pytest.warns(UserWarning, match="edge_label has 0 and 1 already.*become 1 and 2"):
+    with pytest.warns(UserWarning, match="edge_label has 0 already.*become 1 to 2"):
         loader = LinkNeighborLoader(data, neg_sampling="binary", **pairs)
     assert set(next(iter(loader)).edge_label.tolist()) == {0, 1, 2}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         LinkNeighborLoader(data, **pairs)
         LinkNeighborLoader(data, neg_sampling="binary", **pairs | {"edge_label": labels + 1})
+        LinkNeighborLoader(data, neg_sampling="binary", **pairs | {"edge_label": labels / 2})
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_classes_beside_drawn_negatives_are_told_of(ratio: float) -> None:
+    """`RandomLinkSplit` makes 0 to 3 of classes 0 to 2, and PyG's loader 1 to 4 of these."""
+    edges = torch.stack([torch.arange(30), (torch.arange(30) + 1) % 30])
+    data = Data(x=torch.randn(30, 2), edge_index=edges, edge_label=torch.arange(30) % 3)
+    split = RandomLinkSplit(0.2, 0.2, neg_sampling_ratio=ratio, add_negative_train_samples=True)
+    found = split(data)[0]
+    pairs = {"edge_label_index": found.edge_label_index, "edge_label": found.edge_label}
+    last = int(found.edge_label.max())
+    with pytest.warns(UserWarning, match=f"edge_label has 0 already.*become 1 to {last + 1}, "):
+        loader = LinkNeighborLoader(data, [2], neg_sampling="binary", batch_size=100, **pairs)
+    assert set(next(iter(loader)).edge_label.tolist()) == set(range(last + 2))
