@@ -32,7 +32,9 @@ BUDGETS: dict[str, float] = {
     # in the place of 54, to the same bits: 145, of 240.
     # Workers whose working directory is another one see the caller's paths, or say that they do not: 24. Predictions of
     # other data without labels or a split, and what is said where these are needed: 12.
-    "lines_code": 67_059,
+    # Columns of ids, of the split and of labels are looked for by their values, and named in one message with one
+    # command: 83, some of them lines that formatting made of long calls.
+    "lines_code": 67_142,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 35.6,
     "none_checks_of_types": 14,

@@ -106,7 +106,10 @@ def _opened(path: str, job: Job) -> dict[str, object]:
             job = job.model_copy(update={"read": read})
     if "labels" in left:
         record = {key: value for key, value in record.items() if key not in OF_LABELS}
-    return record | left | _roles(path, job)
+    roles = _roles(path, job)
+    if "labels" in left:  # not that of the stand-in by which they are left out
+        roles = {k: v.replace("(the task is link)", "(the labels are not settled)") for k, v in roles.items()}
+    return record | left | roles
 
 
 def _roles(path: str, job: Job) -> dict[str, Any]:

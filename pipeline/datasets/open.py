@@ -136,7 +136,7 @@ def open_graph(spec: str | Path | object, options: ReadOptions, seed: int = 0) -
 def _of_graph(spec: str | Path | object, options: ReadOptions) -> ReadOptions:
     """The options for reading a source without labels of nodes."""
     split = options.names("split")
-    split = split if split in (None, (NONE,)) else (*split, NONE)
+    split = (*split, NONE) if split and split != (NONE,) else split
     found = replace(options, task="link", pairs=None, relation=None, ignored_labels=None, split=split)
     if options.pairs is None:
         return found

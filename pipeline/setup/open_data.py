@@ -127,4 +127,4 @@ def with_keys(text: str) -> str:
     """Replace the options in a reader's message by the configuration keys that the user of a job sets."""
     # A job has a split of its own.
     options = "|".join(f.name for f in fields(ReadOptions) if f.name != "split")
-    return re.sub(rf"(?<![\w.])({options})=", r"read.\1=", text)
+    return re.sub(rf"(?<![\w.])({options})=|(?<=\bset )({options})(?= to\b)", r"read.\1\2=", text)

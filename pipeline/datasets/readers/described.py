@@ -91,7 +91,7 @@ def schema_of_open(
     for table in tables:
         if table.source.kind == "nodes" and table.source.files and not table.num_rows:
             raise _no_nodes(source.path, table.source)
-    schema = schema_of(source, [t.schema for t in tables], options)
+    schema = schema_of(source, [t.schema for t in tables], options, [t.pieces for t in tables])
     notes += schema.notes
     for table, columns in zip(tables, schema.of_tables):
         if table.source.files:

@@ -68,15 +68,16 @@ class Problems:
         self.texts.append(text)
         self.keys |= present_items(keys)
 
-    def message(self, source: object) -> str:
-        """One message for all faults, with a command to paste."""
+    def message(self, source: object, given: Mapping[str, Any]) -> str:
+        """One message for all faults, with a command to paste, which keeps the options that are `given`."""
         count = len(self.texts)
         text = self.texts[0] if count == 1 else f"{source}: {count} problems: " + "; ".join(
             f"({i}) {t.removeprefix(f'{source}: ')}" for i, t in enumerate(self.texts, 1)
         )  # fmt: skip
         if not self.keys:
             return text
-        sets = " ".join(f"--set {quoted(f'read.{key}={value}')}" for key, value in self.keys.items())
+        every = {k: ",".join(map(str, v)) if isinstance(v, tuple) else v for k, v in {**given, **self.keys}.items()}
+        sets = " ".join(f"--set {quoted(f'read.{key}={value}')}" for key, value in every.items())
         return f"{text}. Try: millrace inspect {quoted(str(source))} {sets}"
 
 
@@ -308,7 +309,7 @@ class Assignment:
         if lists and not self._is_drawn(names):
             self.problems.add(
                 f"{self.source}: column {self.table.title}.{lists[0]} is {self.kinds[lists[0]]}; expected a list of "
-                "numbers in every row: name the features with feature_columns"
+                "numbers in every row: name the features with read.feature_columns"
             )
         return words.numbered_features(names)
 

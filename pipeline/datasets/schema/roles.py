@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ....storage.errors import InputError, NoLabelsError, nearest
 from ..cleaning.raw import noted
+from . import words
 from .columns import NONE, ONE_OF_A_TABLE, Assignment, Columns, Problems, no_column
 from .source import GraphTables, Kind, Role, SourceTable
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ..cleaning.options import ReadOptions
+    from .unread import Rows
 
 SHOWN_FEATURES = 8
 """Most columns of features that a note names one by one."""
@@ -99,8 +101,12 @@ def read_note(table: SourceTable, columns: Columns) -> str:
     return f"Read of {table.title}{files}: {', '.join(read) or 'its rows'}."
 
 
-def schema_of(source: GraphTables, heads: Sequence["pa.Schema"], options: "ReadOptions") -> Schema:
+def schema_of(
+    source: GraphTables, heads: Sequence["pa.Schema"], options: "ReadOptions", rows: "Sequence[Rows]" = ()
+) -> Schema:
     """The schema of a source by the names and types of its columns, `heads`, one for each table.
+
+    `rows` of each table, if they are at hand, are looked at only for what a message proposes.
 
     Raises:
         InputError: names every column that is missing or unclear, and the keys that settle them.
@@ -145,12 +151,15 @@ def schema_of(source: GraphTables, heads: Sequence["pa.Schema"], options: "ReadO
                 unread = [n for n, (_, why) in found[i][0].roles.items() if why == f"'{target}' is predicted"]
                 if unread:
                     notes.append(f"Columns of nodes-{t} were not read: {', '.join(unread)} ('{target}' is predicted).")
-    elif labelled and nodes and not found[nodes[0]][0].labels and options.named_labels is None:
-        _add_missing_label(source, found[nodes[0]][0], heads, problems)
-        unlabelled = True
+    else:
+        unlabelled = bool(labelled and nodes and not found[nodes[0]][0].labels and options.named_labels is None)
+        if rows and len(nodes) == 1 and labelled and (unlabelled or problems.texts):
+            _add_unread(source, found, heads, options, problems, rows)
+        if unlabelled:
+            _add_missing_label(source, found[nodes[0]][0], heads, problems, rows[nodes[0]] if rows else None)
     if problems.texts:
         error = NoLabelsError if unlabelled and len(problems.texts) == 1 else InputError
-        raise error(problems.message(source.path))
+        raise error(problems.message(source.path, options.given))
     told = [read_note(t, found[i][0]) for i, t in enumerate(source.tables)]
     told += [f"{name} was left out: {why}." for name, why in source.left_out]
     for i, table in enumerate(source.tables):
@@ -169,7 +178,7 @@ def columns_of_pairs(head: "pa.Schema", path: object, options: "ReadOptions", *,
     if labelled and not found.labels:
         given.problems.add(no_column(path, "edges", "label", head.names))
     if given.problems.texts:
-        raise InputError(given.problems.message(path))
+        raise InputError(given.problems.message(path, options.given))
     return found
 
 
@@ -193,19 +202,55 @@ def _check_named(
             problems.add(f"{key} has '{c}', which no {what} has; expected one of {', '.join(every)}{nearest(c, every)}")
 
 
-def _add_missing_label(source: GraphTables, columns: Columns, heads: Sequence["pa.Schema"], problems: Problems) -> None:
+def _add_missing_label(
+    source: GraphTables, columns: Columns, heads: Sequence["pa.Schema"], problems: Problems, rows: "Rows | None"
+) -> None:
     """Add that nodes have no labels, with a column that may hold them."""
     import pyarrow as pa
 
     i = next(i for i, t in enumerate(source.tables) if t.kind == "nodes")
-    kinds = {f.name: f.type for f in heads[i]}
-    spare = [n for n in columns.unread if n and not pa.types.is_floating(kinds[n])]
-    spare.sort(key=lambda n: pa.types.is_integer(kinds[n]))  # text first
+    kinds, taken = {f.name: f.type for f in heads[i]}, set(problems.keys.values())
+    spare = [n for n in columns.unread if n and n not in taken and not pa.types.is_floating(kinds[n])]
+    spare = [n for n in spare if not (words.looks_like_id(n) or words.is_split(n) or words.mask_of(n))]
+    if rows is not None:
+        from .unread import few_values
+
+        spare = few_values(spare, rows)
+    named = [n for n in spare if not words.LIKE_LABELS.isdisjoint(words.fold(n).split("_"))]
+    likely = (named or (spare if rows is not None else []))[:2]
     text = no_column(source.path, columns.table, "label", list(columns.roles))
-    text += ": set label_columns to the column of the classes or targets, or task=link to predict edges"
+    text += ": set read.label_columns to the column of the classes or targets, or read.task=link to predict edges"
     if any("label" in head.names for t, head in zip(source.tables, heads) if t.kind == "edges"):
-        text += ". Edges have one: set labels_of=edges to predict it"
-    problems.add(text, label_columns=spare[0] if spare else None)
+        text += ". Edges have one: set read.labels_of=edges to predict it"
+    # Where two are as likely, it is the user who knows.
+    problems.add(text, label_columns=likely[0] if named or len(likely) == 1 else None)
+
+
+def _add_unread(
+    source: GraphTables,
+    found: Mapping[int, tuple[Columns, Assignment]],
+    heads: Sequence["pa.Schema"],
+    options: "ReadOptions",
+    problems: Problems,
+    rows: "Sequence[Rows]",
+) -> None:
+    """Add the columns of nodes that have the ids of edges, or the sets of a split, beside other faults."""
+    from .unread import unread_ids, unread_sets
+
+    i = next(i for i, t in enumerate(source.tables) if t.kind == "nodes")
+    nodes, guess = found[i][0], (problems.keys.get("src"), problems.keys.get("dst"))
+    ends = [
+        (rows[k], name)
+        for k, t in enumerate(source.tables)
+        if t.kind == "edges"
+        for name in {own or other for own, other in zip(found[k][0].ends, guess)}
+        if name is not None and name in heads[k].names
+    ]
+    ids = unread_ids(nodes, heads[i], rows[i], ends) if options.id is None and "id" not in problems.keys else None
+    sets = unread_sets(nodes, heads[i], rows[i]) if options.split is None and "split" not in problems.keys else None
+    for key, column in (("id", ids), ("split", sets)):
+        if column is not None:
+            problems.add(column[1], **{key: column[0]})
 
 
 def target_of(labels: Mapping[str, Sequence[str]], options: "ReadOptions") -> str:

@@ -15,6 +15,8 @@ from .columns import Columns, is_text
 
 SAMPLE_ROWS = 1 << 16
 """Rows of each table of edges whose ends are compared with the columns of nodes."""
+MOST_CLASSES = 256
+"""Most values of a column that is proposed for labels."""
 Rows = Callable[[Sequence[str]], Iterator[pa.Table]]
 """Rows of a table in pieces, by names of columns."""
 
@@ -35,6 +37,14 @@ def check_unread(
         InputError: a column has no value twice, and at least as many of these ids as the one that is read, and most of
             them; names the key that settles it.
     """
+    if found := unread_ids(nodes, kinds, rows, ends):
+        raise InputError(f"{source}: {found[1]}")
+
+
+def unread_ids(
+    nodes: Columns, kinds: pa.Schema, rows: Rows, ends: Sequence[tuple[Rows, str]]
+) -> tuple[str, str] | None:
+    """The column that `check_unread` refuses, and what it says."""
     candidates = [c for c in nodes.unread if c and _may_be_ids(kinds.field(c).type)]
     used = _sample(ends) if candidates else []
     total = sum(map(len, used))
@@ -47,10 +57,11 @@ def check_unread(
         if nodes.id is not None:
             other = f"read.id={nodes.id} to keep that column"
         share = "all" if found == total else "most"
-        raise InputError(
-            f"{source}: the column '{column}' of {nodes.table} is not read, but has {share} ids that edges use and no "
+        return column, (
+            f"the column '{column}' of {nodes.table} is not read, but has {share} ids that edges use and no "
             f"value twice; set read.id={column} to number nodes by it, or {other}"
         )
+    return None
 
 
 def check_sets(nodes: Columns, kinds: pa.Schema, rows: Rows, source: object) -> None:
@@ -59,11 +70,16 @@ def check_sets(nodes: Columns, kinds: pa.Schema, rows: Rows, source: object) -> 
     Raises:
         InputError: names the column and the keys that settle it.
     """
+    if found := unread_sets(nodes, kinds, rows) if nodes.labels else None:
+        raise InputError(f"{source}: {found[1]}")
 
-    for column in nodes.unread if nodes.labels and not nodes.of_split else ():
+
+def unread_sets(nodes: Columns, kinds: pa.Schema, rows: Rows) -> tuple[str, str] | None:
+    """The column that `check_sets` refuses, and what it says."""
+    for column in () if nodes.of_split else nodes.unread:
         if words.is_split(column):
-            raise InputError(
-                f"{source}: the column '{column}' of {nodes.table} is not read, but its name is one of a split; set "
+            return column, (
+                f"the column '{column}' of {nodes.table} is not read, but its name is one of a split; set "
                 f"read.split={column} if it holds train, val and test, or read.split=none to draw one"
             )
         if not is_text(kinds.field(column).type):
@@ -77,10 +93,26 @@ def check_sets(nodes: Columns, kinds: pa.Schema, rows: Rows, source: object) -> 
         else:
             if len({words.set_of(v) or v for v in seen if v}) > 1:
                 held = ", ".join(sorted(seen - {""}))
-                raise InputError(
-                    f"{source}: the column '{column}' of {nodes.table} is not read, but holds {held}; set "
+                return column, (
+                    f"the column '{column}' of {nodes.table} is not read, but holds {held}; set "
                     f"read.split={column} to read the split, or read.split=none to draw one"
                 )
+    return None
+
+
+def few_values(columns: Sequence[str], rows: Rows) -> list[str]:
+    """Those of some columns that may hold classes: of several values, each of which two rows have on average."""
+    found = []
+    for column in columns:
+        values, count = set[Any](), 0
+        for piece in rows((column,)):
+            values |= set(pc.unique(piece[column]).to_pylist())
+            count += piece.num_rows
+            if len(values) > MOST_CLASSES:
+                break
+        if len(values - {None}) >= 2 and 2 * len(values) <= count and len(values) <= MOST_CLASSES:
+            found.append(column)
+    return found
 
 
 def _may_be_ids(kind: pa.DataType) -> bool:

@@ -25,6 +25,8 @@ INDEXES = ("index_level_0", "index", "unnamed_0")
 """Columns that pandas makes of the index of a table."""
 WEIGHTS = ("weight", "edge_weight", "weights", "w")
 LABELS = ("label", "y", "class", "labels", "node_label", "class_label")
+LIKE_LABELS = {"label", "labels", "class", "classes", "target", "category", "kind", "outcome"}
+"""Words in names that labels may have: proposed, never taken by themselves."""
 SPLIT_COLUMNS = ("split", "set", "subset", "data_split")
 PARTS = {
     "train": ("train", "training"),

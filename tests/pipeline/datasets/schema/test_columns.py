@@ -100,7 +100,7 @@ def test_labels_of_edges_are_no_weights():
 
 def test_faults_are_told_together_with_a_command():
     _, own = edges({"ann": TEXT, "bob": TEXT, "kg": FLOAT}, edge_feature_columns="lb")
-    assert own.problems.message("my graph") == (
+    assert own.problems.message("my graph", {}) == (
         "my graph: 3 problems: (1) g: edges has no column 'lb'; it holds ann, bob, kg; "
         "(2) g: edges has no column 'src'; it holds ann, bob, kg: set read.src to its name; "
         "(3) g: edges has no column 'dst'; it holds ann, bob, kg: set read.dst to its name. "

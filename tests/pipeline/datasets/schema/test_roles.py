@@ -5,7 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from millrace.pipeline.datasets import ReadOptions
+from millrace.pipeline.datasets import ReadOptions, open_dataset
 from millrace.pipeline.datasets.schema.roles import columns_of_pairs, schema_of
 from millrace.pipeline.datasets.schema.source import GraphTables, SourceTable
 from millrace.storage.errors import InputError
@@ -46,6 +46,33 @@ def test_all_faults_of_all_tables_in_one_message():
     assert text.startswith("g: 3 problems: (1) edges has no column 'src'")
     assert "nodes has no column 'label'" in text and "task=link to predict edges" in text
     assert text.endswith("--set read.src=p --set read.dst=q --set read.label_columns=kind")
+    with pytest.raises(InputError) as e:
+        schema_of(source, heads, ReadOptions(direction="directed", feature_columns=("a", "b")))
+    assert "Try: millrace inspect g --set read.direction=directed --set read.feature_columns=a,b --set" in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ("labels", "wanted"),
+    [
+        ({"churn": ["yes", "no"] * 4}, "churn"),
+        ({"kind": list("abcdabcd"), "country": ["x", "y"] * 4}, "kind"),
+        ({"city": list("abcdabcd"), "country": ["x", "y"] * 4}, None),  # only the user knows
+        ({"note": list("abcdefgh")}, None),
+        ({}, None),
+    ],
+)
+def test_what_is_proposed_for_ids_sets_and_labels(tmp_path, labels, wanted):
+    names = [f"u{v}" for v in range(8)]
+    columns = {"customer": names, "phone": [f"+{v}" for v in range(8)], "fold": list("aabbccaa"), **labels}
+    rows = [",".join(columns), *map(",".join, zip(*columns.values()))]
+    (tmp_path / "nodes.csv").write_text("\n".join(rows) + "\n")
+    (tmp_path / "edges.csv").write_text("buyer,seller\n" + "".join(f"{u},u0\n" for u in names))
+    with pytest.raises(InputError) as e:
+        open_dataset(tmp_path)
+    text = str(e.value)
+    keys = "--set read.src=buyer --set read.dst=seller --set read.id=customer --set read.split=fold"
+    assert "5 problems" in text and text.endswith(keys + (f" --set read.label_columns={wanted}" if wanted else ""))
+    assert "set read.label_columns to" in text and " label_columns" not in text
 
 
 def test_a_key_for_the_table_of_one_type():
