@@ -50,7 +50,7 @@ class ReadOptions:
     nodes.parquet there."""
     id: str | None = None
     """Column of a table of nodes with the ids that edges use; none: rows number the nodes. None: the column's name
-    decides, see `schema.words`."""
+    decides."""
     src: str | None = None
     """Column of a table of edges with the source of each."""
     dst: str | None = None
