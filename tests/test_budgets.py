@@ -34,7 +34,9 @@ BUDGETS: dict[str, float] = {
     # other data without labels or a split, and what is said where these are needed: 12.
     # Columns of ids, of the split and of labels are looked for by their values, and named in one message with one
     # command: 83, some of them lines that formatting made of long calls.
-    "lines_code": 67_142,
+    # Exact evaluation says if it will read features many times, and rows of any size go to scratch where memory is
+    # short: 6.
+    "lines_code": 67_148,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 35.6,
     "none_checks_of_types": 14,

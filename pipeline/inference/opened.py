@@ -116,7 +116,7 @@ class Opened:
             )
         else:
             degree = torch.from_numpy(degree_of(data.graph, reads_loops(model)))
-            limits = Limits(scratch=self.scratch, on_progress=advance)
+            limits = Limits(scratch=self.scratch, on_progress=advance, on_note=lambda text: emit(Note(text)))
             rows = outputs(model, data.graph, data.features, degree, nodes, limits)
         if self.of_pairs and rows.device.type != device_of(model).type:
             text = f"the rows of {counted(len(nodes), 'node')} do not fit on the GPU beside the layers"

@@ -98,9 +98,9 @@ class PartsRun:
         """For the rows that a part aggregates; None: other ones."""
         scratch = None if self.limits.group is not None else self.limits.scratch
         if part is None:
-            return HostSink(rows, scratch, self.limits.max_bytes)
+            return HostSink(rows, scratch)
         widths = part.aggregate(Destinations(self.graph, self.degree, np.empty(0, np.int64))).widths
-        return HostSink(rows, scratch, self.limits.max_bytes, lambda columns: widths(columns)[0])
+        return HostSink(rows, scratch, lambda columns: widths(columns)[0])
 
     def entered(self, part: ConvParts, features: FeatureStore, mask: npt.NDArray[np.bool_]) -> LayerRows | FarRows:
         """The rows that the first layer aggregates: the features where they lie, if possible."""
@@ -139,7 +139,7 @@ class PartsRun:
         for _, h in pieces:
             rows.append(h if part.project is None else self.kept(part.project(h)))
             if part.logits is not None:
-                logits.append(part.logits(h))
+                logits.append(part.logits(h), rows.reserved)
 
     def kept(self, rows: Tensor) -> Tensor:
         """Rows as they are kept for the next layer: the bits of bfloat16, if the limits say so."""
@@ -200,7 +200,7 @@ class LayerBlocks:
         empty = self.empty()
         sinks = [self.sink, self.logits][: len(empty)]
         for sink, rows in zip(sinks, empty):
-            sink.begin(rows)
+            sink.begin(rows, self.sink.reserved)
         shares = [cuts] if group is None else self.shares(group.size)
         own = shares[0 if group is None else group.rank]
         if own and own[0][0]:

@@ -273,12 +273,10 @@ class _FileSink(HostSink):
     """Writes rows ``[first, stop)`` of a file that has been made."""
 
     def __init__(self, path: Path, first: int, stop: int) -> None:
-        super().__init__(stop - first, path.parent, 0)
+        super().__init__(stop - first, path.parent)
         self._path, self._first = path, first
 
-    def _begin(self, chunk: npt.NDArray[Any]) -> None:
-        self.dtype, self.shape = chunk.dtype, (self.rows, chunk.shape[1])
-        self._buffer = np.empty((0, chunk.shape[1]), chunk.dtype)
+    def _begin(self, reserved: int) -> None:
         self.file, self._first_byte = self._path.open("r+b"), HEADER_BYTES + self._first * self.row_bytes
 
     def close(self) -> None:

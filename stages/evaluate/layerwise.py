@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
-from ...storage.features import ArrayFeatures, FeatureStore
+from ...storage.features import ArrayFeatures, FeatureStore, is_read_together
 from ...storage.graph import Graph
+from ...storage.plural import counted
 from ..memory.arena import Arena, reusing
 from ..models.base import Stack, as_model, check_initialised, keeps_edges, layered, reads_edges, reads_loops
 from ..models.pyg.model import PyGModel, evaluating
@@ -33,6 +34,8 @@ from .direct import infer_in_parts
 from .far.rows import DeviceSink, HostSink
 from .limits import DEFAULTS, Limits, Progress, silent
 
+MANY_PASSES = 4
+"""Passes over features on disk, beyond which a note says what to do."""
 Rows = Literal["full", "bfloat16"]
 """Numbers of the rows between two layers."""
 
@@ -61,7 +64,7 @@ def infer(
     that of the largest in-degree; and a layer that keeps a tensor per edge (`neighbourhood.apply`) takes that on top,
     unless the model says so by `keeps_edges` or `reads_edges`.
     Beyond the chunk there are the results of two successive layers (in `scratch` where they are larger than
-    `max_bytes` and than half of the free memory), and about (40 + L) V bytes of tables.
+    half of the free memory), and about (40 + L) V bytes of tables.
 
     Millrace's own models read features and rows where they lie, and of hidden rows they keep what the next layer
     aggregates, which is a product of them where that is narrower.
@@ -102,7 +105,7 @@ def infer(
         raise InputError(
             f"rows is {rows!r}; expected one of {', '.join(get_args(Rows))}{nearest(str(rows), get_args(Rows))}"
         )
-    limits = Limits(max_bytes, scratch, on_progress or silent, base, budget, half=rows == "bfloat16")
+    limits = Limits(max_bytes, scratch, on_progress or silent, base=base, budget=budget, half=rows == "bfloat16")
     if isinstance(graph, Dataset):
         dataset, graph = graph, graph.graph
         if features is not None:
@@ -162,7 +165,7 @@ def outputs(
     """`infer` with checked arguments: a graph, a feature store, a tensor, int64 ids."""
     as_model(model)
     _check(graph, features, degree, limits.max_bytes)
-    wanted, order = np.unique(nodes, return_inverse=True)
+    wanted = nodes if np.all(nodes[1:] > nodes[:-1]) else np.unique(nodes)
     num_layers = layered(model).num_layers
     parameters = [p for p in model.parameters() if p.is_floating_point()]
     dtype = parameters[0].dtype if parameters else torch.from_numpy(np.empty(0, features.dtype)).dtype
@@ -178,7 +181,7 @@ def outputs(
         needed = needed_rows(graph, wanted, num_layers + 1)
         with evaluating(model), naming_features(model, features.num_features):
             logits = infer_in_parts(model, graph, features, degree.to(dtype), needed, limits)
-        return logits if np.array_equal(wanted, nodes) else logits[torch.from_numpy(order)]
+        return logits if wanted is nodes else logits[torch.from_numpy(np.searchsorted(wanted, nodes))]
     layers = None
     edges = graph.edge_features if reads_edges(model) else None
     if reads_edges(model) and edges is None:
@@ -203,11 +206,13 @@ def outputs(
             chunks = Chunks(
                 graph, degree.to(dtype), limits.max_bytes, device, kernels, edges=edges, keeps_edges=keeps_edges(model)
             )
-            sink_of = DeviceSink if resident else partial(HostSink, scratch=limits.scratch, max_bytes=chunks.max_bytes)
+            sink_of = DeviceSink if resident else partial(HostSink, scratch=limits.scratch)
+            if base is None and is_read_together(features, rows := np.flatnonzero(needed[0])):
+                _note_passes(chunks, rows, source, widest, limits)
             logits = _in_chunks(model, chunks, needed, source, sink_of, limits.on_progress)
     if budget is None or logits.nbytes <= budget.num_bytes:
         logits = logits.to(device)
-    return logits if np.array_equal(wanted, nodes) else logits[torch.from_numpy(order).to(logits.device)]
+    return logits if wanted is nodes else logits[torch.from_numpy(np.searchsorted(wanted, nodes)).to(logits.device)]
 
 
 def _in_blocks(model: nn.Module, layers: Layers, h: Tensor, on_progress: Progress) -> Tensor:
@@ -218,6 +223,17 @@ def _in_blocks(model: nn.Module, layers: Layers, h: Tensor, on_progress: Progres
         done += neighbourhood.num_dst
         on_progress(done, total)
     return h
+
+
+def _note_passes(chunks: Chunks, rows: IdArray, source: Source, widest: int, limits: Limits) -> None:
+    """Say that the first layer reads features on disk many times, if the first chunk of its rows does."""
+    dst = next(chunks.cut(rows, source, widest))
+    count = len(chunks.neighbourhood(dst).block.src)
+    if (passes := count * len(rows) / max(1, len(dst) * source.count)) > MANY_PASSES:
+        limits.on_note(
+            f"chunks of {counted(len(dst), 'node')} have {count:,} sources all over the features on disk, which are "
+            f"read some {passes:.0f} times; renumber the nodes part by part (millrace partition STORE --into NEW)"
+        )
 
 
 def _in_chunks(

@@ -14,8 +14,8 @@ Progress = Callable[[int, int], None]
 """Called with (rows done, rows in all), over all layers."""
 
 
-def silent(done: int, rows: int) -> None:
-    """Progress that nobody hears of."""
+def silent(*_: object) -> None:
+    """Progress and notes that nobody hears of."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,10 @@ class Limits:
     max_bytes: int = MAX_BYTES
     """Bytes of chunks or blocks under way, in all threads."""
     scratch: Path | None = None
-    """Folder for rows that are larger than `max_bytes` and do not fit in memory; None: they stay in memory."""
+    """Folder for rows that do not fit in memory; None: they stay in memory."""
     on_progress: Progress = silent
+    on_note: Callable[[str], None] = silent
+    """Called with a sentence about what takes long, and what to do."""
     base: Tensor | None = None
     """[V, F], the features, if they lie on the model's device already."""
     budget: DeviceBudget | None = None

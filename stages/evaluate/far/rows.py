@@ -40,18 +40,12 @@ class DeviceSink:
         return self._rows
 
 
-def _all_columns(columns: int) -> int:
-    return columns
-
-
 class HostSink:
     """Collects the rows of a layer's result, first to last, on the host, in memory or in an unnamed file."""
 
-    def __init__(
-        self, rows: int, scratch: Path | None, max_bytes: int, summed: Callable[[int], int] = _all_columns
-    ) -> None:
+    def __init__(self, rows: int, scratch: Path | None, summed: Callable[[int], int] = int) -> None:
         """`summed`: of so many columns, the first ones that the next layer sums. In a file they lie apart."""
-        self.rows, self.scratch, self.max_bytes, self._summed = rows, scratch, max_bytes, summed
+        self.rows, self.scratch, self._summed = rows, scratch, summed
         self.filled = self._first_byte = 0
         self.array: npt.NDArray[Any] | None = None
         self.file: Any = None
@@ -71,9 +65,9 @@ class HostSink:
         """Bytes of memory that rows to come will take."""
         return 0 if self.array is None else self.array[self.filled :].nbytes
 
-    def append(self, rows: Tensor) -> None:
-        """[n, D], the next rows."""
-        self.begin(rows)
+    def append(self, rows: Tensor, reserved: int = 0) -> None:
+        """[n, D], the next rows. `reserved`: see `begin`."""
+        self.begin(rows, reserved)
         chunk = rows.numpy(force=True)
         if self.file is not None:
             self._write(chunk)
@@ -82,10 +76,12 @@ class HostSink:
             self.array[self.filled : self.filled + len(chunk)] = chunk
         self.filled += len(chunk)
 
-    def begin(self, rows: Tensor) -> None:
-        """Take memory for rows such as these, unless it has been taken."""
+    def begin(self, rows: Tensor, reserved: int = 0) -> None:
+        """Take memory for rows such as these, unless it has been taken, beside so many bytes that others will take."""
         if self.array is None and self.file is None:
-            self._begin(rows.numpy(force=True))
+            self._buffer = rows[:0].numpy(force=True)
+            self.dtype, self.shape = self._buffer.dtype, (self.rows, rows.shape[1])
+            self._begin(reserved)
 
     def reserve(self, n: int) -> npt.NDArray[Any]:
         """Memory for the next n rows, to be filled before `commit`. `begin` or `append` must have been called."""
@@ -128,16 +124,13 @@ class HostSink:
                 "scratch folder"
             ) from e
 
-    def _begin(self, chunk: npt.NDArray[Any]) -> None:
-        self.dtype, self.shape = chunk.dtype, (self.rows, chunk.shape[1])
-        self._buffer = np.empty((0, chunk.shape[1]), chunk.dtype)
-        num_bytes = self.rows * self.row_bytes
-        if self.scratch is not None and num_bytes > self.max_bytes and not fits_in_memory(num_bytes):
+    def _begin(self, reserved: int) -> None:
+        if self.scratch is not None and not fits_in_memory(self.rows * self.row_bytes + reserved):
             self._written(partial(self.scratch.mkdir, parents=True, exist_ok=True))
             # It has no name, so that a killed process leaves nothing behind.
             self.file = self._written(partial(tempfile.TemporaryFile, dir=self.scratch))
         else:
-            self.array = np.empty(self.shape, chunk.dtype)
+            self.array = np.empty(self.shape, self.dtype)
 
     def stored(self) -> "StoredRows | None":
         """All rows as a store that reads the file they are in; None: they are in memory."""

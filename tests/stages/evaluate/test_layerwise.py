@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from millrace.stages.evaluate import scored
 from millrace.stages.evaluate.far import rows as rows_module
-from millrace.stages.evaluate.layerwise import infer
+from millrace.stages.evaluate.layerwise import infer, outputs
+from millrace.stages.evaluate.limits import Limits
+from millrace.stages.memory import bytes_left
 from millrace.stages.models import MODELS
 from millrace.stages.neighbourhood.base import Loops
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError, RunError
-from millrace.storage.features import ArrayFeatures
+from millrace.storage.features import ArrayFeatures, MappedFeatures
 from millrace.storage.graph import Graph, from_edges
 from millrace.tests.contracts.accuracies import accuracy, evaluate
 
@@ -232,19 +234,46 @@ def test_the_memory_bound_holds(max_bytes):
     assert watch.chunks < 3 * (2 + 40 * 500 * 8 * 40 / max_bytes)
 
 
-def test_results_go_to_disk_only_when_they_are_larger_than_the_bound(tmp_path, monkeypatch):
-    made = []
-    monkeypatch.setattr(rows_module, "fits_in_memory", lambda num_bytes: False)
+def test_results_go_to_disk_where_they_do_not_fit(tmp_path, monkeypatch):
+    """Whatever `max_bytes`: hidden rows, what the last layer aggregates, and its result."""
+    made, left = [], [0]
     real = rows_module.tempfile.TemporaryFile
     monkeypatch.setattr(rows_module.tempfile, "TemporaryFile", lambda **k: made.append(k) or real(**k))
+    monkeypatch.setattr(bytes_left, "bytes_left", lambda: left[0])
     graph, model, x = hub_graph(), build("sage"), ArrayFeatures(rows_of(40))
     hidden, product = 40 * 8 * 8, 40 * 2 * C * 8
-    for max_bytes, files in ((hidden, 0), (hidden - 1, 1), (product, 1), (product - 1, 2), (40 * C * 8 - 1, 3)):
+    for room, files in ((hidden, 0), (hidden - 1, 1), (product, 1), (product - 1, 2), (40 * C * 8 - 1, 3)):
         made.clear()
-        infer(model, graph, x, degree_of(graph), np.arange(40), max_bytes=max_bytes, scratch=tmp_path / "new")
-        assert [k["dir"] for k in made] == [tmp_path / "new"] * files, (
-            "hidden rows, what the last layer aggregates, and its result"
-        )
+        left[0] = 2 * room
+        infer(model, graph, x, degree_of(graph), np.arange(40), scratch=tmp_path / "new")
+        assert [k["dir"] for k in made] == [tmp_path / "new"] * files
+
+
+class Means(nn.Module):
+    """A model of one's own."""
+
+    num_layers = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(F, F, dtype=torch.float64)
+
+    def layer(self, i, neighbourhood, h):
+        return self.linear(neighbourhood.mean(h))
+
+
+@pytest.mark.parametrize(("model", "notes"), [(Means, 1), (lambda: build("sage"), 0)])
+def test_a_model_that_reads_features_again_and_again_says_so_once(tmp_path, monkeypatch, model, notes):
+    """Its sums do not go on while rows go by; those of SAGE do."""
+    monkeypatch.setattr(MappedFeatures, "is_cached", lambda self, ids: False)
+    said: list[str] = []
+    graph = from_edges(*np.random.default_rng(0).integers(2000, size=(2, 20_000)), 2000)
+    np.save(tmp_path / "x.npy", rows_of(2000))
+    features, degree = MappedFeatures(tmp_path / "x.npy"), degree_of(graph)
+    for max_bytes, count in ((1 << 24, 0), (50_000, notes)):
+        outputs(model(), graph, features, degree, np.arange(2000), Limits(max_bytes, on_note=said.append))
+        assert len(said) == count
+    assert all("millrace partition STORE --into NEW" in text for text in said)
 
 
 def test_a_full_disk_is_a_sentence(tmp_path, monkeypatch):
