@@ -132,6 +132,7 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
         for key, usual in entry.unpredicted.items():
             if (given := table.get(section, {}).get(key, usual)) != usual:
                 raise unpredicted(f"{section}.{key} is {given!r}", "leave it out, and expect other bytes and memory")
+    resolve({k: table[k] for k in ("system", "executor") if k in table})  # Every system is planned; typos are refused.
     default = next(iter(SYSTEMS))
     own = dict(table.get(default, {}))
     common = {k: v for k, v in table.items() if k not in ("system", "executor")}

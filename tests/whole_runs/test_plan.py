@@ -327,6 +327,12 @@ def test_ranks_that_share_cores_take_longer(played: Played) -> None:
     assert many.evaluate_seconds == pytest.approx(4 * few.evaluate_seconds)
 
 
+@pytest.mark.parametrize("key", ["system", "executor"])
+def test_what_a_plan_replaces_is_still_checked(key: str) -> None:
+    with pytest.raises(InputError, match=f"'{key}' is 'nonsense'"):
+        candidates({key: "nonsense"})
+
+
 def test_candidates_leave_out_what_a_system_has_no_use_for() -> None:
     table = {
         "ranks": 2,
