@@ -50,6 +50,8 @@ def script(here: argparse.Namespace, cluster: Mapping[str, str], run: Sequence[s
     job = [] if here.job is None else [here.job]
     train = ["millrace", "run", *job, *keys, *run, *([] if out is None else ["--out", out])]
     if here.tables is None:
+        if unused := [f"--{flag}" for flag in ("convert", "sample", "pack", "blocks") if getattr(here, flag)]:
+            raise SystemExit(f"{', '.join(unused)}: give --tables, whose chain has these stages, or leave them out")
         return f"exec {shlex.join(train)}"
     train += [*data(here), *(["--samples", f"{here.work}/samples"] if here.sample or here.pack else [])]
     address = ["--scheduler", cluster["scheduler"]] if "scheduler" in cluster else []

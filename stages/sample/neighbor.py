@@ -1,8 +1,10 @@
 """Node-wise neighbour sampling (GraphSAGE; Hamilton, Ying, Leskovec, NeurIPS 2017), in bulk."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from functools import cached_property, partial, wraps
+from inspect import signature
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk
 from ..assignment import BulkRequest
@@ -26,7 +29,28 @@ if TYPE_CHECKING:
     from ..kernels.sampling.device_samples import Rows
     from ..placement.row_owners_cuda import OwnersOnDevice
 
+Options = TypeVar("Options")
 
+
+def _takes_no_graph(sampler: type[Options]) -> type[Options]:
+    """The class, which answers arguments of PyG's loader and sampler of the same name in a sentence."""
+    begin: Any = sampler.__init__
+
+    @wraps(begin)
+    def checked(self: Any, *args: Any, **options: Any) -> None:
+        strange = [f"a {type(a).__name__}" for a in args[:1] if not isinstance(a, int | Sequence | np.ndarray)]
+        if strange := strange + sorted(options.keys() - signature(begin).parameters.keys()):
+            raise InputError(
+                f"{sampler.__name__} got {', '.join(strange)}; it has options of a run's sampler (fanout, ...) and no "
+                "graph: for minibatches of a PyG graph, mr.NeighborLoader(data, num_neighbors=[10, 5])"
+            )
+        begin(self, *args, **options)
+
+    sampler.__init__ = checked  # type: ignore[method-assign]
+    return sampler
+
+
+@_takes_no_graph
 @dataclass(frozen=True)
 class NeighborSampler(NodeWiseOptions):
     """Draws min(fanout, in-degree) in-neighbours of each frontier node, without replacement unless asked.

@@ -2,11 +2,14 @@
 
 import json
 from dataclasses import replace
+from inspect import signature
 from itertools import combinations, permutations
 from math import comb
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
@@ -413,3 +416,19 @@ def test_outputs_that_are_still_held_are_never_handed_out_again():
     for e in range(30):
         sampler.sample(graph, plan.request(e, 0), cpu, space)
     assert space.nbytes <= size * 1.5, "buffers come back once nobody views them"
+
+
+@pytest.mark.parametrize(
+    ("args", "options", "strange"),
+    [
+        ((torch.zeros(2, 60, dtype=torch.long), [5, 5]), {}, "a Tensor"),
+        ((torch.zeros(2, 60, dtype=torch.long),), {"sizes": [5], "node_idx": None}, "a Tensor, node_idx, sizes"),
+        ((SimpleNamespace(edge_index=0),), {"num_neighbors": [5]}, "a SimpleNamespace, num_neighbors"),
+        ((), {"sizes": [5], "batch_size": 2}, "batch_size, sizes"),
+    ],
+)
+def test_arguments_of_pygs_classes_of_the_name_are_answered_in_a_sentence(args, options, strange):
+    with pytest.raises(InputError, match=f"^NeighborSampler got {strange}; .*mr.NeighborLoader"):
+        NeighborSampler(*args, **options)
+    assert replace(NeighborSampler([5]), weighted=True).weighted
+    assert "fanout" in signature(NeighborSampler).parameters
