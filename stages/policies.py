@@ -185,12 +185,7 @@ class Fetcher(ABC):
         """
 
     def recorded(
-        self,
-        module: nn.Module,
-        reduce: "ReducePolicy",
-        rules: "StepRules",
-        parameters: list[nn.Parameter],
-        alone: bool,
+        self, module: nn.Module, reduce: "ReducePolicy", rules: "StepRules", parameters: list[nn.Parameter], alone: bool
     ) -> "RecordedStep | None":
         """Object that replays steps of this module, recorded; None if they cannot be recorded.
 

@@ -136,7 +136,9 @@ def _why_in_memory(spec: Any, options: ReadOptions) -> str | None:
             return f"{row.part} {row.because}"
     if options.dangling_edges == "drop" and options.nan_features in ("mean", "median", "indicator"):
         return "features of edges are filled by those that are kept"
-    return "edges_on=gpu sorts the edges on GPUs" if options.edges_on == "gpu" else None
+    if options.edges_on == "gpu" and (at_url or not any(expanded(spec).glob("*.parquet"))):
+        return "edges_on=gpu reads a folder of Parquet on this machine"
+    return None
 
 
 def _ingest(job: Job, path: Path | str, out: Path, formats: Formats, memory: int, workers: int, emit: Emit) -> Store:
@@ -262,8 +264,7 @@ def convert(
 
     Files of tables of edges and nodes, of one type or several, are read in pieces and sorted on disk: memory grows
     with neither edges nor features; links and labelled edges take some 100 bytes for each pair besides. `open_dataset`
-    first opens all other inputs, and tables with ``components=largest`` or ``edges_on=gpu``. The store is the same, to
-    the bit.
+    first opens all other inputs, and tables with ``components=largest``. The store is the same, to the bit.
 
     A killed call leaves ``.ingest-NAME`` beside `out`; repeat the call to go on from there.
 

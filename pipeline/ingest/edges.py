@@ -19,6 +19,7 @@ from ..datasets.cleaning.filling import AS_IT_IS, Seen, Treatment, taken_out
 from ..datasets.cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..datasets.cleaning.raw import AnyArray, about
 from ..datasets.readers.parquet import numbers_of, times_of
+from ..datasets.readers.parquet_rapids import is_read, sorted_edges
 from ..datasets.schema.columns import Columns
 from .budget import Budget
 from .features import FeatureRows, Run, feature_width, treatment_of
@@ -160,6 +161,28 @@ def spill_edges(work: EdgeWork, own: EdgeTable, number: int, span: Span) -> dict
                 writers[at].add(cells.numbered(b, kind), mended.edge_keys(a, rows, work.num_nodes), *values)
             seen = [total_of(seen)]
     return total_of(seen)
+
+
+def spill_from_gpus(work: EdgeWork, own: EdgeTable) -> dict[str, Any]:
+    """`spill_edges` of a whole table, as GPUs have cleaned and sorted it; this process holds one range. Nothing
+    if they are not clean, or the GPUs do not read such ends: `spill_edges` then reports the defect."""
+    known, cells = own.maps[0], work.cells
+    if known.kind == "text" or not is_read(own.columns, work.options):
+        return {}
+    with ExitStack() as stack:
+        files = [Path(str(file)) for file in own.table.files]
+        asked = sorted_edges(files, work.num_nodes, known.ids(), work.options, own.batch_rows)
+        found = stack.enter_context(asked)
+        if found is None:
+            return {}
+        writers = [stack.enter_context(RunWriter(work.folder / w, 0, work.fields, len(cells))) for w in work.ways]
+        for each in found.ranges:
+            dst = np.repeat(np.arange(each.first, each.first + len(each.counts)), each.counts)
+            values = [each.weight] if work.weighted else []
+            for at, a, b, kind, _ in _ways(work, own, each.src.astype(np.int64), dst):
+                writers[at].add(cells.numbered(b, kind), mended.edge_keys(a, b, work.num_nodes), *values)
+    within = {"least": (0, 0), "largest": (work.num_nodes - 1,) * 2}
+    return nothing_seen(own) | within | {"edges": own.table.num_rows, "loops": found.loops}
 
 
 def _ways(

@@ -45,6 +45,10 @@ class NodeMap:
         at[order] = np.minimum(np.searchsorted(known, ids[order]), len(known) - 1)
         return np.where(known[at] == ids, at, -1)
 
+    def ids(self) -> AnyArray | None:
+        """[num_nodes], integer ids with gaps, in the order of the nodes; None if there are none."""
+        return np.array(_mapped(self.folder / "ids.npy")) if self.kind == "gaps" else None
+
     def positions(self, number: int, first: int, rows: int) -> npt.NDArray[np.int64] | slice:
         """Numbers of the nodes in a span that was scanned."""
         path = file_of(self.folder, "id", number)

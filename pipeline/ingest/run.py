@@ -118,6 +118,7 @@ class Ingest:
         if self.settings.is_divided and options.split is None:
             options = replace(options, split=NONE)
         schema = described.schema_of_open(source, tables, options, self.notes)
+        described.check_read_on_gpus(source, schema, options)
         self.read, self.target = schema.record(), schema.target
         described.check_unread_columns(schema, tables, options, not (self.settings.split or options.split))
         every = [(t.with_widths((*own.labels, *own.features)), own) for t, own in zip(tables, schema.of_tables)]
@@ -237,9 +238,12 @@ class Ingest:
                 number=k,
                 reverse=k + len(self.tables) if self.turned else None,
             )
+        own, seen, on_gpus = self.tables[0], list[dict[str, Any]](), self.settings.options.edges_on == "gpu"
+        if on_gpus and (found := self.stages.run_here("gpu", lambda: edge_tasks.spill_from_gpus(self.work, own))):
+            seen, self.tables = [found], [replace(own, spans=own.spans[:1])]  # as if by one task
         every = [(replace(own, spans=()), span) for own in self.tables for span in own.spans]
         items = [(self.work, own, k, span) for k, (own, span) in enumerate(every)]
-        seen = self.stages.run("spill", "reading edges", edge_tasks.spill_edges, items)
+        seen = seen or self.stages.run("spill", "reading edges", edge_tasks.spill_edges, items)
         stops = np.cumsum([len(own.spans) for own in self.tables]).tolist()
         self.seen = [
             edge_tasks.total_of([edge_tasks.nothing_seen(own), *seen[stop - len(own.spans) : stop]])

@@ -139,13 +139,7 @@ class Attend(torch.autograd.Function):
     row and head."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        z: Tensor,
-        a_src: Tensor,
-        logit_dst: Tensor,
-        over: AttentionOver,
-    ) -> Tensor:
+    def forward(ctx: Any, z: Tensor, a_src: Tensor, logit_dst: Tensor, over: AttentionOver) -> Tensor:
         kernels, lists, rule, numbers = ctx.rest = over
         out, log_sum = kernels.attend(lists, z, a_src, logit_dst, rule, numbers)
         ctx.save_for_backward(z, a_src, logit_dst, out, log_sum)
@@ -167,13 +161,7 @@ class AttendBoth(torch.autograd.Function):
     gradient goes straight into that of z."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        z: Tensor,
-        a_src: Tensor,
-        a_dst: Tensor,
-        over: AttentionOver,
-    ) -> Tensor:
+    def forward(ctx: Any, z: Tensor, a_src: Tensor, a_dst: Tensor, over: AttentionOver) -> Tensor:
         kernels, lists, rule, numbers = ctx.rest = over
         logit_dst = kernels.dots(z[: lists.num_dst], a_dst[None])
         out, log_sum = kernels.attend(lists, z, a_src, logit_dst, rule, numbers)
@@ -197,13 +185,7 @@ class AttendShared(torch.autograd.Function):
     source and head, and two per destination and head."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        a_src: Tensor,
-        a_dst: Tensor,
-        over: AttentionOver,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, a_src: Tensor, a_dst: Tensor, over: AttentionOver) -> Tensor:
         kernels, lists, rule, numbers = ctx.rest = over
         out, *kept = kernels.attend_shared(lists, x, a_src, a_dst, rule, numbers)
         ctx.save_for_backward(x, a_src, a_dst, out, *kept)

@@ -25,14 +25,7 @@ from ..kernels.row_block.layerwise import Rates, add_up, extract, partial_sums, 
 from ..kernels.row_block.numbering import in_order
 from ..kernels.runtime.threads import parallel
 from ..kernels.sampling import exponential_race
-from ..kernels.sampling.layerwise import (
-    Drawn,
-    LayerSample,
-    factors,
-    fraction_bits,
-    same_scale,
-    squares,
-)
+from ..kernels.sampling.layerwise import Drawn, LayerSample, factors, fraction_bits, same_scale, squares
 from ..kernels.sampling.samples import LIMIT
 from ..placement.row_owners import Ids, Letter, Owners, split_counts, splits_of
 from ..random import draw, node_words

@@ -30,13 +30,7 @@ class ResidentMiniBatch(MiniBatch):
     on_host = False
 
     def __init__(
-        self,
-        epoch: int,
-        index: int,
-        bulk: ResidentBulk,
-        q: int,
-        edge_ids: bool,
-        seeds: npt.NDArray[np.integer],
+        self, epoch: int, index: int, bulk: ResidentBulk, q: int, edge_ids: bool, seeds: npt.NDArray[np.integer]
     ) -> None:
         """
         Args:

@@ -337,13 +337,7 @@ class TemporalSampler:
         return timed_graph(graph), tuple(graph.node_time[seeds] for seeds in request.seeds)
 
     def _minibatch(
-        self,
-        timed: TimedGraph,
-        seeds: IdArray,
-        moments: Times,
-        keys: npt.NDArray[np.uint64],
-        epoch: int,
-        index: int,
+        self, timed: TimedGraph, seeds: IdArray, moments: Times, keys: npt.NDArray[np.uint64], epoch: int, index: int
     ) -> MiniBatch:
         """One minibatch, hop by hop. A node at a moment is one number, moment V + node, by the moment's rank."""
         graph = timed.graph

@@ -17,6 +17,7 @@ from ..schema.columns import Columns
 from ..schema.roles import Schema, schema_of
 from ..schema.source import GraphTables, SourceTable
 from ..schema.unread import check_sets, check_unread
+from .parquet_rapids import gpus_to_read
 from .tables import check_columns
 
 OF_TABLES = (
@@ -71,6 +72,17 @@ def check_options(source: GraphTables, options: ReadOptions) -> None:
     if options.direction == "reverse":
         said = "direction is 'reverse', but the names of the files say where edges begin and end"
         raise InputError(f"{said}; leave it out, or rename the files")
+
+
+def check_read_on_gpus(source: GraphTables, schema: Schema, options: ReadOptions) -> None:
+    """Raise InputError if edges that GPUs shall read have features or times, or there are no GPUs."""
+    if options.edges_on == "gpu":
+        gpus_to_read()
+    for columns in schema.edges if options.edges_on == "gpu" else ():
+        for what, there in (("features", columns.features), ("times", columns.time)):
+            if there:
+                said = f"{source.path}: edges_on is gpu, but edges have {what}, which are read on the CPU"
+                raise InputError(f"{said}; leave edges_on out")
 
 
 def schema_of_open(

@@ -19,7 +19,7 @@ from ..schema.source import GraphTables
 from . import derived_tables as derived
 from . import described
 from .parquet import feature_rows, labels_of, numbers_of, sets_of, split_bits, times_of
-from .parquet_rapids import ordered_edges
+from .parquet_rapids import is_read, ordered_edges
 from .reader import Request
 from .tables import ReadTable, read_rows
 
@@ -79,6 +79,9 @@ class _Reading:
         nodes = [read_rows(t, options) for t in source.nodes]
         on_gpu = options.edges_on == "gpu" and all(t.files for t in source.edges)
         edges = [derived.schema_only(t) if on_gpu else read_rows(t, options) for t in source.edges]
+        if on_gpu and not nodes:
+            said = "edges_on is gpu, but there is no table of nodes, which the CPU takes from the edges then"
+            raise InputError(f"{source.path}: {said}; leave edges_on out, or convert it")
         if not nodes or source.adds_nodes:
             source = derived.with_nodes_of_edges(source, edges, options, derived.ids_in_memory)
             nodes = [*(read_rows(t, options) for t in source.nodes[: len(source.nodes) - len(nodes)]), *nodes]
@@ -98,8 +101,7 @@ class _Reading:
         self.schema: Schema = described.schema_of_open(source, every, options, self.notes, has_edges=not on_gpu)
         self.edges, self.on_gpu = list(zip(edges, self.schema.edges)), on_gpu
         self.nodes = {str(r.source.type): _Nodes(r, c) for r, c in zip(nodes, self.schema.nodes)}
-        if on_gpu:
-            self._check_gpu()
+        described.check_read_on_gpus(self.source, self.schema, options)
 
     def raw(self) -> Raw:
         """The graph."""
@@ -132,21 +134,11 @@ class _Reading:
         given["add_reverse"] = self.schema.source.is_typed and self.options.direction == "undirected"
         return Raw(self.source.name, edges, labels, nodes, target, split=sets_of(bits), **given)
 
-    def _check_gpu(self) -> None:
-        for _, columns in self.edges:
-            for what, there in (("features", columns.features), ("times", columns.time)):
-                if there:
-                    said = f"{self.path}: edges_on is gpu, but edges have {what}, which are read on the CPU"
-                    raise InputError(f"{said}; leave edges_on out")
-
     def _ordered(self, own: _Nodes, edges: ReadTable) -> Ordered | None:
         """The edges as GPUs sort them; None if the CPU has to report a defect."""
         columns, of_nodes = self.edges[0][1], own.columns
-        if (
-            (of_nodes.id is not None and node_ids.is_text(own.read.rows[of_nodes.id].type))
-            or columns.ends != ("src", "dst")
-            or columns.weight not in (None, "weight")
-            or self.options.dangling_edges != "error"
+        if (of_nodes.id is not None and node_ids.is_text(own.read.rows[of_nodes.id].type)) or not is_read(
+            columns, self.options
         ):
             return None
         ids, notes = None, list[str]()

@@ -5,11 +5,12 @@ Calls follow the signatures of the 26.10 wheels, which `tests/contracts/rapids.p
 GPU yet.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,11 @@ from ....storage.errors import RunError
 from ....storage.graph import index_dtype
 from ..cleaning.options import ReadOptions
 from ..cleaning.raw import AnyArray, Ordered
+from ..schema.columns import Columns
 
 ORDER = ["dst", "src", "row"]
+AT_ONCE = 1 << 22
+"""Edges that come from a GPU at a time, into memory."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,51 @@ class _Piece:
     """Position of the group's first row among the rows of all files."""
 
 
-def ordered_edges(files: Sequence[Path], num_nodes: int, ids: AnyArray | None, options: ReadOptions) -> Ordered | None:
-    """Edges sorted as by `edges.clean_edges`, bit for bit. Each GPU is used by a process of its own
+def gpus_to_read() -> int:
+    """Number of GPUs that read. Raises InputError: RAPIDS is not installed, or there is no GPU."""
+    return count_gpus("edges_on=gpu", "edges_on=cpu", TO_READ)
+
+
+def is_read(columns: Columns, options: ReadOptions) -> bool:
+    """True if these columns of edges are read on GPUs, so treated."""
+    known = columns.ends == ("src", "dst") and columns.weight in (None, "weight")
+    return known and options.dangling_edges == "error"
+
+
+class EdgeRange(NamedTuple):
+    """Edges in the order of `ORDER`, some of those between one destination and another."""
+
+    first: int
+    """First destination."""
+    counts: npt.NDArray[np.int64]
+    """Edges of it, and of each after it."""
+    src: npt.NDArray[np.integer]
+    weight: Any
+    """float32; None without."""
+    repeated: bool
+    """True if one of them, or the last before them, occurs again among them."""
+
+
+@dataclass(frozen=True)
+class SortedEdges:
+    """E edges that GPUs have sorted, and still hold."""
+
+    num_edges: int
+    loops: int
+    """Number of self loops found; dropped ones are not among the E."""
+    weighted: bool
+    has_weights: bool
+    """True if the files have weights, read or not."""
+    ranges: Iterator[EdgeRange]
+    """All edges; each range is fetched when it is asked for. Raises RunError: cuDF failed, or edges are missing or out
+    of order."""
+
+
+@contextmanager
+def sorted_edges(
+    files: Sequence[Path], num_nodes: int, ids: AnyArray | None, options: ReadOptions, most: int
+) -> Iterator[SortedEdges | None]:
+    """Context with edges sorted as by `edges.clean_edges`, bit for bit. Each GPU is used by a process of its own
     (`rapids.gpu_cluster`).
 
     Args:
@@ -44,23 +91,54 @@ def ordered_edges(files: Sequence[Path], num_nodes: int, ids: AnyArray | None, o
         num_nodes: V.
         ids: [V] ascending, the ids by which edges name their ends; None if these are 0 to V - 1.
         options: treatment of direction, loops and weights.
+        most: edges of a range.
 
-    Returns:
+    Yields:
         None if anything is not clean, or there are no edges: the CPU reader then reports the defect.
 
     Raises:
         InputError: RAPIDS is not installed, or there is no GPU.
-        RunError: cuDF failed, for example because edges do not fit into the GPUs' memory, or returned edges out of
-            order.
+        RunError: cuDF failed, for example because edges do not fit into the GPUs' memory.
     """
-    gpus = count_gpus("edges_on=gpu", "edges_on=cpu", TO_READ)
+    gpus = gpus_to_read()
+    if (job := _pieces(files, options)) is None or (ids is not None and ids[-1] > np.iinfo(np.int64).max):
+        yield None
+        return
+    pieces, columns, rows, has_weights = job
+    with ExitStack() as stack:
+        with _failures():
+            client = stack.enter_context(gpu_cluster(gpus))
+            found = _by_tasks(client, pieces, columns, num_nodes, ids, options, gpus=gpus)
+        if found is None:
+            yield None
+            return
+        parts, loops = found
+        rows -= loops if options.self_loops == "drop" else 0
+        ranges = _ranges(client, parts, rows, num_nodes, most)
+        yield SortedEdges(rows, loops, "weight" in columns, has_weights, ranges)
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    try:
+        yield
+    except RunError:
+        raise
+    except Exception as e:
+        # The most common error: edges do not fit.
+        raise RunError(f'reading edges by cuDF failed: {type(e).__name__}: {e}; use read.edges_on = "cpu"') from e
+
+
+def _pieces(files: Sequence[Path], options: ReadOptions) -> tuple[list[_Piece], list[str], int, bool] | None:
+    """Row groups of the files, the columns to read, the number of rows and whether they have weights; None if there are
+    none, or cuDF would not read them as PyArrow does."""
     try:
         schemas, groups = [pq.read_schema(f) for f in files], [pq.read_metadata(f) for f in files]
     except (pa.ArrowException, OSError):
         return None
-    weighted = "weight" in schemas[0].names and options.edge_weights == "use"
-    columns = ["src", "dst", *(["weight"] if weighted else [])]
-    if not all(_is_clean(s, columns) and ("weight" in s.names) == ("weight" in schemas[0].names) for s in schemas):
+    has_weights = "weight" in schemas[0].names
+    columns = ["src", "dst", *(["weight"] if has_weights and options.edge_weights == "use" else [])]
+    if not all(_is_clean(s, columns) and ("weight" in s.names) == has_weights for s in schemas):
         return None
     pieces, first_row = [], 0
     for file, metadata in zip(files, groups):
@@ -68,19 +146,25 @@ def ordered_edges(files: Sequence[Path], num_nodes: int, ids: AnyArray | None, o
             if rows := metadata.row_group(group).num_rows:
                 pieces.append(_Piece(str(file.resolve()), group, first_row))
                 first_row += rows
-    if not pieces or (ids is not None and ids[-1] > np.iinfo(np.int64).max):
-        return None
-    try:
-        with gpu_cluster(gpus) as client:
-            if (found := _by_tasks(client, pieces, columns, num_nodes, ids, options, gpus=gpus)) is None:
-                return None
-            rows = first_row - (found[1] if options.self_loops == "drop" else 0)
-            return _joined(*found, rows, num_nodes, weighted, "weight" in schemas[0].names)
-    except RunError:
-        raise
-    except Exception as e:
-        # The most common error: edges do not fit.
-        raise RunError(f'reading edges by cuDF failed: {type(e).__name__}: {e}; use read.edges_on = "cpu"') from e
+    return (pieces, columns, first_row, has_weights) if pieces else None
+
+
+def ordered_edges(files: Sequence[Path], num_nodes: int, ids: AnyArray | None, options: ReadOptions) -> Ordered | None:
+    """The edges of `sorted_edges` in this process, which holds each once, and one range beside them. Raises
+    MillraceError: see there."""
+    with sorted_edges(files, num_nodes, ids, options, AT_ONCE) as found:
+        if found is None:
+            return None
+        in_degree, src = np.zeros(num_nodes, np.int64), np.empty(found.num_edges, index_dtype(num_nodes))
+        weight = np.empty(found.num_edges, np.float32) if found.weighted else None
+        at, repeated = 0, False
+        for each in found.ranges:
+            in_degree[each.first : each.first + len(each.counts)] += each.counts
+            src[at : at + len(each.src)], repeated = each.src, repeated or each.repeated
+            if weight is not None:
+                weight[at : at + len(each.src)] = each.weight
+            at += len(each.src)
+        return Ordered(in_degree, src, weight, found.loops, repeated, found.has_weights)
 
 
 def _by_tasks(
@@ -92,8 +176,8 @@ def _by_tasks(
     options: ReadOptions,
     gpus: int,
 ) -> tuple[list[Any], int] | None:
-    """Futures of ranges of sorted edges as from `_on_host`, and the number of self loops; None if anything is not
-    clean."""
+    """Futures of sorted frames, each of destinations after those of the one before, and the number of self loops; None
+    if anything is not clean."""
     known = None if ids is None else client.scatter(ids.astype(np.int64), broadcast=True, hash=False)
     read = [client.submit(_read, p, columns, num_nodes, known, options, pure=False) for p in pieces]
     loops = client.gather([client.submit(_loops, r, pure=False) for r in read])
@@ -102,11 +186,8 @@ def _by_tasks(
     frames = [client.submit(itemgetter(0), r, pure=False) for r in read]
     del read
     if gpus == 1:
-        stretches = [client.submit(_all_in_order, frames, num_nodes, pure=False)]
-    else:
-        stretches = _spread(client, frames, "weight" in columns, num_nodes)
-    del frames
-    return stretches, sum(loops)
+        return [client.submit(_all_in_order, frames, pure=False)], sum(loops)
+    return _spread(client, frames, "weight" in columns), sum(loops)
 
 
 def _is_clean(schema: pa.Schema, columns: list[str]) -> bool:
@@ -163,19 +244,18 @@ def _in_order(frame: Any, **_: Any) -> Any:
     return frame.sort_values([c for c in ORDER if c in frame.columns], ignore_index=True)
 
 
-def _all_in_order(frames: list[Any], num_nodes: int) -> Any:
+def _all_in_order(frames: list[Any]) -> Any:
     import cudf
 
-    return _on_host(_in_order(cudf.concat(frames, ignore_index=True)), num_nodes)
+    return _in_order(cudf.concat(frames, ignore_index=True))
 
 
-def _spread(client: Any, frames: list[Any], weighted: bool, num_nodes: int) -> list[Any]:
+def _spread(client: Any, frames: list[Any], weighted: bool) -> list[Any]:
     """Ranges of destinations in ascending order, each sorted in the memory of one GPU."""
     # Imported after the cluster has started: these set up the first GPU for this process, which workers must not
     # inherit.
     import cudf
     import dask_cudf
-    from dask.delayed import delayed
 
     empty = {"dst": np.empty(0, np.int64), "src": np.empty(0, np.int64)}
     if weighted:
@@ -183,46 +263,35 @@ def _spread(client: Any, frames: list[Any], weighted: bool, num_nodes: int) -> l
     edges = dask_cudf.from_delayed(frames, meta=cudf.DataFrame(empty), verify_meta=False)
     # Shuffled by tasks: p2p goes through Arrow in host memory. All edges of a destination meet in one partition.
     parts = edges.sort_values("dst", sort_function=_in_order, shuffle_method="tasks").to_delayed()
-    return client.compute([delayed(_on_host)(p, num_nodes) for p in parts])
+    return client.compute(list(parts))
 
 
-def _on_host(frame: Any, num_nodes: int) -> Any:
-    """(first destination, edges of it and of each after it, sources, weights, True if an edge is repeated) of sorted
-    edges; None if there are none."""
+def _on_host(frame: Any, num_nodes: int, first: int, stop: int) -> EdgeRange:
+    """Some rows of a sorted frame."""
     import cupy
 
-    if not len(frame):
-        return None
-    dst, src = (cupy.asarray(frame[c]) for c in ("dst", "src"))
-    first = int(dst[0])
-    again = bool(((dst[1:] == dst[:-1]) & (src[1:] == src[:-1])).any())
-    weight = cupy.asarray(frame["weight"]).get() if "weight" in frame.columns else None
-    return first, cupy.bincount(dst - first).get(), src.astype(index_dtype(num_nodes)).get(), weight, again
+    before, rows = frame.iloc[max(first - 1, 0) : stop], frame.iloc[first:stop]
+    ends = [cupy.asarray(before[c]) for c in ("dst", "src")]
+    again = bool(((ends[0][1:] == ends[0][:-1]) & (ends[1][1:] == ends[1][:-1])).any())
+    dst, src = (cupy.asarray(rows[c]) for c in ("dst", "src"))
+    least = int(dst[0])
+    weight = cupy.asarray(rows["weight"]).get() if "weight" in rows.columns else None
+    return EdgeRange(least, cupy.bincount(dst - least).get(), src.astype(index_dtype(num_nodes)).get(), weight, again)
 
 
-def _joined(stretches: list[Any], loops: int, rows: int, num_nodes: int, weighted: bool, has_weights: bool) -> Ordered:
-    """Fill the arrays range by range: this process holds each edge once, and one range beside them."""
-    in_degree, src, end, at, repeated = (
-        np.zeros(num_nodes, np.int64),
-        np.empty(rows, index_dtype(num_nodes)),
-        0,
-        0,
-        False,
-    )
-    weight = np.empty(rows, np.float32) if weighted else None
-    while stretches:
-        if (found := stretches.pop(0).result()) is None:
-            continue
-        first, counts, sources, weights, again = found
-        if first < end or counts.sum() != len(sources):
-            raise RunError(
-                'dask-cuDF returned edges that are not in the order of their destinations; use read.edges_on = "cpu"'
-            )
-        end = first + len(counts)
-        in_degree[first:end], src[at : at + len(sources)], repeated = counts, sources, repeated or again
-        if weight is not None:
-            weight[at : at + len(sources)] = weights
-        at += len(sources)
-    if at < rows:
-        raise RunError(f'dask-cuDF returned {at} of {rows} edges; use read.edges_on = "cpu"')
-    return Ordered(in_degree, src, weight, loops, repeated, has_weights)
+def _ranges(client: Any, parts: list[Any], num_edges: int, num_nodes: int, most: int) -> Iterator[EdgeRange]:
+    """Fetch the rows of sorted frames, at most so many at a time."""
+    end, left = 0, num_edges
+    with _failures():
+        while parts:
+            part = parts.pop(0)
+            for first in range(0, client.submit(len, part, pure=False).result(), most):
+                task = client.submit(_on_host, part, num_nodes, first, first + most, pure=False)
+                # Only within a frame does a range go on with the destination of the one before.
+                if (found := task.result()).first < end - (first > 0) or found.counts.sum() != len(found.src):
+                    said = "dask-cuDF returned edges that are not in the order of their destinations"
+                    raise RunError(f'{said}; use read.edges_on = "cpu"')
+                end, left = found.first + len(found.counts), left - len(found.src)
+                yield found
+        if left:
+            raise RunError(f'dask-cuDF returned {num_edges - left} of {num_edges} edges; use read.edges_on = "cpu"')

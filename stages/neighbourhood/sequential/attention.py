@@ -22,13 +22,7 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        z: Tensor,
-        a_src: Tensor,
-        dst: Tensor,
-        neighbourhood: SequentialLayer,
-        rule: AttentionRule,
-        kind: Kind,
+        ctx: Any, z: Tensor, a_src: Tensor, dst: Tensor, neighbourhood: SequentialLayer, rule: AttentionRule, kind: Kind
     ) -> Tensor:
         kernels, call, here = neighbourhood.kernels, neighbourhood.begin(), neighbourhood.own
         both, spread = kind == "both", _Spread(len(a_src) if kind == "shared" else 0)

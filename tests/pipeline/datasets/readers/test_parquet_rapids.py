@@ -13,6 +13,9 @@ from distributed import Client
 
 from millrace.pipeline.datasets import ReadOptions, open_dataset
 from millrace.pipeline.datasets.readers import graph, parquet_rapids
+from millrace.pipeline.ingest.budget import Budget
+from millrace.pipeline.ingest.convert import convert
+from millrace.pipeline.ingest.spill import RunWriter
 from millrace.stages.partition.stage import open_shards
 from millrace.storage.dataset_store import open_dataset_store
 from millrace.storage.errors import InputError, MissingExtraError, RunError
@@ -123,7 +126,7 @@ def test_a_cluster_of_dask_cuda_that_is_named_does_the_work(tmp_path, on_gpus, m
             "convert", folder, *sets, "--scheduler", own.scheduler_address, "--out", tmp_path / "new"
         )
         assert code == 0, err
-    assert len(used) == 1 and used[0] is not None
+    assert not used, "they are converted in pieces"
     alone = open_dataset(folder, options=ReadOptions(missing_ids="compact", direction="directed"))
     assert_same(open_dataset_store(tmp_path / "new"), alone)
 
@@ -248,12 +251,127 @@ def test_commands_convert_and_cut_what_gpus_have_read(tmp_path, on_gpus):
         words = ("--parts", 3, "--method", "hash", *words[:-1], tmp_path / f"parts-{where}")
         code, _, err = command("partition", folder, *words)
         assert code == 0, err
-    assert len(used) == 2
+    assert len(used) == 1, "to be cut, they are opened"
     assert_same(*(open_dataset_store(tmp_path / where) for where in ("cpu", "gpu")))
     for part in range(3):
         (a, nodes, _), (b, others, _) = (open_shards(tmp_path / f"parts-{where}", part) for where in ("cpu", "gpu"))
         assert np.array_equal(nodes, others)
         assert all(np.array_equal(x, y) for x, y in zip(vars(a).values(), vars(b).values(), strict=True))
+
+
+SHORT = 64
+"""Edges of a range."""
+
+
+@pytest.fixture
+def short_ranges(monkeypatch):
+    """Ranges of `SHORT` edges, and a list of the numbers of edges that come from GPUs at a time."""
+    sizes, real = [], parquet_rapids._ranges
+
+    def spied(*arguments):
+        for each in real(*arguments):
+            sizes.append(len(each.src))
+            yield each
+
+    monkeypatch.setattr(parquet_rapids, "AT_ONCE", SHORT)
+    monkeypatch.setattr(Budget, "edge_batch", lambda *_: SHORT)
+    monkeypatch.setattr(parquet_rapids, "_ranges", spied)
+    return sizes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpus", [1, 3])
+@pytest.mark.parametrize(("gaps", "weighted"), [(False, True), (True, True), (True, False)])
+def test_the_graph_is_converted_in_pieces(tmp_path, on_gpus, short_ranges, monkeypatch, gpus, gaps, weighted):
+    """The store is the processor's, and neither the graph nor more than a range of it is in the driver's memory."""
+    used = on_gpus(gpus)
+    monkeypatch.setattr(parquet_rapids, "Ordered", None)
+    folder = write(tmp_path / "g", 5 + gpus, gaps=gaps, weighted=weighted, edges=700)
+    share = [(d, DUPLICATES[(k + gpus) % 2], f) for k, (d, f) in enumerate(product(DIRECTIONS, LOOPS))]
+    for n, (direction, duplicates, loops) in enumerate(share):
+        options = ReadOptions(direction=direction, duplicates=duplicates, self_loops=loops, missing_ids="compact")
+        if n % 3 == gpus // 2:
+            options = replace(options, edge_weights="ignore")
+        got, stores = len(short_ranges), []
+        for where in ("cpu", "gpu"):
+            given = replace(options, edges_on=where)
+            stores.append(convert(folder, tmp_path / f"{where}-{n}", options=given, verbose=False))
+        assert stores[0].fingerprint == stores[1].fingerprint
+        assert stores[0].meta["notes"] == stores[1].meta["notes"]
+        assert_same(*(open_dataset_store(s.path) for s in stores))
+        kept = 700 - sum(np.diff(_ends(folder))[:, 0] == 0) * (loops == "drop")
+        assert sum(short_ranges[got:]) == kept and max(short_ranges) == SHORT and not used
+
+
+def _ends(folder):
+    tables = [pq.read_table(f, columns=["src", "dst"]) for f in sorted(folder.glob("edges-*.parquet"))]
+    return np.stack([pa.concat_tables(tables)[end].to_numpy() for end in ("src", "dst")], axis=1)
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_ranges_go_on_in_the_midst_of_a_destination(tmp_path, on_gpus, short_ranges, gpus):
+    """A hub's edges come in several ranges; a repeated one is seen though it begins the next."""
+    used = on_gpus(gpus)
+    folder = write(tmp_path / "g", edges=0, weighted=False)
+    src = np.concatenate([np.arange(NODES)[:39], np.repeat([39], 26), [1]])
+    table = {"src": src, "dst": np.append(np.full(65, 3), 30)}
+    pq.write_table(pa.table(table), folder / "edges-9.parquet", row_group_size=20)
+    for i in range(3):
+        (folder / f"edges-{i}.parquet").unlink()
+    options = ReadOptions(direction="directed", duplicates="keep")
+    assert_same(open_dataset(folder, options=options), open_dataset(folder, options=replace(options, edges_on="gpu")))
+    assert used[0].repeated and SHORT in short_ranges
+
+
+def test_a_conversion_that_was_stopped_goes_on(tmp_path, on_gpus, short_ranges, monkeypatch):
+    on_gpus(1)
+    folder, options = write(tmp_path / "g"), ReadOptions(direction="directed", edges_on="gpu")
+    with monkeypatch.context() as full:
+        full.setattr(RunWriter, "add", lambda *_: (_ for _ in ()).throw(RunError("the disk is full")))
+        with pytest.raises(RunError, match="the disk is full"):
+            convert(folder, tmp_path / "out", options=options, verbose=False)
+    assert short_ranges and not (tmp_path / "out").exists()
+    store = convert(folder, tmp_path / "out", options=options, verbose=False)
+    assert_same(open_dataset_store(store.path), open_dataset(folder, options=replace(options, edges_on="cpu")))
+
+
+@pytest.mark.parametrize("case", ["loops", "names", "range", "times", "csv", "no nodes"])
+def test_what_gpus_do_not_convert(tmp_path, on_gpus, short_ranges, case):
+    """A defect is told as by the processor, which reads names; what would go unused is refused."""
+    on_gpus(1)
+    folder = write(tmp_path / "g", **({"time": np.arange(300)} if case == "times" else {}))
+    options, said, source = ReadOptions(direction="directed", edges_on="gpu"), None, folder
+    if case == "loops":
+        options, said = replace(options, self_loops="error"), r"there are \d+ self loops \(first: node \d+\)"
+    elif case == "range":
+        pq.write_table(pa.table({"src": [99], "dst": [1], "weight": [1.0]}), folder / "edges-0.parquet")
+        said = "edge source ids lie in"
+    elif case == "times":
+        options = replace(options, edge_time="time")
+        said = "edges_on is gpu, but edges have times, which are read on the CPU; leave edges_on out"
+    elif case == "csv":
+        source, said = tmp_path, "is not a folder of Parquet"
+        (tmp_path / "edges.csv").write_text("src,dst\n0,1\n")
+        (tmp_path / "nodes.csv").write_text("id,label\n0,0\n1,1\n")
+    elif case == "no nodes":
+        (folder / "nodes.parquet").unlink()
+        options = replace(options, task="link")
+        with pytest.raises(InputError, match="edges_on is gpu, but there is no table of nodes"):
+            open_dataset(folder, options=options)
+    else:
+        for file in folder.glob("*.parquet"):
+            table = pq.read_table(file)
+            for name in {"id", "src", "dst"} & {*table.column_names}:
+                table = table.set_column(table.column_names.index(name), name, table[name].cast("string"))
+            pq.write_table(table, file)
+    if said:
+        with pytest.raises(InputError, match=said):
+            convert(source, tmp_path / "out", options=options, verbose=False)
+        assert not (tmp_path / "out").exists() and not short_ranges
+        return
+    given = [convert(source, tmp_path / w, options=replace(options, edges_on=w), verbose=False) for w in ("cpu", "gpu")]
+    assert given[0].fingerprint == given[1].fingerprint
+    assert bool(short_ranges) == (case == "no nodes")
 
 
 def test_it_is_refused_where_it_cannot_be(tmp_path, monkeypatch):
