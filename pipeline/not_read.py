@@ -1,7 +1,8 @@
-"""Notes of what the data have and a run does not read."""
+"""Notes before a run: what the data have and it does not read or weigh, and epochs of one step."""
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from ..stages.models.small_graph import rows_of_small_graph
@@ -9,6 +10,21 @@ from ..stages.sample.base import reads_times
 from ..storage.plural import counted
 from .setup.model import typed_input
 from .setup.prepare import Prepared
+from .setup.result import ONE_STEP
+
+FEWER_SEEDS = 8
+"""Where an epoch is one step, a batch size of about one in so many seeds is advised."""
+
+
+def one_step(prepared: Prepared) -> Iterator[str]:
+    """A sentence with a smaller batch size, if one step of a sampled run takes all minibatches of an epoch."""
+    job, seeds = prepared.job, prepared.outline.splits["train"]
+    size, per_step = job.train.batch_size, job.train.per_step(job.ranks)
+    if prepared.has_minibatches and 1 < seeds <= size * per_step:
+        idle = "; some ranks have no work" if -(-seeds // size) < job.ranks else ""
+        smaller = 1 << max(0, (seeds // (FEWER_SEEDS * per_step)).bit_length() - 1)
+        held = f"{counted(per_step, 'minibatch', 'minibatches')} of {size:,} seeds"
+        yield f"{ONE_STEP}: {held} would hold all {seeds:,}{idle}. More steps: e.g. --batch-size {smaller}."
 
 
 def not_read(prepared: Prepared) -> Iterator[str]:
@@ -17,7 +33,11 @@ def not_read(prepared: Prepared) -> Iterator[str]:
     width, sampler = outline.edge_width, prepared.system.sample.sampler
     if (graph.has_edge_times or graph.has_node_times) and not reads_times(sampler):
         yield "the times of edges are not read, so nodes see later edges too; sampler.name=temporal hides these."
-    weighs = graph.is_weighted and not getattr(sampler, "weighted", False)
+    by_weight = graph.is_weighted and getattr(sampler, "weighted", False)
+    whole = by_weight and -1 in getattr(sampler, "fanout", ())
+    if whole and (zeros := int(np.count_nonzero(graph.edge_weight == 0))):
+        yield f"fanout -1 takes {counted(zeros, 'edge')} of weight 0 too, as heavy as others of a row; remove them."
+    weighs = graph.is_weighted and not by_weight
     if not (weighs or (width and not prepared.model.reads_edges)):
         return
     given = outline.num_features, width, typed_input(prepared.job, outline)

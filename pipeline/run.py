@@ -225,6 +225,9 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
     job, dataset, first = prepared.job, prepared.dataset, reports[0]
     seconds: dict[str, Any] = {name: max(r.seconds.get(name, 0.0) for r in reports) for name in SECONDS}
     seconds["total"] = max(seconds["total"], total_s)
+    log = read_events(out / METRICS)
+    # Tasks, of runs that this one goes on with too.
+    seconds["sample"] = max(seconds["sample"], log.sampled["seconds"])
     seconds["per_epoch"] = [h["seconds"] for h in first.history]
     moved = Ledger()
     for r in reports:
@@ -258,7 +261,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         seconds=seconds,
         bytes={**moved.as_record(), "per_rank": [r.bytes for r in reports]},
         waits=first.waits,
-        peak_rss_bytes=peaks_of(reports, read_events(out / METRICS)),
+        peak_rss_bytes=peaks_of(reports, log),
         memory_bytes=[r.memory_bytes for r in reports],
         hot_rows=[r.fetched for r in reports] if first.fetched else None,
         peak_device_bytes=[r.peak_device_bytes for r in reports],

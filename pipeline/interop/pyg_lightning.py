@@ -1,5 +1,7 @@
 """`LightningNodeData` and `LightningLinkData`, PyG's data modules for Lightning, on Millrace's sampler."""
 
+import sys
+import warnings
 from functools import cache
 from importlib import import_module
 from inspect import signature
@@ -28,6 +30,12 @@ def _on_sampler(name: str) -> type:
     words = f"PyG's `{name}`, whose loaders draw neighbours by a `PyGSampler`; its arguments are PyG's."
 
     def begin(self: Any, data: Any, *args: Any, **options: Any) -> None:
+        if "pytorch_lightning" in sys.modules and any(c.__module__.startswith("lightning.") for c in theirs.__mro__):
+            warnings.warn(
+                f"{name} is of the package lightning, as in PyG where both are installed, and a Trainer of "
+                "pytorch_lightning does not take it; import lightning.pytorch as pl",
+                stacklevel=2,
+            )
         names = signature(PyGSampler).parameters
         if options.get(sampler) is None and "neighbor" in options.get("loader", "neighbor"):
             described = {option: options.pop(option) for option in names if option in options}

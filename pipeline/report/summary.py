@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..setup.result import STOPPED
+from ..setup.result import ONE_STEP, STOPPED
 from ..telemetry.main_metric import main_metric_of
 from ..telemetry.templates import rendered
 from .reading import RunRecord
@@ -17,8 +17,6 @@ WORTH_SAYING = 0.10
 SLOW_START = 0.25
 """Share of a run's time before its first step above which the summary mentions it, and the time after it gets its own
 picture."""
-FEWER_SEEDS = 8
-"""Where an epoch is one step, a batch size of about one in so many is advised."""
 BOTTLENECK = 0.25
 """Share of the ranks' time in training above which a stage counts as a bottleneck."""
 
@@ -117,7 +115,7 @@ def _headline(run: RunRecord, shares: dict[str, float], total_s: float, epochs: 
 
 
 def _findings(run: RunRecord, line: Timeline | None, waits: list[list[float]]) -> list[str]:
-    known, size = line if line and line.ranks else None, run.config.get("train.batch_size")
+    known = line if line and line.ranks else None
     return rendered(
         "findings.txt",
         result=run.result or {},
@@ -127,17 +125,8 @@ def _findings(run: RunRecord, line: Timeline | None, waits: list[list[float]]) -
         stored=not run.log.levels and not any(any(log.beats["sample"]) for log in run.log.ranks.values()),
         slow=known and _waited_for(known, np.array(waits)),
         waiting=WAITING,
-        size=size,
-        smaller=_smaller_batch(run.result or {}, size),
+        one_step=[text for _, text in run.log.notes if text.startswith(ONE_STEP)][-1:],
     ).splitlines()
-
-
-def _smaller_batch(result: dict[str, Any], size: int | None) -> int:
-    """Seeds of a minibatch to advise if each epoch of minibatches was one step of the optimiser; else 0."""
-    epochs, minibatches = result.get("epochs", 0), result.get("minibatches", 0)
-    if not size or not epochs or not 0 < minibatches <= epochs * result.get("minibatches_per_step", 0):
-        return 0
-    return 1 << max(0, (size // FEWER_SEEDS).bit_length() - 1)
 
 
 def first_step(run: RunRecord, line: Timeline) -> float:

@@ -43,6 +43,9 @@ SECONDS = (
     "total",
 )
 
+ONE_STEP = "Each epoch is one step of the optimiser"
+"""Beginning of a note, which the report repeats."""
+
 
 def versions() -> dict[str, str]:
     """Versions of Millrace, Python and the packages that affect results."""

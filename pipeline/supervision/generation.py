@@ -110,6 +110,7 @@ class Generation:
             self.stop_all()
             if flow is not None:
                 flow.close()
+                run.emit(QueueLevel(**flow.level))
                 run.sample_s += flow.seconds
 
     def _emit_level(self, flow: Flow) -> None:

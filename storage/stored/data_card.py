@@ -55,6 +55,7 @@ def described(card: Mapping[str, Any] | None, most: int) -> list[tuple[str, str]
         return []
     lines = [("split came about", f"{card['split']} (seed {card['seed']})")] if "split" in card else []
     columns = card["columns"]
+    lines += [("ranges of columns", "as read, before scaling")] if columns and most else []
     for column, lost in list(zip(columns, narrower(columns)))[:most]:
         ends = "no value" if column["least"] is None else f"{column['least']:,.6g} to {column['largest']:,.6g}"
         found = [

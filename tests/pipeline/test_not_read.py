@@ -12,7 +12,7 @@ EDGES = torch.tensor([[0, 1, 2, 3, 4, 5, 0], [1, 2, 3, 4, 5, 0, 3]])
 NOTE = "reads no features of edges: edge_attr ({}) is not read"
 
 
-def notes_of(tmp_path, model, sampler=None, **attributes):
+def notes_of(tmp_path, model, sampler=None, about="not read", **attributes):
     data = data_of.Data(x=torch.randn(6, 4), edge_index=EDGES, y=torch.arange(6) % 2, **attributes)
     seen = []
     options = {"fanout": [2] * model.layers} if sampler is None else {}
@@ -20,7 +20,7 @@ def notes_of(tmp_path, model, sampler=None, **attributes):
         data, model=model, system=sampler, out=tmp_path / "run", epochs=1, split="fraction:0.5,0.2",
         emit=lambda e: seen.append(e.text) if isinstance(e, Note) else None, read={"direction": "directed"}, **options,
     )  # fmt: skip
-    return [text for text in seen if "not read" in text]
+    return [text for text in seen if about in text]
 
 
 @pytest.mark.parametrize("columns", [1, 3])
@@ -77,3 +77,26 @@ def test_pairs_of_pygs_data_that_nothing_reads(typed):
         read = mr.ReadOptions(task=task, **given, **options)
         found = mr.open_dataset(data, options=read, split="fraction:0.4,0.3")
         assert ["edge_label_index is not read" in n for n in found.notes].count(True) == (task == "link")
+
+
+@pytest.mark.parametrize("sampler", [mr.NeighborSampler, mr.LaborSampler])
+def test_edges_of_weight_0_that_a_whole_row_has(tmp_path, sampler):
+    for fanout, weighted, said in ((-1, True, 1), (9, True, 0), (-1, False, 0)):
+        system = mr.bulk(sampler((fanout,), weighted=weighted))
+        weight = {"edge_weight": torch.tensor([0.0, 1, 2, 0, 1, 1, 3])}
+        notes = notes_of(tmp_path / f"{fanout}{weighted}", mr.GCN(hidden=4, layers=1), system, "weight 0", **weight)
+        assert notes == said * ["fanout -1 takes 2 edges of weight 0 too, as heavy as others of a row; remove them."]
+
+
+def test_epochs_of_one_step_are_said(tmp_path):
+    """And the batch size that is named takes several steps."""
+    seen = []
+    options = {"split": "fraction:0.1,0.2", "fanout": [2, 2], "hidden": 8, "epochs": 2}
+    for name, size in (("one", 1024), ("several", 16)):
+        took = mr.run(
+            "digits", out=tmp_path / name, batch_size=size, **options,
+            emit=lambda e: seen.append(e.text) if isinstance(e, Note) and "one step" in e.text else None,
+        )  # fmt: skip
+    start = "Each epoch is one step of the optimiser: 1 minibatch of 1,024 seeds would hold all 180."
+    assert seen == [f"{start} More steps: e.g. --batch-size 16."]
+    assert took.minibatches == 2 * 12

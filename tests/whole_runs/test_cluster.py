@@ -115,6 +115,7 @@ def test_every_rank_tells_its_pulse_and_the_queue_its_level(two):
         assert max(p[-1]["seconds"][name] for p in pulses) == pytest.approx(two.result.seconds[name], abs=1e-3)
     levels = [t for t in told if t["event"] == "QueueLevel"]
     assert levels and all(t["bound"] == 1 and t["bytes"] >= 0 for t in levels)
+    assert two.result.seconds["sample"] == pytest.approx(levels[-1]["seconds"]) != 0
     # Several a second, from threads: not for whoever listens to the run.
     assert not any(isinstance(e, Pulse | QueueLevel) for e in two.events)
 

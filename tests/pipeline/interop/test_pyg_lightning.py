@@ -1,5 +1,8 @@
 """PyG's data modules on Millrace's sampler, run by Lightning where it is installed."""
 
+import sys
+import warnings
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE
 
 import millrace
+from millrace.pipeline.interop import pyg_lightning
 from millrace.storage.errors import InputError
 
 try:
@@ -25,6 +29,20 @@ def graph() -> Data:
     data = Data(x=torch.rand(300, 8, generator=rng) + F.one_hot(y, 8), y=y, edge_index=same)
     data.train_mask, data.val_mask = torch.arange(300) < 200, torch.arange(300) >= 200
     return data
+
+
+@pytest.mark.parametrize("package", ["lightning", "pytorch_lightning"])
+def test_a_trainer_of_the_other_package_is_told_of(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both packages are installed, and PyG derives from the first."""
+    begin = {"__module__": f"{package}.pytorch.core", "__init__": lambda self, data, **options: None}
+    theirs = SimpleNamespace(LightningNodeData=type("LightningDataModule", (), begin))
+    monkeypatch.setattr(pyg_lightning, "import_module", lambda name: theirs)
+    monkeypatch.setitem(sys.modules, "pytorch_lightning", ModuleType("pytorch_lightning"))
+    made = pyg_lightning._on_sampler.__wrapped__("LightningNodeData")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        made(graph(), num_neighbors=[2])
+    assert ["import lightning.pytorch as pl" in str(w.message) for w in told] == [True] * (package == "lightning")
 
 
 def test_names_of_pyg_are_on_our_sampler() -> None:

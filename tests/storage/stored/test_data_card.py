@@ -32,7 +32,8 @@ def test_what_a_narrower_dtype_would_lose():
     lines = dict(described(data_card(columns * 200, split="fraction:0.5,0.2", seed=3), 2))
     assert lines["split came about"] == "fraction:0.5,0.2 (seed 3)" and lines["more columns"].startswith("798, in")
     assert described(None, 2) == [] and dict(described(data_card([column("x", None, None, 9)]), 3)) == {
-        "column x of nodes": "no value, 9 missing, constant"
+        "ranges of columns": "as read, before scaling",
+        "column x of nodes": "no value, 9 missing, constant",
     }
 
 
