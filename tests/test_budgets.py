@@ -36,7 +36,8 @@ BUDGETS: dict[str, float] = {
     # command: 83, some of them lines that formatting made of long calls.
     # Exact evaluation says if it will read features many times, and rows of any size go to scratch where memory is
     # short: 6.
-    "lines_code": 67_148,
+    # Other data is scaled, filled and matched as the run's own was, which was wrong without a word: 176.
+    "lines_code": 67_324,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 35.6,
     "none_checks_of_types": 14,

@@ -248,6 +248,6 @@ def _finished(dataset: Dataset, request: Request) -> Dataset:
 
 def _check_no_options(options: ReadOptions, what: str, takes: tuple[str, ...] = ()) -> None:
     free = ("task", *takes, *(OF_EDGE_LABELS if options.labels_of == "edges" else ()))
-    given = [f.name for f in fields(options) if f.name not in free and getattr(options, f.name) != f.default]
+    given = [f.name for f in fields(ReadOptions) if f.name not in free and getattr(options, f.name) != f.default]
     if given:
         raise InputError(f"'{what}' is already clean and takes no reading options; leave out {', '.join(given)}")

@@ -1,6 +1,6 @@
 """Finished runs: their models with the best parameters, and their data."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from ...storage.store.digested_file import check_file, saved_parameters
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.paths import expanded
 from ...storage.store.store import open_store
+from ...storage.stored.data_card import TREATED
 from ...storage.typed.graph_types import groups_of
 from ..config.load import Job, read_run_table, resolve
 from ..config.named_code import allowing
@@ -26,6 +27,7 @@ from ..config.records import make_system, without_partitioner
 from ..custom.model_argument import as_record_or_module
 from ..datasets import ReadOptions
 from ..datasets.cleaning.filling import indicators_in
+from ..datasets.cleaning.kept import OtherOptions
 from ..datasets.readers.registry import reader_of
 from ..machine.gpus import own_device
 from ..setup.fingerprint import changed_since
@@ -84,6 +86,8 @@ class TrainedRun:
             if source is None
             else self._other(source, emit, lazy, labelled, options)
         )
+        if source is not None and (isinstance(source, Dataset) or _is_clean(source)):
+            self._note_treatment(data, emit)
         if learned.width and self._has_learned(data):
             return data
         seen, wanted = data.features.num_features, self.result.num_features
@@ -106,6 +110,35 @@ class TrainedRun:
             if own.nan_features == "indicator" and own.indicators is None and (card := read_card(self.folder)):
                 own = replace(own, indicators=indicators_in(card))
         return own if options is None else options.over(own.given)
+
+    def _as_before(self, options: ReadOptions | None) -> OtherOptions:
+        """`reading`, with the run's columns of features and their numbers."""
+        read, own = self.reading(options), self.reading()
+        chosen = any(getattr(read, key) != getattr(own, key) for key in ("feature_columns", "edge_feature_columns"))
+        return OtherOptions(**read.given, before=self._treatment, chosen=chosen)
+
+    @property
+    def _treatment(self) -> Mapping[str, Any]:
+        found = (read_card(self.folder) or {}).get(TREATED)
+        return found if isinstance(found, dict) else {}
+
+    def _note_treatment(self, data: Dataset, emit: Emit) -> None:
+        """Note that data which are read already were scaled or filled by other numbers than the run's."""
+        read = (data.card or {}).get(TREATED, {})
+        # Names alone matter where both have some; "indicated" says where these data have gaps.
+        left = {"indicated"} if self._treatment and read else {"indicated", "column"}
+        own, other = (
+            {of: [{k: v for k, v in c.items() if k not in left} for c in columns] for of, columns in each.items()}
+            for each in (self._treatment, read)
+        )
+        differs = own != other and any(map(any, (*own.values(), *other.values())))
+        if data.card is not None and differs:
+            emit(
+                Note(
+                    f"{data.name} was read before, by columns, values or scales of its own, which differ from those of "
+                    f"the data of {self.folder}: give its tables, which are read as the run's were"
+                )
+            )
 
     @contextmanager
     def _proving(self) -> Iterator[None]:
@@ -158,10 +191,9 @@ class TrainedRun:
         Stores and generated graphs are clean and take no options; other sources are read into memory. Of several types
         the run says which nodes are predicted.
         """
-        job, result, reader = self.config, self.result, reader_of(source)
-        is_clean = reader is not None and reader.is_clean
+        job, result, reader, is_clean = self.config, self.result, reader_of(source), _is_clean(source)
         given = options or ReadOptions()
-        read = replace(given, task=job.read.task) if is_clean else self.reading(options)
+        read = replace(given, task=job.read.task) if is_clean else self._as_before(options)
         # What the caller gives stays, and is refused.
         if reader is not None and (unread := read.of_tables((*reader.columns, *given.given))):
             keys = ", ".join(f"read.{key}" for key in unread)
@@ -202,6 +234,12 @@ class TrainedRun:
         name, value = main_metric_of(vars(result), "test")
         tested = "" if value is None else f", test {name} {value:.4f}"
         return f"TrainedRun({str(self.folder)!r}: {result.model} on {result.dataset}{tested})"
+
+
+def _is_clean(source: object) -> bool:
+    """True for data that take no reading options, such as a store."""
+    reader = reader_of(source)
+    return reader is not None and reader.is_clean
 
 
 def check_same_types(result: Result, data: Dataset, folder: Path) -> None:

@@ -14,7 +14,7 @@ from ..datasets.cleaning.columns import degree_rows
 from ..datasets.cleaning.moments import Moments
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.raw import AnyArray
-from ..datasets.readers.parquet import feature_rows
+from ..datasets.readers.parquet import feature_names, feature_rows
 from .arrays import Matrix
 from .names import NodeMap
 from .source import Span, Table, batches
@@ -30,6 +30,11 @@ class FeatureRows(NamedTuple):
     """F, as they are read."""
     batch_rows: int
     options: ReadOptions
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the F columns."""
+        return feature_names(self.table.empty, self.columns, self.width)
 
     def of_batch(self, batch: pa.Table) -> tuple[npt.NDArray[np.float32], AnyArray]:
         """float32 [n, F], and the numbers as they were."""
@@ -60,9 +65,8 @@ def treatment_of(rows: FeatureRows, spans: Sequence[Span], run: Run) -> filling.
     def counts(stage: str, bins: filling.Bins) -> Sequence[filling.Counts]:
         return run(stage, "medians of features", count_values, [(rows, bins, span) for span in spans])
 
-    kind = rows.table.source.type or rows.table.source.kind
-    of = kind if isinstance(kind, str) else ",".join(kind)
-    return filling.treatment_by(rows.options, moments, counts).chosen(rows.columns, rows.width, of)
+    of = rows.table.source.features_of
+    return filling.treatment_by(rows.options, moments, counts).chosen(rows.names, rows.width, of)
 
 
 def measure(rows: FeatureRows, span: Span) -> dict[str, Any]:

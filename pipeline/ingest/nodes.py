@@ -162,9 +162,10 @@ class NodeTable:
         task = feature_tasks.spill_features if moved else feature_tasks.write_features
         written = self._run("features", "features", task, items)
         seen = sum(map(Seen.of_record, written), Seen.none(self.width))
-        seen.check(options, notes, self.columns.features)
+        names = work.rows.names
+        seen.check(options, notes, names)
         columns_of.note_normalized(seen.magnitude, options, notes)
-        card += treatment.columns_of(seen, self.columns.features, of)
+        card += treatment.columns_of(seen, names, of)
         if moved:
             cells = cells_of(self.map.num_nodes)
             row = 8 + 4 * matrix.shape[1]

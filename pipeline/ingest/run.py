@@ -278,7 +278,7 @@ class Ingest:
                 mended.check_range(name, low, high, self.offsets[-1])
         self.notes += self.weight_notes
         for own, seen in zip(self.tables, self.seen):
-            kind, columns, notes = own.table.source.type, own.columns.features, list[str]()
+            kind, columns, notes = own.table.source.type, own.feature_rows.names, list[str]()
             with about(own.table.source.of_type):
                 mended.check_weights(mended.WeightFaults(seen["infinite"], seen["negative"], seen["least_weight"]))
                 held = Seen.of_record(seen["features"])

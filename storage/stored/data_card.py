@@ -11,6 +11,8 @@ from ..store.store import Store
 
 CARD = "data_card"
 """Key of a manifest, and stem of the file in a run's folder."""
+TREATED = "treatment"
+"""Key of a card with what other data need to be read as these: records of all columns by what they are of."""
 MOST_COLUMNS = 500
 """Most columns of features that a card lists."""
 BITS: dict[FeatureDtype, int] = {"float16": 11, "bfloat16": 8}
@@ -24,7 +26,12 @@ def card_of(store: Store) -> Mapping[str, Any] | None:
 
 def data_card(columns: Sequence[Mapping[str, object]], **facts: object) -> dict[str, object]:
     """A card: columns of features, and other facts, of which empty ones are left out."""
-    listed = [dict(column) for column in columns[:MOST_COLUMNS]]
+    listed = [{key: value for key, value in column.items() if key != TREATED} for column in columns[:MOST_COLUMNS]]
+    treated: dict[str, list[object]] = {}
+    for column in columns:
+        if column.get(TREATED):
+            treated.setdefault(str(column["of"]), []).append(column[TREATED])
+    facts[TREATED] = treated
     more = {"more_columns": len(columns) - len(listed)} if len(columns) > len(listed) else {}
     return {key: value for key, value in facts.items() if value not in (None, {})} | {"columns": listed} | more
 

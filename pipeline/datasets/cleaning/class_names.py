@@ -1,7 +1,8 @@
 """Numbering of classes whose names are text, and of the values of text columns."""
 
+import json
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -110,8 +111,10 @@ def numbered_text(labels: npt.NDArray[Any]) -> Numbered:
 
 MOST_VALUES = 1000
 """Most values of a column, each of which takes a feature of its own."""
-VALUES = b"one_hot"
-"""Key of the values in the metadata of a field."""
+VALUES, UNKNOWN = b"one_hot", b"unknown"
+"""Keys of the values in the metadata of a field, and of a note on others."""
+SHOWN_VALUES = 5
+"""Most values that a note names."""
 
 
 def one_hot_values(table: "pa.Table", named: Sequence[str], title: str) -> dict[str, tuple[str, ...]]:
@@ -125,6 +128,16 @@ def one_hot_values(table: "pa.Table", named: Sequence[str], title: str) -> dict[
     for name in (n for n in named if n in table.column_names and pa.types.is_nested(table[n].type)):
         raise InputError(f"column {title}.{name} is {table[name].type}; expected text or numbers for read.one_hot")
     return {n: numbered(table[n]).class_names[: MOST_VALUES + 1] for n in named if n in table.column_names}
+
+
+def _note_unknown(text: "pa.ChunkedArray", names: Sequence[str], what: str) -> str:
+    """A note on values that are not among `names`; empty without any."""
+    uses = Counter(v for v in text.to_pylist() if v and v not in names)
+    if not uses:
+        return ""
+    some = ", ".join(sorted(uses, key=by_value)[:SHOWN_VALUES]) + (", ..." if len(uses) > SHOWN_VALUES else "")
+    values, rows = counted(len(uses), "value"), counted(uses.total(), "row")
+    return f"Column {what} has {values} that the run does not know ({some}), in {rows}, whose features of it are all 0."
 
 
 def with_one_hot(table: "pa.Table", values: Mapping[str, Sequence[str]], title: str) -> "pa.Table":
@@ -145,9 +158,10 @@ def with_one_hot(table: "pa.Table", values: Mapping[str, Sequence[str]], title: 
         if name not in table.column_names:
             continue
         text = pc.utf8_trim_whitespace(table[name].cast(pa.large_string()))
+        note = _note_unknown(text, names, f"{title}.{name}")
         codes = pc.index_in(text, value_set=pa.array(names, pa.large_string())).to_numpy(zero_copy_only=False)
         rows = (codes[:, None] == np.arange(max(1, len(names)))).astype(np.float32)
         lists = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
-        field = pa.field(name, lists.type, metadata={VALUES: ", ".join(names).encode()})
+        field = pa.field(name, lists.type, metadata={VALUES: json.dumps([*names]).encode(), UNKNOWN: note.encode()})
         table = table.set_column(table.column_names.index(name), field, lists)
     return table

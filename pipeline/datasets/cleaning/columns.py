@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from ....storage.errors import InputError
 from ....storage.graph import edge_matrix
-from .filling import Seen, taken_out, treatment_of
+from .filling import Seen, Treatment, taken_out, treatment_of
+from .kept import as_other, own_statistics, uses_statistics
 from .options import ReadOptions
 
 LARGE_BYTES, SPARSEST = 256 << 20, 100_000
@@ -115,7 +116,12 @@ def filled(
     seen.check(options, notes, of.columns, of.unit)
     if of.unit == "node":
         note_normalized(seen.magnitude, options, notes)
-    treatment = treatment_of(x, bad, options).chosen(of.columns, x.shape[1], of.called)
+    treatment = None
+    if (other := as_other(options)) is not None:
+        treatment = Treatment.from_record(options, other.before.get(of.called, ()), x.shape[1])
+        if treatment is None and uses_statistics(options):
+            notes.append(own_statistics(options))
+    treatment = (treatment or treatment_of(x, bad, options)).chosen(of.columns, x.shape[1], of.called)
     if card is not None:
         card += treatment.columns_of(seen, of.columns, of.called)
     return treatment.apply(x, bad)

@@ -1,5 +1,6 @@
 """Missing values of features: columns are scaled by the values that are known, and then filled."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +10,8 @@ import numpy.typing as npt
 
 from ....storage.errors import InputError, nearest
 from ....storage.plural import are, counted, were
+from ....storage.stored.data_card import TREATED
+from .kept import FeatureName, KeptColumn, fill_key, uses_statistics
 from .moments import Moments, Scaling
 from .options import ReadOptions
 
@@ -239,13 +242,41 @@ class Treatment:
             fill = (medians if scaling is None else (medians - scaling.mean) / scaling.deviation).astype(np.float32)
         return cls(options, scaling, fill, tuple(gaps) if options.nan_features == "indicator" else ())
 
+    @classmethod
+    def from_record(cls, options: ReadOptions, record: Sequence[KeptColumn], width: int) -> "Treatment | None":
+        """The treatment that columns had before; None if the record lacks what `options` need."""
+        scaled, key, scaling, fill = options.normalize_features == "standard", fill_key(options), None, None
+        needed = {"mean", "deviation"} if scaled else set[str]()
+        # The mean is 0 once columns are scaled by it.
+        fills = options.nan_features == "median" or (options.nan_features == "mean" and not scaled)
+        needed |= {key} if fills else set()
+        if (record or needed) and (len(record) != width or not all(needed <= own.keys() for own in record)):
+            return None
+        if scaled:
+            scaling = Scaling(*(np.array([own[what] for own in record]) for what in ("mean", "deviation")))
+        if fills:
+            fill = np.array([own[key] for own in record], np.float32)
+        gaps = [c for c, own in enumerate(record) if "indicated" in own]
+        return cls(options, scaling, fill, tuple(gaps) if options.nan_features == "indicator" else ())
+
+    def record(self, c: int, name: str) -> dict[str, object]:
+        """What is kept of column `c` of features: see `kept.KeptColumn`."""
+        found: dict[str, object] = {"column": name.column} if isinstance(name, FeatureName) else {}
+        if isinstance(name, FeatureName) and name.value is not None:
+            found["value"] = name.value
+        if self.scaling is not None:
+            found |= {"mean": float(self.scaling.mean[c]), "deviation": float(self.scaling.deviation[c])}
+        if self.fill is not None:
+            found[fill_key(self.options)] = float(self.fill[c])
+        return found | ({"indicated": True} if c in self.indicated else {})
+
     def chosen(self, columns: Sequence[str], width: int, of: str) -> "Treatment":
         """The same, where `ReadOptions.indicators` names the columns that get another one."""
         wanted = self.options.indicators if self.options.nan_features == "indicator" else None
         if wanted is None:
             return self
-        names = column_names(columns, width)
-        return replace(self, indicated=tuple(c for c, name in enumerate(names) if f"{of}.{name}" in wanted))
+        names = [{f"{of}.{name}", f"{of}.column {c}"} for c, name in enumerate(column_names(columns, width))]
+        return replace(self, indicated=tuple(c for c, called in enumerate(names) if called & {*wanted}))
 
     def apply(self, x: Rows, bad: Mask) -> Rows:
         """float32 [n, F + indicated]; `x` has 0 for missing values."""
@@ -262,7 +293,9 @@ class Treatment:
     def columns_of(self, seen: Seen, columns: Sequence[str], of: str) -> list[dict[str, Any]]:
         """A data card's records of all columns; see `Seen.columns`."""
         found = seen.columns(columns, of)
-        flag = {"missing": 0, "least": 0.0, "largest": 1.0, "constant": False}
+        names = column_names(columns, len(found))
+        found = [each | {TREATED: self.record(c, names[c])} for c, each in enumerate(found)]
+        flag = {"missing": 0, "least": 0.0, "largest": 1.0, "constant": False, TREATED: {}}
         return found + [found[c] | flag | {"name": f"{found[c]['name']}{IS_MISSING}"} for c in self.indicated]
 
 
@@ -277,7 +310,10 @@ def indicators_in(card: Mapping[str, Any]) -> tuple[str, ...] | None:
 def check_indicators(options: ReadOptions, card: Sequence[Mapping[str, Any]]) -> None:
     """Refuse names of `ReadOptions.indicators` that are no columns of a card."""
     known = [f"{column['of']}.{column['name']}" for column in card]
-    if unknown := [name for name in options.indicators or () if name not in known]:
+    # Earlier versions numbered columns.
+    count = Counter(column["of"] for column in card)
+    numbered = {f"{of}.column {c}" for of, columns in count.items() for c in range(columns)}
+    if unknown := [name for name in options.indicators or () if name not in known and name not in numbered]:
         listed = ", ".join(known[:SHOWN]) or "none"
         names = f"indicators names {', '.join(unknown)}, but the columns of features are {listed}"
         raise InputError(f"{names}{nearest(unknown[0], known)}")
@@ -293,19 +329,18 @@ def treatment_by(
         moments: those of all rows.
         counts: of the name of a pass and bins of columns, records of `value_counts` of all rows.
     """
-    if options.normalize_features != "standard" and options.nan_features not in ("mean", "median", "indicator"):
+    if not uses_statistics(options) and options.nan_features != "indicator":
         return Treatment(options)
     found, medians = moments(), None
-    gaps = [c for c, known in enumerate(found.known) if known < found.rows]
-    if options.nan_features == "median" and gaps:
-        bins = middle_bins(counts("bins", dict.fromkeys(gaps)))
+    if options.nan_features == "median":  # also of columns without gaps, which other data may have
+        bins = middle_bins(counts("bins", dict.fromkeys(range(len(found.known)))))
         medians = medians_of(counts("medians", {c: own for c, (own, _) in bins.items()}), bins, found.known)
     return Treatment.from_moments(options, found, medians)
 
 
 def treatment_of(x: Rows, bad: Mask, options: ReadOptions) -> Treatment:
     """The treatment of all rows, which are in memory."""
-    if bad is None and options.normalize_features != "standard":
+    if bad is None and not uses_statistics(options):
         return Treatment(options)
     rows = normalized_rows(x, options)
     return treatment_by(options, lambda: Moments.from_rows(rows, bad), lambda _, bins: [value_counts(rows, bad, bins)])

@@ -1,7 +1,7 @@
 """Options for reading input that is not clean: one for each common defect of real data."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from ....storage.dataset import TASKS, Task
@@ -152,7 +152,7 @@ class ReadOptions:
     @property
     def given(self) -> dict[str, Any]:
         """Options by name whose values are not the defaults: JSON values, and tuples in place of lists."""
-        return {f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default}
+        return {f.name: value for f in fields(ReadOptions) if (value := getattr(self, f.name)) != f.default}
 
     def of_tables(self, followed: tuple[str, ...]) -> list[str]:
         """Options that are given for tables, but for those `followed`."""
@@ -160,7 +160,8 @@ class ReadOptions:
 
     def without(self, keys: Iterable[str]) -> "ReadOptions":
         """These options with the defaults of `keys`."""
-        return ReadOptions(**{key: value for key, value in self.given.items() if key not in keys})
+        defaults: dict[str, Any] = {f.name: f.default for f in fields(ReadOptions)}
+        return replace(self, **{key: defaults[key] for key in keys})
 
     def check_no_tables(self, source: object, followed: tuple[str, ...]) -> None:
         """Raise InputError for options of tables other than `followed`, of a source without tables."""
@@ -203,7 +204,7 @@ class ReadOptions:
                 raise InputError(f"indicators is {own!r}; expected a list of columns such as ['nodes.age']")
             if self.nan_features != "indicator":
                 raise InputError(f"indicators is given, but nan_features is '{self.nan_features}'; leave one out")
-        for f in fields(self):
+        for f in fields(ReadOptions):
             if f.name in FREE:
                 continue
             value = getattr(self, f.name)

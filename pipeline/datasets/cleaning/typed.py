@@ -1,7 +1,6 @@
 """Cleaning of the arrays of a graph with several types of nodes and edges."""
 
 from collections.abc import Sequence
-from dataclasses import fields as fields_of
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +26,7 @@ OF_NODES = (
 
 def check_followed(name: str, options: ReadOptions, followed: tuple[str, ...] = OF_NODES) -> None:
     """Raise InputError for an option that a typed graph does not follow."""
-    given = [f.name for f in fields_of(options) if f.name not in followed and getattr(options, f.name) != f.default]
+    given = [key for key in options.given if key not in followed]
     if given:
         raise InputError(f"{name}: a typed graph is read as it is, without {', '.join(given)}; leave it out")
 

@@ -18,7 +18,7 @@ from ..schema.roles import Schema, schema_of
 from ..schema.source import GraphTables
 from . import derived_tables as derived
 from . import described
-from .parquet import feature_rows, labels_of, numbers_of, sets_of, split_bits, times_of
+from .parquet import feature_names, feature_rows, labels_of, numbers_of, sets_of, split_bits, times_of
 from .parquet_rapids import is_read, ordered_edges
 from .reader import Request
 from .tables import ReadTable, read_rows
@@ -128,7 +128,8 @@ class _Reading:
                     labels = replace(labels, values=own.ordered(labels.values), label_names=names)
                 x, time = feature_rows(rows, columns.features, title), times_of(rows, columns.time, title)
                 x, time = own.ordered(x), own.ordered(time)
-                nodes[kind] = RawNodes(x, columns.features, time, own.names, count=rows.num_rows)
+                names = feature_names(rows, columns.features, 0 if x is None else x.shape[1])
+                nodes[kind] = RawNodes(x, tuple(names), time, own.names, count=rows.num_rows)
         given |= {"hint": self.source.hint, "notes": tuple(self.notes), "read": self.schema.record()}
         given["faults"] = self.faults
         given["add_reverse"] = self.schema.source.is_typed and self.options.direction == "undirected"
@@ -210,7 +211,8 @@ class _Reading:
             weight = None if columns.weight is None else numbers_of(rows[columns.weight], f"{stem}.{columns.weight}")
             features, times = feature_rows(rows, columns.features, stem), times_of(rows, columns.time, stem)
         weight, features, times = (a if a is None or kept is None else a[kept] for a in (weight, features, times))
-        return RawEdges(ends, weight, features, columns.features, times)
+        names = feature_names(rows, columns.features, 0 if features is None else features.shape[1])
+        return RawEdges(ends, weight, features, tuple(names), times)
 
 
 def _number_nodes(own: _Nodes, options: ReadOptions, notes: list[str], source: object) -> None:

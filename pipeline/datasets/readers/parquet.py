@@ -1,5 +1,6 @@
 """Values of the columns of tables as arrays, by their roles."""
 
+import json
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,8 +10,9 @@ import pyarrow as pa
 from ....storage.dataset import SPLITS
 from ....storage.errors import InputError, nearest
 from ..cleaning.arrow import pc
-from ..cleaning.class_names import numbered
+from ..cleaning.class_names import VALUES, numbered
 from ..cleaning.filling import EXACT
+from ..cleaning.kept import FeatureName
 from ..cleaning.node_ids import is_text
 from ..cleaning.raw import AnyArray, GivenLabels, UnequalListsError
 from ..schema.columns import Columns, is_list
@@ -117,6 +119,22 @@ def feature_rows(table: pa.Table, wanted: Sequence[str], stem: str = "nodes") ->
         text = ",".join(c for c in wanted if is_text(table[c].type))
         raise type(e)(f"{e}: one_hot={text} makes each value a feature" if text else str(e)) from e
     return np.concatenate([p if p.ndim == 2 else p[:, None] for p in parts], axis=1)
+
+
+def feature_names(table: pa.Table, wanted: Sequence[str], width: int) -> Sequence[str]:
+    """Names of the `width` columns of features that `feature_rows` has, such as age, city=Basel or embedding[3]; those
+    of the table's columns where lists have no length."""
+    names = list[str]()
+    for c in wanted:
+        kind, values = table.field(c).type, (table.field(c).metadata or {}).get(VALUES)
+        if values is not None:
+            names += [FeatureName(f"{c}={value}", c, value) for value in json.loads(values) or [""]]
+        elif is_list(kind):
+            length = width if len(wanted) == 1 else list_width(table[c])
+            names += [FeatureName(f"{c}[{i}]", c) for i in range(length)]
+        else:
+            names.append(FeatureName(c, c))
+    return names if len(names) == width else wanted
 
 
 def _as_float32(values: AnyArray) -> AnyArray:

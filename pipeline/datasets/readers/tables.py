@@ -15,6 +15,7 @@ from ....storage.errors import InputError, NoLabelsError, first_line
 from ....storage.store.paths import expanded
 from ..cleaning.arrow import reading, with_columns
 from ..cleaning.class_names import one_hot_values, with_one_hot
+from ..cleaning.kept import as_other
 from ..cleaning.options import ReadOptions
 from ..cleaning.raw import Hint
 from ..schema import files as of_folder
@@ -43,6 +44,8 @@ def as_text(kind: Kind, options: ReadOptions) -> Callable[[str], bool]:
     keys = ("feature_columns", "edge_feature_columns", "label_columns", "weight", "edge_time", "node_time")
     numbers = {c for key in keys for c in options.names(key) or ()}
     texts = {c for key in ("id", "src", "dst", "split", "relation_column") for c in options.names(key) or ()}
+    if (other := as_other(options)) is not None:
+        texts |= {c for c in options.names("one_hot") or () if other.is_text(c)}
     return partial(_is_text, kind, texts, numbers)
 
 
@@ -259,8 +262,17 @@ def read_rows(table: SourceTable, options: ReadOptions) -> ReadTable:
         if is_csv(table.files[0]) and table.hive is None:
             labels = [name for name in rows.column_names if as_label(table.kind, options)(name)]
             rows = with_columns(rows, {name: typed_label(rows[name], fits(rows[name])) for name in labels})
+    other = as_other(options)
+    if other is not None:  # a column without any value has no type
+        bare = [
+            n for n in other.columns(table.features_of) if n in rows.column_names and pa.types.is_null(rows[n].type)
+        ]
+        rows = with_columns(rows, {n: rows[n].cast(pa.float64()) for n in bare})
     if (named := options.names("one_hot")) is not None:
-        rows = with_one_hot(rows, one_hot_values(rows, named, table.title), table.title)
+        values = one_hot_values(rows, named, table.title)
+        if other is not None:
+            values = {name: other.values(table.features_of, name) or own for name, own in values.items()}
+        rows = with_one_hot(rows, values, table.title)
     return ReadTable(table, rows, tuple(t.schema for t in found))
 
 

@@ -1,12 +1,15 @@
 """Columns of one table by their roles, and the assignment of these: by the user's keys, by what the format says, by
 words; in this order, and each column has one role."""
 
+import json
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ....storage.errors import nearest
 from ....storage.optional import present_items
+from ..cleaning.kept import READ, as_other
 from . import words
 from .source import Role, SourceTable
 
@@ -17,8 +20,7 @@ if TYPE_CHECKING:
 
 NONE = "none"
 """Value of a key by which no column has its role; behind names: none has it if they are not there."""
-SHOWN_COLUMNS = 8
-"""Most columns named in a note."""
+SHOWN_COLUMNS = 8  # most columns named in a note
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,6 @@ class Problems:
 
 def quoted(text: str) -> str:
     """A word of a shell's command line."""
-    import shlex
-
     return shlex.quote(text)
 
 
@@ -106,15 +106,14 @@ def is_numeric(kind: "pa.DataType") -> bool:
     """True for the type of a column of numbers, flags, or lists of these."""
     import pyarrow as pa
 
-    kind = kind.value_type if is_list(kind) else kind
     known = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
-    return any(fits(kind) for fits in known)
+    return any(fits(kind.value_type if is_list(kind) else kind) for fits in known)
 
 
 def listed(columns: Sequence[str]) -> str:
     """The first names of columns, and how many more there are."""
-    more = len(columns) - SHOWN_COLUMNS
-    return ", ".join(columns[:SHOWN_COLUMNS]) + (f" and {more} more" if more > 0 else "")
+    more = f" and {len(columns) - SHOWN_COLUMNS} more" if len(columns) > SHOWN_COLUMNS else ""
+    return ", ".join(columns[:SHOWN_COLUMNS]) + more
 
 
 def no_column(source: object, table: str, key: str, names: Sequence[str]) -> str:
@@ -286,6 +285,10 @@ class Assignment:
         elif wanted is None:
             stated = tuple(self.stated("feature"))
             wanted, why = (stated, "the format says so") if stated else (self._customary(others), "by its name")
+        if (other := as_other(self.options)) is not None:
+            wanted, absent, notes = other.features(self.table.features_of, self.names, wanted, self.features is None)
+            self.problems.texts += [no_column(self.source, self.table.title, c, self.names) + READ for c in absent]
+            self.notes += notes
         for c in wanted:
             self.give(c, "feature", why)
         return (*wanted, *self._one_hot(wanted))
@@ -295,8 +298,9 @@ class Assignment:
         for c in self.options.names("one_hot") or ():
             if c not in self.names:
                 continue
-            values = (self.head.field(c).metadata or {}).get(b"one_hot", b"").decode()
+            values = ", ".join(json.loads((about := self.head.field(c).metadata or {}).get(b"one_hot", b"[]")))
             self.notes.append(f"Column {c} of {self.table.kind} is a feature for each value (one_hot): {values[:200]}.")
+            self.notes += filter(None, [about.get(b"unknown", b"").decode()])
             if c not in wanted and c in self.free():
                 self.give(c, "feature", "read.one_hot")
                 yield c

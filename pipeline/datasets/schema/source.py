@@ -44,6 +44,12 @@ class SourceTable:
         return "-".join((self.kind, *((self.type,) if isinstance(self.type, str) else self.type)))
 
     @property
+    def features_of(self) -> str:
+        """What its features are of in a data card: nodes, edges, a node type or a relation."""
+        kind = self.type or self.kind
+        return kind if isinstance(kind, str) else ",".join(kind)
+
+    @property
     def of_type(self) -> str:
         """Its type in messages; empty in a graph with one type."""
         return type_text(self.type)

@@ -1,0 +1,96 @@
+"""Features of other data than those that a run was trained on: their columns, values and numbers are the run's."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .options import ReadOptions
+
+NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?$|true$|false$|$")
+"""Text that a value of a column of numbers or flags has."""
+READ = ", but the run reads it as a feature"
+"""Ending of a message on a column that is missing."""
+SHOWN = 8
+"""Most columns that a note names."""
+KeptColumn = Mapping[str, Any]
+"""Record of a column of features: the `column` of a table that it is of, its `value` of one_hot, its `mean` and
+`deviation`, what fills it by the way of `fill_key`, and whether it is `indicated`. What does not apply is left out."""
+
+
+class FeatureName(str):
+    """Name of a column of features, with the column of the table that it is made of."""
+
+    column: str
+    value: str | None
+
+    def __new__(cls, name: str, column: str = "", value: str | None = None) -> "FeatureName":
+        """A name."""
+        found = super().__new__(cls, name)
+        found.column, found.value = column, value
+        return found
+
+
+@dataclass(frozen=True)
+class OtherOptions(ReadOptions):
+    """Options by which data are read as those that a run was trained on."""
+
+    before: Mapping[str, Sequence[KeptColumn]] = field(default_factory=dict)
+    """The run's columns of features, by what they are of: nodes, edges, a node type or a relation."""
+    chosen: bool = False
+    """True if the columns of features are others than the run's, as whoever asks says."""
+
+    def values(self, of: str, column: str) -> tuple[str, ...]:
+        """The run's values of a column of one_hot; empty if it kept none."""
+        # Before edges are those of relations, they are in one table.
+        every = [self.before[of]] if of in self.before else list(self.before.values())
+        each = (tuple(c["value"] for c in own if c.get("column") == column and "value" in c) for own in every)
+        return next(filter(None, each), ())
+
+    def is_text(self, column: str) -> bool:
+        """True if a column of one_hot was text: some of its values are no plain numbers."""
+        each = (c["value"] for own in self.before.values() for c in own if c.get("column") == column and "value" in c)
+        return any(not NUMBER.match(value) for value in each)
+
+    def columns(self, of: str) -> tuple[str, ...]:
+        """The run's columns of a table that are features, in order; empty if it kept none."""
+        own = () if self.chosen else self.before.get(of, ())
+        return tuple(dict.fromkeys(c["column"] for c in own if "column" in c))
+
+    def features(
+        self, of: str, names: Sequence[str], wanted: tuple[str, ...], by_name: bool
+    ) -> tuple[tuple[str, ...], list[str], list[str]]:
+        """The columns of a table that the run reads as features, in its order, in place of those `wanted`, which words
+        have chosen if `by_name`; those that are not among `names`; and notes."""
+        kept = self.columns(of)
+        bare = [c for c in self.names("one_hot") or () if c in names and not self.values(of, c)]
+        notes = [f"The values of {c} are this data's own, since the run kept none: train it again." for c in bare]
+        if not kept or (by_name and not any(c in names for c in kept)):
+            return wanted, [], notes
+        if more := [c for c in wanted if c not in kept]:
+            some = ", ".join(more[:SHOWN]) + (", ..." if len(more) > SHOWN else "")
+            notes.append(f"Not read of {of}, since the run has no such features: {some}.")
+        return tuple(c for c in kept if c in names), [c for c in kept if c not in names], notes
+
+
+def as_other(options: ReadOptions) -> OtherOptions | None:
+    """The options, if they are of other data than a run's own."""
+    return options if isinstance(options, OtherOptions) else None
+
+
+def fill_key(options: ReadOptions) -> str:
+    """The key of a record with what fills a column's missing values."""
+    return f"{options.nan_features} after {options.normalize_features}"
+
+
+def uses_statistics(options: ReadOptions) -> bool:
+    """True if columns are scaled, or filled, by numbers of all rows."""
+    return options.normalize_features == "standard" or options.nan_features in ("mean", "median")
+
+
+def own_statistics(options: ReadOptions) -> str:
+    """A note: features are scaled or filled by numbers of these data in place of a run's."""
+    ways = ["scaled by this data's own mean and deviation"] if options.normalize_features == "standard" else []
+    if options.nan_features in ("mean", "median"):
+        ways.append(f"filled by this data's own {options.nan_features}")
+    return f"Features were {' and '.join(ways)}, since the run kept none: train again to read other data as the run's."
