@@ -37,12 +37,14 @@ BUDGETS: dict[str, float] = {
     # Exact evaluation says if it will read features many times, and rows of any size go to scratch where memory is
     # short: 6.
     # Other data is scaled, filled and matched as the run's own was, which was wrong without a word: 176.
-    "lines_code": 67_324,
+    # convert takes edges that GPUs have sorted in pieces; notes when a run starts say that an epoch is one step, and
+    # that edges of weight 0 are drawn; PyG's arguments of NeighborSampler and an unknown system of a plan: 55.
+    "lines_code": 67_379,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 35.6,
     "none_checks_of_types": 14,
     # Several of these rose with the same features, by functions that were not looked at one by one; they fall next.
-    "functions_over_6_params": 85,
+    "functions_over_6_params": 83,
     "isinstance_on_policies": 10,
     "see_only_docstrings": 0,
     "any_annotations": 1816,  # goal: 1862

@@ -37,7 +37,7 @@ def _takes_no_graph(sampler: type[Options]) -> type[Options]:
     begin: Any = sampler.__init__
 
     @wraps(begin)
-    def checked(self: Any, *args: Any, **options: Any) -> None:
+    def checked(self: object, *args: object, **options: object) -> None:
         strange = [f"a {type(a).__name__}" for a in args[:1] if not isinstance(a, int | Sequence | np.ndarray)]
         if strange := strange + sorted(options.keys() - signature(begin).parameters.keys()):
             raise InputError(
