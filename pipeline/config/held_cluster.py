@@ -21,8 +21,13 @@ def is_held(value: object) -> bool:
 
 
 def held_at(address: str | None) -> Any:
-    """The client or cluster that the caller holds of a scheduler; None: there is none."""
-    return _held.get(address or "")
+    """The client or cluster that the caller holds of a scheduler; None: there is none, or it is closed."""
+    return next((held for at, held in _held.items() if at == address and _is_running(held)), None)
+
+
+def _is_running(held: object) -> bool:
+    status = getattr(held, "status", None)
+    return getattr(status, "name", status) == "running"
 
 
 def address_of(given: object) -> str | None:
@@ -42,7 +47,7 @@ def address_of(given: object) -> str | None:
     held: Any = given
     what, of_cluster = type(held).__name__, hasattr(held, "scheduler_address")
     address = held.scheduler_address if of_cluster else held.scheduler and held.scheduler.address
-    if getattr(held.status, "name", held.status) != "running" or not address:
+    if not _is_running(held) or not address:
         raise InputError(f"the {what} is not running (status {held.status}); give one that is, and not asynchronous")
     if getattr(held, "asynchronous", False):
         raise InputError(f"the {what} is asynchronous; give one with asynchronous=False")

@@ -8,7 +8,6 @@ import pytest
 from distributed import Client
 
 import millrace as mr
-from millrace.pipeline.config import held_cluster
 from millrace.storage.errors import RunError
 from millrace.tests.contracts.command import command
 
@@ -37,7 +36,6 @@ def client(scheduler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
             yield client
         finally:
             client.run(os.chdir, before)
-            held_cluster._held.pop(scheduler, None)  # other tests name the same scheduler when this client is closed
 
 
 def files(folder: Path) -> dict[str, bytes]:

@@ -53,6 +53,10 @@ def test_workers_that_are_threads_and_closed_clients_are_refused():
     with pytest.raises(InputError, match="the Client is not running"):
         mr.predict("run", client=client)
     assert held_at(None) is None and held_at("inproc://gone") is None
+    with LocalCluster(n_workers=1, processes=True, dashboard_address=None) as cluster, Client(cluster) as client:
+        address = address_of(client)
+        assert held_at(address) is client
+    assert held_at(address) is None
 
 
 def test_names_of_proxies():
