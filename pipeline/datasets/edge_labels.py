@@ -10,6 +10,7 @@ import numpy as np
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError
 from ...storage.store.paths import expanded
+from .cleaning.kept import of_pairs
 from .cleaning.options import ReadOptions
 from .cleaning.raw import AnyArray, GivenLabels
 from .pairs import Ends, as_pairs, ends_of_table, read_pairs, require_file
@@ -129,6 +130,7 @@ def _of_tables(
     from .readers.tables import read_rows
     from .schema.roles import columns_of_pairs
 
+    options = of_pairs(options)
     rows = read_rows(replace(table, type=None), options).rows
     if to_predict is not None and not rows.num_rows:
         raise InputError(f"{source} has a header and no rows; expected an edge in each row")

@@ -12,6 +12,7 @@ from ...storage.plural import counted, were
 from ...storage.times.moments import as_times, in_one_unit
 from ...storage.typed.graph_types import RelationType
 from .cleaning.columns import LARGE_VALUE, clean_edge_features
+from .cleaning.kept import of_pairs
 from .cleaning.labels import settled_labels
 from .cleaning.options import DEFAULT_OPTIONS, ReadOptions, require_options
 from .cleaning.raw import GivenLabels
@@ -112,7 +113,7 @@ def with_labelled_edges(
             )
         features = given.reshape(len(raw.pairs), -1).astype(np.float32)
         if features.size:
-            features = clean_edge_features(given, len(given), options, notes, raw.feature_columns)
+            features = clean_edge_features(given, len(given), of_pairs(options), notes, raw.feature_columns)
         if (largest := float(np.abs(features).max(initial=0))) > LARGE_VALUE:
             notes.append(
                 f"Features of labelled edges reach {largest:,.0f}, and training needs values near 1: scale them before "

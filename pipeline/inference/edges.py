@@ -90,7 +90,7 @@ def predict_edges(
         if features is not None or times is not None:
             raise InputError("features or times are given, but the edges are those of the dataset; leave them out")
         if data.pairs is None and not of_split and dataset is not None and not isinstance(dataset, Dataset):
-            read = all_edges(dataset, trained.reading(options), data, nodes)
+            read = all_edges(dataset, trained.as_before(options), data, nodes)
             wanted, own, told = read.pairs, read.features, read.time
         else:
             wanted, own, told = _of_dataset(data, pairs)
@@ -98,7 +98,7 @@ def predict_edges(
         if not Path(pairs).suffix and not expanded(pairs).exists():
             meant = nearest(str(pairs), SETS)
             raise InputError(f"pairs is '{pairs}'; expected a file of pairs, or {', '.join(SPLITS)} or all{meant}")
-        read = edges_of_file(expanded(pairs), trained.reading(options), data, nodes)
+        read = edges_of_file(expanded(pairs), trained.as_before(options), data, nodes)
         wanted, own, told = read.pairs, read.features, read.time
     else:
         wanted, own, told = as_pairs(pairs, data, "pairs", nodes), None, None

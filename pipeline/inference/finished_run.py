@@ -111,7 +111,7 @@ class TrainedRun:
                 own = replace(own, indicators=indicators_in(card))
         return own if options is None else options.over(own.given)
 
-    def _as_before(self, options: ReadOptions | None) -> OtherOptions:
+    def as_before(self, options: ReadOptions | None) -> OtherOptions:
         """`reading`, with the run's columns of features and their numbers."""
         read, own = self.reading(options), self.reading()
         chosen = any(getattr(read, key) != getattr(own, key) for key in ("feature_columns", "edge_feature_columns"))
@@ -193,7 +193,7 @@ class TrainedRun:
         """
         job, result, reader, is_clean = self.config, self.result, reader_of(source), _is_clean(source)
         given = options or ReadOptions()
-        read = replace(given, task=job.read.task) if is_clean else self._as_before(options)
+        read = replace(given, task=job.read.task) if is_clean else self.as_before(options)
         # What the caller gives stays, and is refused.
         if reader is not None and (unread := read.of_tables((*reader.columns, *given.given))):
             keys = ", ".join(f"read.{key}" for key in unread)

@@ -130,9 +130,9 @@ def one_hot_values(table: "pa.Table", named: Sequence[str], title: str) -> dict[
     return {n: numbered(table[n]).class_names[: MOST_VALUES + 1] for n in named if n in table.column_names}
 
 
-def _note_unknown(text: "pa.ChunkedArray", names: Sequence[str], what: str) -> str:
-    """A note on values that are not among `names`; empty without any."""
-    uses = Counter(v for v in text.to_pylist() if v and v not in names)
+def _note_unknown(text: "pa.ChunkedArray", what: str) -> str:
+    """A note on values that are not known; empty without any but nulls and empty text."""
+    uses = Counter(filter(None, text.to_pylist()))
     if not uses:
         return ""
     some = ", ".join(sorted(uses, key=by_value)[:SHOWN_VALUES]) + (", ..." if len(uses) > SHOWN_VALUES else "")
@@ -158,8 +158,8 @@ def with_one_hot(table: "pa.Table", values: Mapping[str, Sequence[str]], title: 
         if name not in table.column_names:
             continue
         text = pc.utf8_trim_whitespace(table[name].cast(pa.large_string()))
-        note = _note_unknown(text, names, f"{title}.{name}")
-        codes = pc.index_in(text, value_set=pa.array(names, pa.large_string())).to_numpy(zero_copy_only=False)
+        at = pc.index_in(text, value_set=pa.array(names, pa.large_string()))
+        note, codes = _note_unknown(text.filter(at.is_null()), f"{title}.{name}"), at.to_numpy(zero_copy_only=False)
         rows = (codes[:, None] == np.arange(max(1, len(names)))).astype(np.float32)
         lists = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])
         field = pa.field(name, lists.type, metadata={VALUES: json.dumps([*names]).encode(), UNKNOWN: note.encode()})

@@ -250,7 +250,8 @@ class Treatment:
         # The mean is 0 once columns are scaled by it.
         fills = options.nan_features == "median" or (options.nan_features == "mean" and not scaled)
         needed |= {key} if fills else set()
-        if (record or needed) and (len(record) != width or not all(needed <= own.keys() for own in record)):
+        unknown = options.nan_features == "indicator" and options.indicators is None
+        if (record or needed or unknown) and (len(record) != width or not all(needed <= own.keys() for own in record)):
             return None
         if scaled:
             scaling = Scaling(*(np.array([own[what] for own in record]) for what in ("mean", "deviation")))

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .options import ReadOptions
@@ -76,6 +76,12 @@ class OtherOptions(ReadOptions):
 def as_other(options: ReadOptions) -> OtherOptions | None:
     """The options, if they are of other data than a run's own."""
     return options if isinstance(options, OtherOptions) else None
+
+
+def of_pairs(options: ReadOptions) -> ReadOptions:
+    """The options for labelled pairs: in a file of their own, their columns are not those of the graph's edges."""
+    other = as_other(options)
+    return options if other is None or options.pairs is None else replace(other, before={})
 
 
 def fill_key(options: ReadOptions) -> str:

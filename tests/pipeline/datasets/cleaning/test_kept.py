@@ -1,4 +1,4 @@
-"""Other data than a run's own: rows get the same predictions alone and among others, to the bit."""
+"""Other data than a run's own: rows get the same features alone and among others, and so the same predictions."""
 
 import json
 
@@ -202,3 +202,20 @@ def test_options_of_other_data_keep_what_they_are():
     assert options.values("edges", "city") == ("7",) and options.values("nodes", "age") == ()
     assert not options.is_text("city") and OtherOptions(before=before, chosen=True).columns("nodes") == ()
     assert [bool(NUMBER.match(text)) for text in ("1.5", "007", "true", "A")] == [True, False, True, False]
+
+
+def test_edges_to_predict_have_the_runs_values(tmp_path):
+    rng = np.random.default_rng(0)
+    kind = np.array(["a", "b"], object)[rng.integers(0, 2, 60)]
+    table = pa.table({"src": rng.integers(0, 12, 60), "dst": rng.integers(0, 12, 60), "kind": kind})
+    (tmp_path / "g").mkdir()
+    pq.write_table(pa.table({"id": np.arange(12), "x": rng.random(12)}), tmp_path / "g" / "nodes.parquet")
+    pq.write_table(table.append_column("label", pa.array(rng.integers(0, 2, 60))), tmp_path / "g" / "edges.parquet")
+    read = {"labels_of": "edges", "one_hot": "kind", "edge_feature_columns": "kind", "feature_columns": "x"}
+    read["direction"] = "directed"
+    mr.run(str(tmp_path / "g"), out=tmp_path / "run", read=read, epochs=1, split="fraction:0.6,0.2", verbose=False)
+    pq.write_table(table, tmp_path / "all.parquet")
+    some = np.flatnonzero(kind == "b")[:5]
+    pq.write_table(table.take(some), tmp_path / "some.parquet")
+    every, few = (mr.predict_edges(tmp_path / "run", tmp_path / f"{name}.parquet").logits for name in ("all", "some"))
+    np.testing.assert_allclose(few, every[some], rtol=1e-4, atol=1e-5)
