@@ -80,8 +80,9 @@ def as_other(options: ReadOptions) -> OtherOptions | None:
 
 def of_pairs(options: ReadOptions) -> ReadOptions:
     """The options for labelled pairs: in a file of their own, their columns are not those of the graph's edges."""
-    other = as_other(options)
-    return options if other is None or options.pairs is None else replace(other, before={})
+    if isinstance(options, OtherOptions) and options.pairs is not None:
+        return replace(options, before={})
+    return options
 
 
 def fill_key(options: ReadOptions) -> str:
