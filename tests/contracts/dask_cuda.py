@@ -18,8 +18,6 @@ from distributed import LocalCluster
 import millrace
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-LEFT = "RAPIDS_NO_INITIALIZE"
-"""Set by a cluster that starts."""
 
 
 class LocalCUDACluster(LocalCluster):
@@ -59,7 +57,7 @@ class LocalCUDACluster(LocalCluster):
     ):
         type(self).given = {k: v for k, v in locals().items() if k not in ("self", "kwargs", "__class__")} | kwargs
         type(self).started += 1
-        os.environ[LEFT] = "True"
+        os.environ["RAPIDS_NO_INITIALIZE"] = "True"
         self.cuda_visible_devices = (CUDA_VISIBLE_DEVICES or os.environ[VISIBLE]).split(",")
         if n_workers is None:
             n_workers = len(self.cuda_visible_devices)
@@ -96,12 +94,6 @@ class LocalCUDACluster(LocalCluster):
         return {left[0]: spec}
 
 
-def restore(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take back, after the test, what a cluster that it starts itself leaves in this process's environment."""
-    monkeypatch.setenv(LEFT, "")
-    monkeypatch.delenv(LEFT)
-
-
 def install(monkeypatch: pytest.MonkeyPatch, gpus: str, *modules: str) -> None:
     """Make imports of dask_cuda find the stand-in on a machine with these GPUs, named as in CUDA_VISIBLE_DEVICES; and
     make `modules` importable too, as empty modules."""
@@ -111,7 +103,6 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: str, *modules: str) -> None:
         monkeypatch.setitem(sys.modules, name, made)
     monkeypatch.setattr(sys.modules["dask_cuda"], "LocalCUDACluster", LocalCUDACluster, raising=False)
     monkeypatch.setenv(VISIBLE, gpus)
-    restore(monkeypatch)
 
 
 def install_for_ranks(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:

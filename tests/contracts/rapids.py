@@ -369,7 +369,7 @@ class LocalCUDACluster(LocalCluster):
         given = inspect.signature(dask_cuda.LocalCUDACluster.__init__).bind(self, *args, **kwargs)
         given.apply_defaults()
         a = given.arguments
-        os.environ[dask_cuda.LEFT] = "True"  # as the real one does
+        os.environ["RAPIDS_NO_INITIALIZE"] = "True"  # as the real one does
         super().__init__(
             n_workers=a["n_workers"], threads_per_worker=a["threads_per_worker"], processes=False, **a["kwargs"]
         )
@@ -729,7 +729,6 @@ def install(monkeypatch: pytest.MonkeyPatch, gpus: int = 1, *, processes: bool =
                 setattr(module(outer), last, made)
         return modules[name]
 
-    dask_cuda.restore(monkeypatch)
     module("raft_dask")
     monkeypatch.setattr(Comms, "initialized", False)
     found = {
