@@ -49,7 +49,8 @@ class Cutting:
     def __init__(self, client: Client, dataset: Path, out: Path, watch: SchedulerWatch, emit: Emit) -> None:
         self.client, self.watch, self.emit = client, watch, emit
         self.dataset, self.out = dataset.resolve(), out.resolve()
-        self._submit = partial(client.submit, seeing, (self.dataset.parent, self.out.parent), pure=False)
+        made = next(p for p in self.out.parents if p.exists())
+        self._submit = partial(client.submit, seeing, (self.dataset.parent, made), pure=False)
 
     def assign(self, cut: Cut, fingerprint: dict[str, str]) -> None:
         """Make the book; by a task if the partitioner reads the graph.

@@ -38,7 +38,7 @@ def _takes_no_graph(sampler: type[Options]) -> type[Options]:
 
     @wraps(begin)
     def checked(self: object, *args: object, **options: object) -> None:
-        strange = [f"a {type(a).__name__}" for a in args[:1] if not isinstance(a, int | Sequence | np.ndarray)]
+        strange = [f"a {type(a).__name__}" for a in args[:1] if not isinstance(a, int | float | Sequence | np.ndarray)]
         if strange := strange + sorted(options.keys() - signature(begin).parameters.keys()):
             raise InputError(
                 f"{sampler.__name__} got {', '.join(strange)}; it has options of a run's sampler (fanout, ...) and no "

@@ -49,12 +49,12 @@ def test_a_task_loads_no_models_losses_or_own_code(tmp_path: Path) -> None:
         ({}, "cuda"),
         ({"queue": {"kind": "zarr"}}, "cuda"),
         ({"queue": {"kind": "zarr"}, "executor": "dask", "ranks": 2}, "cuda"),
-        ({"queue": {"kind": "zarr"}, "bulk": {"topology": "partitioned"}}, "cpu"),
+        ({"queue": {"kind": "zarr"}, "bulk": {"topology": "partitioned"}}, "cuda"),
         ({"queue": {"kind": "zarr"}, "kernel": "cpu"}, "cpu"),
     ],
     ids=str,
 )
-def test_gpus_draw_into_a_queue_on_disk_unless_owners_of_rows_do(config: dict, kernel: str) -> None:
+def test_gpus_draw_into_a_queue_on_disk(config: dict, kernel: str) -> None:
     assert resolve({**config, "device": "cuda"}).kernel == kernel
 
 

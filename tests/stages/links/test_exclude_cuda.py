@@ -217,7 +217,8 @@ def test_owners_of_rows_draw_the_same_on_their_devices() -> None:
         def rank(group: ThreadGroup, without: WithoutOwnEdges = without) -> int:
             rows = block_rows(graph, RangeBook(np.array([0, 13, 29, 40])), group.rank, group)
             of_rank = [3, 2, 0]
-            owners = OwnersOnDevice(rows, group, pretended_device.DEVICE, lambda number: of_rank)
+            owners = OwnersOnDevice(rows, group, pretended_device.DEVICE)
+            owners.minibatches = of_rank
             k, whole = of_rank[group.rank], plan.request(0, group.rank)
             request = LinkRequest(
                 whole.seed, 0, group.rank, 0, whole.seeds[:k], whole.indices[:k], (), whole.positives[:k]
