@@ -126,7 +126,8 @@ class Ingest:
         target_first = sorted(nodes, key=lambda each: each[0].source.type != self.target)
         self.ids_are_text, self.of_types = {}, dict[Any, NodeTable]()
         self.number_notes: dict[Any, list[str]] = {t.type: [] for t in source.nodes}
-        for k, (table, own) in enumerate(target_first):
+        in_order = [t.type for t in source.nodes]
+        for k, (table, own) in sorted(enumerate(target_first), key=lambda each: in_order.index(each[1][0].source.type)):
             t, ends = table.source.type, described.ends_at(table.source, edges)
             ids = [] if own.id is None else [(f"nodes.{own.id}", table, own.id)]
             with about(table.source.of_type):
@@ -298,8 +299,7 @@ class Ingest:
             self.notes += [mended.REVERSED] if options.direction == "reverse" else []
 
     def _directed(self, work: edge_tasks.EdgeWork, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Note repeated edges and the direction, of one type. What was `found` of its sorted edges; with their reverses
-        if the source's hint says so. Raises InputError if they are an error."""
+        """What was `found` of sorted edges, with reverses if the source's hint says so; notes or refuses repeats."""
         notes, repeats = self.notes, [r["repeats"] for r in found]
         total = sum(c for c, _ in repeats), next((key for count, key in repeats if count), 0)
         mended.note_repeats(total, work.num_nodes, work.weighted, work.width > 0, work.options, notes=notes)

@@ -82,7 +82,7 @@ def test_a_run_with_a_stopped_rank_ends(tmp_path: Path) -> None:
     )
     assert process.stderr is not None
     try:
-        while "epoch" not in process.stderr.readline():
+        while "loss" not in process.stderr.readline():
             assert process.poll() is None
         ranks = [
             c for c in psutil.Process(process.pid).children(recursive=True) if "rank_main" in " ".join(c.cmdline())
