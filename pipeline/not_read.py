@@ -13,7 +13,7 @@ from .setup.prepare import Prepared
 from .setup.result import ONE_STEP
 
 FEWER_SEEDS = 8
-"""Where an epoch is one step, a batch size of about one in so many seeds is advised."""
+"""Minibatches that an epoch would have, about, with the batch size that is advised."""
 
 
 def one_step(prepared: Prepared) -> Iterator[str]:

@@ -299,7 +299,7 @@ class Ingest:
             self.notes += [mended.REVERSED] if options.direction == "reverse" else []
 
     def _directed(self, work: edge_tasks.EdgeWork, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """What was `found` of sorted edges, with reverses if the source's hint says so; notes or refuses repeats."""
+        """Add reverses to what was `found` of sorted edges if the source's hint says so; note or refuse repeats."""
         notes, repeats = self.notes, [r["repeats"] for r in found]
         total = sum(c for c, _ in repeats), next((key for count, key in repeats if count), 0)
         mended.note_repeats(total, work.num_nodes, work.weighted, work.width > 0, work.options, notes=notes)

@@ -116,7 +116,7 @@ def keep_inputs(
 
 
 def reading_before(folder: Path, dataset: str) -> Mapping[str, object]:
-    """How a run's own data were read, as `ReadOptions.given` has it: by its folder's record, and the dataset's store.
+    """The options by which a run's own data were read, as `ReadOptions.given`: its folder's record, then the store's.
 
     Raises:
         StoreError: one of them is damaged.

@@ -234,7 +234,7 @@ class LayerBlocks:
             yield wave, lambda a, b: self._aggregate(a, b).result(rows), wave[-1][1] - wave[0][0]
 
     def _aggregate(self, a: int, b: int) -> Aggregate:
-        """What some of the layer's rows aggregate."""
+        """The aggregation of some of the layer's rows."""
         return self.part.aggregate(Destinations(self.run.graph, self.run.degree, self.nodes[a:b]))
 
     def shares(self, ranks: int) -> list[Blocks]:

@@ -261,7 +261,7 @@ class Treatment:
         return cls(options, scaling, fill, tuple(gaps) if options.nan_features == "indicator" else ())
 
     def record(self, c: int, name: str) -> dict[str, object]:
-        """What is kept of column `c` of features: see `kept.KeptColumn`."""
+        """The record of column `c` of features, a `kept.KeptColumn`."""
         found: dict[str, object] = {"column": name.column} if isinstance(name, FeatureName) else {}
         if isinstance(name, FeatureName) and name.value is not None:
             found["value"] = name.value

@@ -45,7 +45,7 @@ class SourceTable:
 
     @property
     def features_of(self) -> str:
-        """What its features are of in a data card: nodes, edges, a node type or a relation."""
+        """The owner of its features in a data card: nodes, edges, a node type or a relation."""
         kind = self.type or self.kind
         return kind if isinstance(kind, str) else ",".join(kind)
 

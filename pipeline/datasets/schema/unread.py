@@ -101,7 +101,7 @@ def unread_sets(nodes: Columns, kinds: pa.Schema, rows: Rows) -> tuple[str, str]
 
 
 def few_values(columns: Sequence[str], rows: Rows) -> list[str]:
-    """Those of some columns that may hold classes: of several values, each of which two rows have on average."""
+    """The columns that may hold classes: with several values, each in two rows or more on average."""
     found = []
     for column in columns:
         values, count = set[Any](), 0

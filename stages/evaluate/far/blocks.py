@@ -98,7 +98,7 @@ class FarBlocks:
     """Blocks of a layer whose sources lie on disk."""
 
     rows: FarRows
-    """Of the sources."""
+    """Rows of the sources."""
     graph: Graph
     nodes: IdArray
     """Of the layer's rows, ascending."""
