@@ -31,8 +31,10 @@ def not_read(prepared: Prepared) -> Iterator[str]:
     """A sentence for each kind of values, times among them, that neither the model nor the sampler of a run reads."""
     graph, outline, name = prepared.dataset.graph, prepared.outline, prepared.model.name
     width, sampler = outline.edge_width, prepared.system.sample.sampler
-    if (graph.has_edge_times or graph.has_node_times) and not reads_times(sampler):
+    if graph.has_edge_times and not reads_times(sampler):
         yield "the times of edges are not read, so nodes see later edges too; sampler.name=temporal hides these."
+    elif graph.has_node_times and not reads_times(sampler):
+        yield "the times of nodes are not read when neighbours are drawn, so nodes see later ones too."
     by_weight = graph.is_weighted and getattr(sampler, "weighted", False)
     whole = by_weight and -1 in getattr(sampler, "fanout", ())
     if whole and (zeros := int(np.count_nonzero(graph.edge_weight == 0))):

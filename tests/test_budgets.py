@@ -36,10 +36,10 @@ BUDGETS: dict[str, float] = {
     # command: 83, some of them lines that formatting made of long calls.
     # Exact evaluation says if it will read features many times, and rows of any size go to scratch where memory is
     # short: 6.
-    # Other data is scaled, filled and matched as the run's own was, which was wrong without a word: 186.
+    # Other data is scaled, filled and matched as the run's own was, which was wrong without a word: 198.
     # convert takes edges that GPUs have sorted in pieces; notes when a run starts say that an epoch is one step, and
     # that edges of weight 0 are drawn; PyG's arguments of NeighborSampler, a plan's unknown system, closed clients: 58.
-    "lines_code": 67_392,
+    "lines_code": 67_404,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 35.6,
     "none_checks_of_types": 14,
@@ -47,7 +47,7 @@ BUDGETS: dict[str, float] = {
     "functions_over_6_params": 83,
     "isinstance_on_policies": 10,
     "see_only_docstrings": 0,
-    "any_annotations": 1816,  # goal: 1862
+    "any_annotations": 1816,
     "optional_arguments": 978,
     "hasattr": 46,
     "calls_over_6_positional": 0,

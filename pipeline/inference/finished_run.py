@@ -133,12 +133,14 @@ class TrainedRun:
         )
         differs = own != other and any(map(any, (*own.values(), *other.values())))
         if data.card is not None and differs:
-            emit(
-                Note(
-                    f"{data.name} was read before, by columns, values or scales of its own, which differ from those of "
-                    f"the data of {self.folder}: give its tables, which are read as the run's were"
-                )
+            told = (
+                f"{data.name} was read before, by columns, values or scales of its own, which differ from those of the "
+                f"data of {self.folder}: give its tables, which are read as the run's were"
             )
+            if not (self._treatment and read):
+                lacks = data.name if self._treatment else self.folder
+                told = f"{lacks} keeps no scales and values of its columns: see that {data.name} has those of the run"
+            emit(Note(told))
 
     @contextmanager
     def _proving(self) -> Iterator[None]:

@@ -125,8 +125,15 @@ def _findings(run: RunRecord, line: Timeline | None, waits: list[list[float]]) -
         stored=not run.log.levels and not any(any(log.beats["sample"]) for log in run.log.ranks.values()),
         slow=known and _waited_for(known, np.array(waits)),
         waiting=WAITING,
-        one_step=[text for _, text in run.log.notes if text.startswith(ONE_STEP)][-1:],
+        one_step=[text for _, text in run.log.notes if text.startswith(ONE_STEP)][-1:] or _one_step(run),
     ).splitlines()
+
+
+def _one_step(run: RunRecord) -> list[str]:
+    """The finding on epochs of one step, of a run by a version that noted none."""
+    result = run.result or {}
+    epochs, minibatches = result.get("epochs", 0), result.get("minibatches", 0)
+    return [f"{ONE_STEP}."] if 0 < minibatches <= epochs * result.get("minibatches_per_step", 0) else []
 
 
 def first_step(run: RunRecord, line: Timeline) -> float:

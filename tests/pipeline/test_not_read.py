@@ -1,5 +1,7 @@
 """What the data have and the model does not read is said once, by name."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -100,3 +102,14 @@ def test_epochs_of_one_step_are_said(tmp_path):
     start = "Each epoch is one step of the optimiser: 1 minibatch of 1,024 seeds would hold all 180."
     assert seen == [f"{start} More steps: e.g. --batch-size 16."]
     assert took.minibatches == 2 * 12
+
+
+def test_times_of_nodes_alone_are_not_called_those_of_edges(tmp_path):
+    """Which the temporal sampler would need."""
+    data, notes = mr.open_dataset("karate"), list[str]()
+    data = replace(data, graph=replace(data.graph, node_time=np.arange(data.num_nodes)))
+    mr.run(
+        data, epochs=1, fanout=[2], out=tmp_path, emit=lambda e: notes.append(e.text) if isinstance(e, Note) else None
+    )
+    said = "the times of nodes are not read when neighbours are drawn, so nodes see later ones too."
+    assert said in notes and not any("times of edges" in text for text in notes)

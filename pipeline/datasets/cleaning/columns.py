@@ -114,13 +114,14 @@ def filled(
     bad = taken_out(x)
     seen = Seen.from_rows(x, bad, given=given)
     seen.check(options, notes, of.columns, of.unit)
-    if of.unit == "node":
-        note_normalized(seen.magnitude, options, notes)
-    treatment = None
+    treatment, is_told = None, False
     if (other := as_other(options)) is not None:
-        treatment = Treatment.from_record(options, other.before.get(of.called, ()), x.shape[1])
-        if treatment is None and uses_statistics(options):
-            notes.append(own_statistics(options))
+        treatment, is_told = Treatment.from_record(options, other.before.get(of.called, ()), x.shape[1]), True
+        if uses_statistics(options):
+            by_run = "The numbers by which features are scaled or filled are those of the run's data."
+            notes.append(own_statistics(options) if treatment is None else by_run)
+    if of.unit == "node" and not (is_told and options.normalize_features == "standard"):
+        note_normalized(seen.magnitude, options, notes)
     treatment = (treatment or treatment_of(x, bad, options)).chosen(of.columns, x.shape[1], of.called)
     if card is not None:
         card += treatment.columns_of(seen, of.columns, of.called)

@@ -66,6 +66,9 @@ class OtherOptions(ReadOptions):
         bare = [c for c in self.names("one_hot") or () if c in names and not self.values(of, c)]
         notes = [f"The values of {c} are this data's own, since the run kept none: train it again." for c in bare]
         if not kept or (by_name and not any(c in names for c in kept)):
+            if kept and wanted:
+                ours, theirs = (", ".join(c[:SHOWN]) + (", ..." if len(c) > SHOWN else "") for c in (kept, wanted))
+                notes.append(f"Features of {of} are called {theirs}, and the run's {ours}: they are taken in order.")
             return wanted, [], notes
         if more := [c for c in wanted if c not in kept]:
             some = ", ".join(more[:SHOWN]) + (", ..." if len(more) > SHOWN else "")

@@ -219,3 +219,13 @@ def test_edges_to_predict_have_the_runs_values(tmp_path):
     pq.write_table(table.take(some), tmp_path / "some.parquet")
     every, few = (mr.predict_edges(tmp_path / "run", tmp_path / f"{name}.parquet").logits for name in ("all", "some"))
     np.testing.assert_allclose(few, every[some], rtol=1e-4, atol=1e-5)
+
+
+def test_columns_of_other_names_are_told(tmp_path):
+    table = customers()
+    run = trained(tmp_path / "run", written(tmp_path / "whole", table), WAYS[0])
+    told = noted(run, written(tmp_path / "same", table.drop_columns(["label"])))
+    assert "are those of the run's data" in told and "standard deviation 1" not in told and "taken in order" not in told
+    before = {"nodes": [{"column": "x0"}, {"column": "x1"}]}
+    wanted, missing, notes = OtherOptions(before=before).features("nodes", ["a", "b"], ("a", "b"), True)
+    assert (wanted, missing) == (("a", "b"), []) and "are called a, b, and the run's x0, x1" in notes[0]
