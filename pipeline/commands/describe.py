@@ -40,7 +40,7 @@ from ..setup.result import read_card, read_result
 from ..setup.run_folder import CHECKPOINTS, JOB, RESULT
 from ..telemetry.events import silent
 
-OF_LABELS = ("classes", "targets", "split", "split came about")
+OF_LABELS = ("classes", "targets", "split", "origin of the split")
 SHOWN_SEEDS = 3
 SHOWN_NAMES = 5
 SHOWN_COLUMNS = 20

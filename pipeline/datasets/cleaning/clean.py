@@ -11,7 +11,7 @@ from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph
 from ....storage.node_names import NodeNames
 from ....storage.plural import counted, were
-from ....storage.stored.data_card import data_card
+from ....storage.stored.data_card import AS_GIVEN, data_card
 from ....storage.times.moments import as_times, in_one_unit
 from ....storage.typed.features import TypedFeatures
 from .columns import Card, clean_features, degree_rows, note_missing
@@ -151,7 +151,7 @@ def _features(
 
 def card_facts(split: str | None, seed: int, stored: bool) -> dict[str, Any]:
     """What a data card says of the split: how it came about."""
-    return {"split": split or ("of the input" if stored else "drawn, see the notes"), "seed": seed}
+    return {"split": split or (AS_GIVEN if stored else "drawn, see the notes"), "seed": seed}
 
 
 def check_no_target(options: ReadOptions) -> None:

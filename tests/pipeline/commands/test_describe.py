@@ -18,7 +18,7 @@ def test_a_list_of_edges_is_shown_with_what_a_run_must_be_told(tmp_path):
         record = describe(str(source), None)
         assert (record["nodes"], record["edges"]) == (3, 3)
         assert "read.task=link" in record["labels"] and "read.direction=directed" in record["direction"]
-        assert not {"classes", "split", "split came about"} & set(record)
+        assert not {"classes", "split", "origin of the split"} & set(record)
         assert record["edges.src"] == "source (by its name)"
         with pytest.raises(InputError, match="task=link"):
             mr.open_dataset(source)

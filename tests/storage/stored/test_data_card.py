@@ -4,7 +4,7 @@ import json
 
 import millrace as mr
 from millrace.storage.store.store import open_store
-from millrace.storage.stored.data_card import CARD, data_card, described, narrower
+from millrace.storage.stored.data_card import AS_GIVEN, CARD, data_card, described, narrower
 from millrace.tests.contracts.command import command
 
 
@@ -30,7 +30,9 @@ def test_what_a_narrower_dtype_would_lose():
     assert "float16 clips it" in amount and "int8 makes it 0 beside larger columns" in flag
     assert "bfloat16 merges its values" in year and not one
     lines = dict(described(data_card(columns * 200, split="fraction:0.5,0.2", seed=3), 2))
-    assert lines["split came about"] == "fraction:0.5,0.2 (seed 3)" and lines["more columns"].startswith("798, in")
+    assert lines["origin of the split"] == "fraction:0.5,0.2 (seed 3)" and lines["more columns"].startswith("798, in")
+    given = data_card([], split=AS_GIVEN, seed=3)
+    assert described(given, 2) == [("origin of the split", "the input")], "no seed had a part in it"
     assert described(None, 2) == [] and dict(described(data_card([column("x", None, None, 9)]), 3)) == {
         "ranges of columns": "as read, before scaling",
         "column x of nodes": "no value, 9 missing, constant",
