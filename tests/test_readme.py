@@ -30,7 +30,7 @@ def shape(text: str) -> list[str]:
     order."""
     hashes: dict[str, str] = {}
     text = re.sub(r"\b[0-9a-f]{64}\b", lambda m: hashes.setdefault(m[0], f"hash {len(hashes)}"), text)
-    text = re.sub(r"best: epoch \d+; best_epoch is \d+|[\d,.]+ MiB|\d+\.\d+%?", "#", text)
+    text = re.sub(r"epoch \d+; best_epoch counts from 0: \d+|[\d,.]+ MiB|\d+\.\d+%?", "#", text)
     return [re.sub(r"[\d,]+", "#", line) if re.match(r" +\d", line) else line for line in text.splitlines() if line]
 
 

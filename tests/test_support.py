@@ -16,7 +16,7 @@ from millrace.tests.contracts import support_cells
 
 pytest.importorskip("torch_geometric")
 support = support_cells.page()
-SAMPLE_S = 20.0
+SAMPLE_S = 10.0
 DATA = mr.open_dataset(support.DATASET, seed=0)
 
 

@@ -206,7 +206,7 @@ def summary(result: "Result") -> str:
     """The text printed at the end of a run."""
     seconds = result.seconds
     number = result.best_epoch
-    best = f" (best: epoch {number + 1}; best_epoch is {number}, from 0)" if number >= 0 else ""
+    best = f" (the best: epoch {number + 1}; best_epoch counts from 0: {number})" if number >= 0 else ""
     loss = "not finite: the run diverged" if result.train_loss is None else f"{result.train_loss:.4f}"
     size = f"{result.num_nodes:,} nodes, {result.num_edges:,} edges"
     lines = [

@@ -47,7 +47,7 @@ def model_card(
         place = "beside the features" if learned["beside"] else "in place of features"
         rows["learnt features"] = f"{learned['width']} of each node, {place}, in `learned.npy`"
     if (best := result["best_epoch"]) >= 0:
-        rows["training"] += f", of which epoch {best + 1} was the best in validation (best_epoch {best}, from 0)"
+        rows["training"] += f", of which epoch {best + 1} was the best in validation (best_epoch counts from 0: {best})"
     if "optimizer" in code:
         rows.pop("optimiser")
     if code:

@@ -101,6 +101,7 @@ def with_edges() -> dict[str, Played]:
 def of_tasks() -> dict[str, Played]:
     """Plans of links, of samples by time, and of learnt features."""
     every, found = ("bulk", "bulk, owned features", "bulk, partitioned", "grappa", "sar"), {}
+    labels = {"links": every, "learned": every, "learned alone": every[2:3], "learned, typed": every[4:]}
     links = mr.link_dataset(mr.open_dataset(SBM))
     options = {
         "links": {"data": links, "batch_size": 64, "config": {"link": {"decoder": "mlp", "num_negatives": 2}}},
@@ -118,8 +119,7 @@ def of_tasks() -> dict[str, Played]:
     with forked_cluster():
         for task, given in options.items():
             with pytest.MonkeyPatch.context() as patch:
-                full = task in ("links", "learned", "learned alone")
-                only(patch, *(every if full else ("bulk", "sar")))
+                only(patch, *labels.get(task, ("bulk", "sar")))
                 without_base(patch)
                 found[task] = Played(patch, **given)
     return found

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
 
@@ -17,6 +18,7 @@ from millrace.pipeline.ingest.budget import Budget
 from millrace.pipeline.ingest.convert import convert
 from millrace.pipeline.ingest.spill import RunWriter
 from millrace.stages.partition.stage import open_shards
+from millrace.stages.rapids import named_cluster
 from millrace.storage.dataset_store import open_dataset_store
 from millrace.storage.errors import InputError, MissingExtraError, RunError
 from millrace.tests.contracts import rapids
@@ -25,7 +27,7 @@ from millrace.tests.contracts.command import command
 NODES = 40
 
 
-def write(folder, seed=0, *, edges=300, gaps=False, weighted=True, files=3, ids="int64", **columns):
+def write(folder, seed=0, *, edges=300, gaps=False, weighted=True, files=3, group=37, ids="int64", **columns):
     """Edges with loops and repeated ones, in several files and row groups, between nodes that may have gaps in their
     ids."""
     folder.mkdir(exist_ok=True)
@@ -38,7 +40,7 @@ def write(folder, seed=0, *, edges=300, gaps=False, weighted=True, files=3, ids=
         table["weight"] = np.exp(rng.normal(0, 6, edges))
     cuts = np.linspace(0, edges, files + 1).astype(int)
     for i, (a, b) in enumerate(zip(cuts, cuts[1:])):
-        pq.write_table(pa.table(table).slice(a, b - a), folder / f"edges-{i}.parquet", row_group_size=37)
+        pq.write_table(pa.table(table).slice(a, b - a), folder / f"edges-{i}.parquet", row_group_size=group)
     nodes = {"id": id_of, "label": rng.integers(0, 3, NODES), "x": rng.normal(size=(NODES, 2)).astype("f4").tolist()}
     pq.write_table(pa.table(nodes).take(rng.permutation(NODES)), folder / "nodes.parquet")
     return folder
@@ -68,15 +70,28 @@ def on_gpus(monkeypatch):
     return use
 
 
+@pytest.fixture
+def one_cluster(monkeypatch):
+    """`use(gpus)` makes so many, in one cluster for all reads: each would start its own, with new certificates."""
+    with ExitStack() as stack:
+
+        def use(gpus):
+            _, client = stack.enter_context(rapids.named_cluster(monkeypatch, gpus))
+            stack.enter_context(named_cluster(client))
+
+        yield use
+
+
 DIRECTIONS, DUPLICATES, LOOPS = ["directed", "reverse", "undirected"], ["merge", "keep"], ["keep", "drop"]
 
 
 @pytest.mark.parametrize("gpus", [1, 3])
 @pytest.mark.parametrize(("gaps", "weighted"), [(False, True), (True, True), (True, False)])
-def test_the_graph_is_the_processors(tmp_path, on_gpus, gpus, gaps, weighted):
+def test_the_graph_is_the_processors(tmp_path, on_gpus, one_cluster, gpus, gaps, weighted):
     """Every combination of options for each kind of table; one GPU and three share them, each pair of options for
     both."""
     used = on_gpus(gpus)
+    one_cluster(gpus)
     folder = write(tmp_path / "g", 5 + gpus, gaps=gaps, weighted=weighted)
     share = [
         (DIRECTIONS[d], DUPLICATES[e], LOOPS[f])
@@ -260,8 +275,8 @@ def test_commands_convert_and_cut_what_gpus_have_read(tmp_path, on_gpus):
         assert all(np.array_equal(x, y) for x, y in zip(vars(a).values(), vars(b).values(), strict=True))
 
 
-SHORT = 64
-"""Edges of a range."""
+SHORT, EDGES = 64, 700
+"""Edges of a range, and of all ranges."""
 
 
 @pytest.fixture
@@ -283,11 +298,14 @@ def short_ranges(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("gpus", [1, 3])
 @pytest.mark.parametrize(("gaps", "weighted"), [(False, True), (True, True), (True, False)])
-def test_the_graph_is_converted_in_pieces(tmp_path, on_gpus, short_ranges, monkeypatch, gpus, gaps, weighted):
+def test_the_graph_is_converted_in_pieces(
+    tmp_path, on_gpus, one_cluster, short_ranges, monkeypatch, gpus, gaps, weighted
+):
     """The store is the processor's, and neither the graph nor more than a range of it is in the driver's memory."""
     used = on_gpus(gpus)
+    one_cluster(gpus)
     monkeypatch.setattr(parquet_rapids, "Ordered", None)
-    folder = write(tmp_path / "g", 5 + gpus, gaps=gaps, weighted=weighted, edges=700)
+    folder = write(tmp_path / "g", 5 + gpus, gaps=gaps, weighted=weighted, edges=EDGES, group=150)
     share = [(d, DUPLICATES[(k + gpus) % 2], f) for k, (d, f) in enumerate(product(DIRECTIONS, LOOPS))]
     for n, (direction, duplicates, loops) in enumerate(share):
         options = ReadOptions(direction=direction, duplicates=duplicates, self_loops=loops, missing_ids="compact")
@@ -300,7 +318,7 @@ def test_the_graph_is_converted_in_pieces(tmp_path, on_gpus, short_ranges, monke
         assert stores[0].fingerprint == stores[1].fingerprint
         assert stores[0].meta["notes"] == stores[1].meta["notes"]
         assert_same(*(open_dataset_store(s.path) for s in stores))
-        kept = 700 - sum(np.diff(_ends(folder))[:, 0] == 0) * (loops == "drop")
+        kept = EDGES - sum(np.diff(_ends(folder))[:, 0] == 0) * (loops == "drop")
         assert sum(short_ranges[got:]) == kept and max(short_ranges) == SHORT and not used
 
 
