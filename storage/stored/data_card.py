@@ -9,14 +9,12 @@ from ..store.narrow import FeatureDtype
 from ..store.narrow_loss import LARGEST
 from ..store.store import Store
 
-CARD = "data_card"
-"""Key of a manifest, and stem of the file in a run's folder."""
+CARD, AS_GIVEN = "data_card", "of the input"
+"""Key of a manifest, and stem of the file in a run's folder; and what a card says of a split that the data name."""
 TREATED = "treatment"
 """Key of a card with what other data need to be read as these: records of all columns by what they are of."""
 MOST_COLUMNS = 500
 """Most columns of features that a card lists."""
-AS_GIVEN = "of the input"
-"""Value of `split` in a card of data that say it themselves."""
 BITS: dict[FeatureDtype, int] = {"float16": 11, "bfloat16": 8}
 """Significant bits of numbers."""
 
@@ -62,9 +60,8 @@ def described(card: Mapping[str, Any] | None, most: int) -> list[tuple[str, str]
     """Lines of a card: where the split is from, and what each column of features holds, at most so many."""
     if card is None:
         return []
-    columns, split = card["columns"], card.get("split", "")
-    origin = "the input" if split == AS_GIVEN else f"{split} (seed {card.get('seed')})"
-    lines = [("origin of the split", origin)] if split else []
+    columns, split, seed = card["columns"], card.get("split", ""), card.get("seed")
+    lines = [("origin of the split", "the input" if split == AS_GIVEN else f"{split} (seed {seed})")] if split else []
     lines += [("ranges of columns", "as read, before scaling")] if columns and most else []
     for column, lost in list(zip(columns, narrower(columns)))[:most]:
         ends = "no value" if column["least"] is None else f"{column['least']:,.6g} to {column['largest']:,.6g}"
