@@ -103,8 +103,8 @@ class NodeTable:
         more = rows, ids_are_text, self.columns, self.labelled
         items = [(self.folder, self.table, k, span, *more) for k, span in enumerate(self.spans)]
         self.scanned = self._run("scan", "reading ids and labels", scan_nodes, items)
-        what = f"nodes.{self.columns.id}"
-        check_id_column(what, pa.int64(), sum(r["nulls"] for r in self.scanned), self.table.from_csv)
+        what, nulls = f"nodes.{self.columns.id}", sum(r["nulls"] for r in self.scanned)
+        check_id_column(what, pa.int64(), nulls, self.table.is_text_read(self.columns.id or ""))
         kind, ranges = "rows", self.ranges
         if ids_are_text:
             kind = "text"

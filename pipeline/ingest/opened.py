@@ -69,8 +69,8 @@ def called_by_text(columns: Ends) -> bool:
     """True if nodes are called by text in these columns of ids, False if by whole numbers. Raises InputError: some are,
     or a column is neither."""
     kinds = {what: table.schema.field(name).type for what, table, name in columns}
-    for what, table, _ in columns:
-        check_id_column(what, kinds[what], 0, table.from_csv)
+    for what, table, name in columns:
+        check_id_column(what, kinds[what], 0, table.is_text_read(name))
     if all(t.numbers.get(name, False) or pa.types.is_integer(kinds[what]) for what, t, name in columns):
         return False
     check_one_kind(kinds)

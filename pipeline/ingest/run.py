@@ -258,7 +258,7 @@ class Ingest:
                     f"{own.table.called}.{own.columns.ends[side]}",
                     pa.string() if text else pa.int64(),
                     seen["nulls"][side],
-                    own.table.from_csv,
+                    own.table.is_text_read(own.columns.ends[side]),
                     seen["unknown"][side] * named,
                     seen["first_unknown"][side],
                 )

@@ -18,6 +18,7 @@ from ..datasets.cleaning.class_names import with_one_hot
 from ..datasets.cleaning.node_ids import as_numbers, is_text
 from ..datasets.cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..datasets.readers.csv_file import LABEL_KINDS, AsText, fits, is_csv, never, read_blocks, typed_label
+from ..datasets.readers.foreign.table_files import table_batches
 from ..datasets.readers.npy_edges import ends_table, is_npy, open_ends
 from ..datasets.readers.parquet import check_lists, list_width
 from ..datasets.readers.tables import (
@@ -25,7 +26,8 @@ from ..datasets.readers.tables import (
     as_label,
     as_text,
     check_ratio,
-    file_batches,
+    in_folder,
+    is_text_read,
     joined,
     needs_nodes,
     plain,
@@ -115,10 +117,9 @@ class Table:
     row_ids: str = ""
     """Column of ids that only the last path has; those of other rows are their numbers."""
 
-    @property
-    def from_csv(self) -> bool:
-        """True if its files are CSV."""
-        return bool(self.files) and is_csv(self.files[0])
+    def is_text_read(self, column: str) -> bool:
+        """True for a column of ids where numbers are read as text."""
+        return is_text_read(self.source, column)
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -230,16 +231,20 @@ def describe(table: SourceTable, imported: Sequence[Path] = (), seen: Sequence[M
             empties.append(schema.empty_table())
             rows += metadata.num_rows
             size += sum(metadata.row_group(g).total_byte_size for g in range(metadata.num_row_groups))
+    is_of_files = len(paths) == len(table.files)
+    if is_of_files:
+        empties = [in_folder(empty, table, k) for k, empty in enumerate(empties)]
     heads = tuple(empty.schema for empty in empties)
-    empty = plain(joined(empties, files, from_csv=is_csv(files[0])))
+    empty = plain(joined(empties, table, files))
     for name in {name for of_file in seen for name in of_file["labels"]}:
         kinds = set.intersection(*(set(of_file["labels"].get(name, LABEL_KINDS)) for of_file in seen))
         empty = empty.set_column(empty.column_names.index(name), name, typed_label(empty[name], kinds))
     names = {name for of_file in seen for name in of_file["numbers"]}
-    numbers = {name: all(of_file["numbers"].get(name, False) for of_file in seen) for name in names}
-    each = max(1, size // max(1, rows))
-    more = {"numbers": numbers, "is_of_files": len(paths) == len(table.files)}
-    return Table(table, paths, empty, heads, rows, each, read_as=empty.schema, **more)
+    texts = {name: pa.chunked_array([values]) for name, values in table.folders.items() if is_text(values.type)}
+    numbers = {name: not v.null_count and as_numbers(v) is not None for name, v in texts.items()}
+    numbers |= {name: all(of_file["numbers"].get(name, False) for of_file in seen) for name in names}
+    more: Any = {"numbers": numbers, "is_of_files": is_of_files, "read_as": empty.schema}
+    return Table(table, paths, empty, heads, rows, max(1, size // max(1, rows)), **more)
 
 
 def import_file(table: SourceTable, number: int, options: ReadOptions, into: Path) -> dict[str, Any]:
@@ -247,13 +252,12 @@ def import_file(table: SourceTable, number: int, options: ReadOptions, into: Pat
     numbers, and of each one of labels there what it `fits`."""
     into.parent.mkdir(exist_ok=True)
     path, kind = table.files[number], table.kind
-    from_csv = is_csv(path) and table.hive is None
-    texts, labels = (as_text(kind, options), as_label(kind, options)) if from_csv else (never, never)
+    texts, labels = (as_text(kind, options), as_label(kind, options)) if is_csv(path) else (never, never)
     with _Import(texts, labels, into) as imported, reading(path):
-        if from_csv:
+        if is_csv(path):
             read_blocks(path, texts, EXAMPLES[kind], imported.begin, labels)
         else:
-            schema, batches = file_batches(table, path)
+            schema, batches = table_batches(path)
             add = imported.begin(schema)
             for batch in batches:
                 add(pa.Table.from_batches([batch]))
@@ -368,14 +372,13 @@ def batches(table: Table, span: Span, columns: Sequence[str], rows: int) -> Iter
         said = f"{span.path} is gone, or has changed, since the ingest began"
         raise RunError(f"{said}; put it back and give the same command again") from e
     with reading(table.file_of(span.path)), file:
-        first, picked = span.first, [c for c in wanted if c in file.schema_arrow.names]
-        if not picked:
-            for done in range(0, span.rows, rows):
-                yield _conformed(pa.table({}), table, wanted, range(first + done, first + min(done + rows, span.rows)))
-            return
+        first, held, number = span.first, file.schema_arrow.names, table.paths.index(span.path)
+        picked = [c for c in wanted if c in held] or held[:1]  # which say how many rows there are
         for batch in file.iter_batches(rows, list(span.groups), columns=picked, use_threads=False):
-            of_batch = range(first, first := first + batch.num_rows)
-            yield _conformed(pa.Table.from_batches([batch]).select(picked), table, wanted, of_batch)
+            of_batch, found = range(first, first := first + batch.num_rows), pa.Table.from_batches([batch])
+            if table.is_of_files and number < len(table.files):
+                found = in_folder(found, table.source, number)
+            yield _conformed(found, table, wanted, of_batch)
 
 
 def _ends(table: Table, span: Span, wanted: Sequence[str], rows: int) -> Iterator[pa.Table]:

@@ -175,6 +175,12 @@ def typed_label(column: pa.ChunkedArray, kinds: Collection[str]) -> pa.ChunkedAr
     return column if found is None else pc.utf8_trim_whitespace(column).cast(found)
 
 
+def typed_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of text as `typed_label` has it, or as dates where all are."""
+    found = typed_label(column, fits(column))
+    return found.cast(pa.date32()) if found.type == pa.string() and _is_cast(found, pa.date32()) else found
+
+
 def _header(path: Path, usual: str, example: str) -> tuple[list[str], str, bool]:
     """Names of the columns, what separates them, and whether the first line names them."""
     try:

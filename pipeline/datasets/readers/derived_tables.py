@@ -17,7 +17,7 @@ from ..cleaning.typed import check_relations
 from ..schema.roles import schema_of
 from ..schema.source import GraphTables, SourceTable
 from .described import Ends, OpenTable, check_edge_rows, ends_at
-from .tables import ReadTable, joined, plain
+from .tables import ReadTable, in_folder, joined, plain
 
 ONE_TYPE = "node"
 """Node type of a graph whose relations are those of a column."""
@@ -51,7 +51,7 @@ def with_nodes_of_edges(
 def ids_in_memory(ends: Ends) -> pa.Array:
     """The ids in columns of tables whose rows are in memory, in ascending order."""
     columns = {what: next(read.pieces((name,)))[name].drop_null() for what, read, name in ends}
-    from_csv = {what for what, read, _ in ends if read.from_csv}
+    from_csv = {what for what, read, name in ends if read.is_text_read(name)}
     return new_ids(list(as_one_kind(columns, from_csv).values()))
 
 
@@ -101,10 +101,9 @@ def check_relation_column(source: object, column: str, names: Sequence[str], nul
 
 
 def schema_only(table: SourceTable) -> ReadTable:
-    """A table of Parquet files, or of files in folders that are columns, whose rows are not read."""
-    heads = [table.hive[1]] if table.hive else []
-    for path in () if heads else table.files:
+    """A table of Parquet files whose rows are not read."""
+    heads = []
+    for k, path in enumerate(table.files):
         with reading(path):
-            heads.append(pq.read_schema(path))
-    empty = plain(joined([head.empty_table() for head in heads], table.files, from_csv=False))
-    return ReadTable(table, empty, tuple(heads))
+            heads.append(in_folder(pq.read_schema(path).empty_table(), table, k))
+    return ReadTable(table, plain(joined(heads, table)), tuple(head.schema for head in heads))

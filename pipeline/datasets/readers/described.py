@@ -50,9 +50,8 @@ class OpenTable(Protocol):
     def num_rows(self) -> int:
         """Number of its rows."""
 
-    @property
-    def from_csv(self) -> bool:
-        """True if its files are CSV, where ids that are numbers are read as text."""
+    def is_text_read(self, column: str) -> bool:
+        """True for a column of ids where numbers are read as text."""
 
     def pieces(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """The rows of some columns, in pieces."""

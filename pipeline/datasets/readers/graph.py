@@ -45,7 +45,7 @@ def schema_at(source: GraphTables, options: ReadOptions) -> Schema:
     """The schema of some tables; of Parquet without their rows. Raises InputError like `read_graph`."""
     every = [
         derived.schema_only(t)
-        if t.files and (t.hive or all(f.name.lower().endswith(".parquet") for f in t.files))
+        if t.files and all(f.name.lower().endswith(".parquet") for f in t.files)
         else read_rows(t, options)
         for t in source.tables
     ]
@@ -166,7 +166,7 @@ class _Reading:
         for k, (read, columns) in enumerate(self.edges):
             for i, t in enumerate(self._types_of(k)):
                 name = columns.ends[i]
-                self.nodes[t].ends[k, i] = (f"{columns.table}.{name}", read.rows[name], read.from_csv)
+                self.nodes[t].ends[k, i] = (f"{columns.table}.{name}", read.rows[name], read.is_text_read(name))
         options = described.numbering(self.source, self.options)
         for own in self.nodes.values():
             notes: list[str] = []
@@ -222,7 +222,7 @@ def _number_nodes(own: _Nodes, options: ReadOptions, notes: list[str], source: o
     of_ids = f"nodes.{key or 'id'}"
     columns: dict[str, pa.ChunkedArray] = {} if key is None else {of_ids: own.read.rows[key]}
     columns |= {what: column.drop_null() for what, column, _ in own.ends.values()}
-    from_csv |= {of_ids} if own.read.from_csv else set()
+    from_csv |= {of_ids} if own.read.is_text_read(key or "id") else set()
     columns = node_ids.as_one_kind(columns, from_csv)
     ids = columns.pop(of_ids, None)
     if ids is None and any(node_ids.is_text(column.type) for column in columns.values()):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,17 +23,17 @@ from ..schema import files as of_folder
 from ..schema.columns import Columns
 from ..schema.source import GraphTables, Kind, SourceTable
 from ..schema.words import fold, is_text_first, label_columns
-from .csv_file import EDGES, fits, is_csv, read_csv, typed_label
+from .csv_file import EDGES, fits, is_csv, read_csv, typed_label, typed_text
 from .foreign.kinds import first_line_of
-from .foreign.table_files import Batches, table_batches
+from .foreign.table_files import table_batches
 from .npy_edges import is_npy, read_ends
 from .npz_members import BOMB_BYTES
 
 EXAMPLES = {"edges": EDGES, "nodes": "id,label"}
 NODES = ("nodes", "target", "targets")
 """Words in the names of files of nodes, where that of edges has ``edges``: ``musae_target.csv``."""
-HIVE_ROWS = 1 << 14
-"""Rows that are read at a time of a file whose folders are columns."""
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+"""Name of a folder whose rows have no value."""
 BOMB_RATIO = 2000
 """Compression ratio above which a file is refused. Parquet packs a column of one value into next to nothing, but never
 all columns."""
@@ -91,49 +92,36 @@ def tables_of_folder(
         if n.lower().endswith(of_folder.SUFFIXES) and not n.lower().startswith(("nodes", "edges"))
     ]
     tables = tuple(
-        _with_folder_columns(table, folder) for table in of_folder.tables_of(entries, folder, needs_nodes(options))
+        _with_folder_columns(table, folder, options)
+        for table in of_folder.tables_of(entries, folder, needs_nodes(options))
     )
     notes = of_folder.note_missing_parts(tables, folder)
     return GraphTables(name or folder.resolve().name, folder, tables, tuple(left), _hint_of(tables), notes)
 
 
-def _with_folder_columns(table: SourceTable, folder: Path) -> SourceTable:
-    """The table with the columns that names of folders below `folder` say (``kind=x/part-0.parquet``), if any do."""
-    if not any("=" in part for file in table.files for part in file.relative_to(folder).parts[:-1]):
-        return table
-    base = folder / table.files[0].relative_to(folder).parts[0]
-    with reading(base):
-        whole = _hive(table.files, base)()
-        schemas = [whole.schema, *(file.physical_schema for file in whole.get_fragments())]
-        return replace(table, hive=(base, pa.unify_schemas(schemas, promote_options="permissive")))
+def _with_folder_columns(table: SourceTable, folder: Path, options: ReadOptions) -> SourceTable:
+    """The table with the columns that names of folders below `folder` say (``kind=x/part-0.parquet``). Their values
+    are read as those of CSV are: numbers, unless one has zeros before it, and ids as text."""
+    cells = [[p.partition("=") for p in f.relative_to(folder).parts[:-1] if "=" in p] for f in table.files]
+    named = [{name: None if value == NO_VALUE else unquote(value) for name, _, value in own} for own in cells]
+    columns, is_id = dict[str, pa.Array](), as_text(table.kind, options)
+    for name in dict.fromkeys(name for own in named for name in own):
+        values = pa.chunked_array([[own.get(name) for own in named]], pa.string())
+        columns[name] = (values if is_id(name) else typed_text(values)).combine_chunks()
+    return replace(table, folders=columns)
 
 
-def _hive(files: Sequence[Path], base: Path) -> Callable[..., Any]:
-    """Makes Arrow's dataset of files whose folders below `base` are columns. Without a `schema`, it has the columns of
-    the first file and of all folders."""
-    from pyarrow import csv, dataset
-
-    kind, named = of_folder.suffix_of(files[0].name).split(".")[1], [str(file) for file in files]
-    if kind in ("jsonl", "ndjson"):  # of which Arrow's datasets know the columns of the first block alone
-        raise InputError(f"{base} has columns in names of folders and rows in JSON lines; write Parquet or CSV")
-    tabs, hive = dataset.CsvFileFormat(csv.ParseOptions(delimiter="\t")), dataset.partitioning(flavor="hive")
-    form = tabs if kind == "tsv" else {"arrow": "ipc"}.get(kind, kind)
-    return partial(dataset.dataset, named, format=form, partitioning=hive, partition_base_dir=str(base))
+def in_folder(rows: pa.Table, table: SourceTable, number: int) -> pa.Table:
+    """Rows of a file with the columns that names of its folders are, unless it has them itself."""
+    for name, values in table.folders.items():
+        if name not in rows.column_names:
+            rows = rows.append_column(name, pa.repeat(values[number], rows.num_rows))
+    return rows
 
 
 def is_read_as_it_is(table: SourceTable) -> bool:
     """True if rows lie in files of Parquet or NumPy alone, of which pieces are read."""
-    return table.hive is None and all(file.name.lower().endswith((".parquet", ".npy")) for file in table.files)
-
-
-def file_batches(table: SourceTable, path: Path) -> Batches:
-    """Columns of a file that is neither Parquet, CSV nor NumPy, or has columns in names of folders, and its rows in
-    batches. Raises InputError if it is damaged; also while rows are read."""
-    if table.hive is None:
-        return table_batches(path)
-    base, schema = table.hive
-    with reading(path):
-        return schema, iter(_hive([path], base)(schema=schema).to_batches(batch_size=HIVE_ROWS, batch_readahead=1))
+    return all(file.name.lower().endswith((".parquet", ".npy")) for file in table.files)
 
 
 def tables_of_edge_file(path: Path, options: ReadOptions, name: str | None = None) -> GraphTables:
@@ -241,10 +229,9 @@ class ReadTable:
         """Number of its rows."""
         return self.rows.num_rows
 
-    @property
-    def from_csv(self) -> bool:
+    def is_text_read(self, column: str) -> bool:
         """True if ids that are numbers are text here."""
-        return bool(self.source.files) and is_csv(self.source.files[0])
+        return is_text_read(self.source, column)
 
     def pieces(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """The rows of some columns, in one piece."""
@@ -257,10 +244,11 @@ def read_rows(table: SourceTable, options: ReadOptions) -> ReadTable:
     if table.rows is not None:
         found, rows = [table.rows], plain(table.rows)
     else:
-        found = [read_file(table, path, options) for path in table.files]
-        rows = plain(joined(found, table.files, from_csv=is_csv(table.files[0])))
-        if is_csv(table.files[0]) and table.hive is None:
-            labels = [name for name in rows.column_names if as_label(table.kind, options)(name)]
+        found = [in_folder(read_file(table, path, options), table, k) for k, path in enumerate(table.files)]
+        rows = plain(joined(found, table))
+        if is_csv(table.files[0]):
+            is_label = as_label(table.kind, options)
+            labels = [name for name in rows.column_names if is_label(name) and name not in table.folders]
             rows = with_columns(rows, {name: typed_label(rows[name], fits(rows[name])) for name in labels})
     other = as_other(options)
     if other is not None:  # a column without any value has no type
@@ -281,19 +269,21 @@ def read_file(table: SourceTable, path: Path, options: ReadOptions) -> pa.Table:
     with reading(path):
         if is_read_as_it_is(table):
             return read_ends(path) if is_npy(path) else read_parquet(path)
-        if is_csv(path) and table.hive is None:
+        if is_csv(path):
             return read_csv(path, as_text(table.kind, options), EXAMPLES[table.kind], as_label(table.kind, options))
-        schema, batches = file_batches(table, path)
+        schema, batches = table_batches(path)
         return pa.Table.from_batches(list(batches), schema)
 
 
-def joined(tables: Sequence[pa.Table], files: Sequence[Any], *, from_csv: bool) -> pa.Table:
-    """Rows of tables with one schema; from CSV, whose types are guessed, also with types that have a common one.
+def joined(tables: Sequence[pa.Table], of: SourceTable, files: Sequence[Any] = ()) -> pa.Table:
+    """Rows of tables with one schema; from CSV, whose types are guessed, and where names of folders are columns, also
+    with types that have a common one.
 
     Raises:
-        InputError: the columns of one of `files` differ in type from those before.
+        InputError: the columns of one of `files`, by default those of the table, differ in type from those before.
     """
-    how: Any = "permissive" if from_csv else "default"
+    files = files or of.files
+    how: Any = "permissive" if of.folders or is_csv(files[0]) else "default"
     for path, table in zip(files, tables):
         if again := [n for n, count in Counter(table.column_names).items() if count > 1]:
             raise InputError(f"{path} has the column '{again[0]}' more than once; give every column its own name")
@@ -310,6 +300,11 @@ def joined(tables: Sequence[pa.Table], files: Sequence[Any], *, from_csv: bool) 
                     "with one schema"
                 ) from e
         raise InputError(f"{files[0].parent} cannot be read ({first_line(e)}); write the files again") from e
+
+
+def is_text_read(table: SourceTable, column: str) -> bool:
+    """True if numbers are text in a column of ids: of CSV, or one that names of folders are."""
+    return column in table.folders or (bool(table.files) and is_csv(table.files[0]))
 
 
 def check_columns(heads: Sequence[pa.Schema], table: SourceTable, columns: Columns, options: ReadOptions) -> None:

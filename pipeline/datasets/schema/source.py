@@ -32,9 +32,8 @@ class SourceTable:
     """Rows that a reader has in memory; None: they are in `files`."""
     roles: Mapping[str, Role] = field(default_factory=dict)
     """Roles that the format itself gives to columns. They win over words and lose to the user's keys."""
-    hive: "tuple[Path, pa.Schema] | None" = None
-    """Folder below which names of folders (``kind=x``) are columns of the files in them, and the columns of all these
-    files; None: names are no columns."""
+    folders: "Mapping[str, pa.Array]" = field(default_factory=dict)
+    """Columns that names of folders are (``kind=x``), with a value for each file."""
 
     @property
     def title(self) -> str:

@@ -2,7 +2,9 @@
 
 import gzip
 import json
+from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.feather
@@ -163,11 +165,45 @@ def test_columns_in_names_of_folders(tmp_path, suffix):
             to = pyarrow.csv.WriteOptions(delimiter="\t" if suffix == "tsv" else ",")
             pyarrow.csv.write_csv(part, folder / f"part-0.{suffix}", to)
     pq.write_table(TABLES["edges"], tmp_path / "g" / "edges.parquet")
-    if suffix == "jsonl":
-        with pytest.raises(mr.InputError, match="names of folders and rows in JSON lines; write Parquet or CSV"):
-            _agree(tmp_path / "g", tmp_path / "store")
-    else:
-        _expect(_agree(tmp_path / "g", tmp_path / "store"))
+    _expect(_agree(tmp_path / "g", tmp_path / "store"))
+
+
+IDS = [[f"{i:03d}" for i in range(N)], [str(i) for i in range(N)], [f"a b/{i}%" for i in range(N)]]
+
+
+@pytest.mark.parametrize("ids", IDS, ids=["zeros", "numbers", "quoted"])
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_ids_in_names_of_folders(tmp_path, suffix, ids):
+    """Numbers in names of folders are text, as in CSV: 007 is no 7, and 7 is the node 7 and the node '7'."""
+    g, write = tmp_path / "g", pyarrow.csv.write_csv if suffix == "csv" else pq.write_table
+    for i, id_ in enumerate(ids):
+        rest = pa.table({"dst": [ids[i * 7 % N]]})
+        (folder := g / f"edges.{suffix}" / f"src={quote(id_, safe='')}").mkdir(parents=True)
+        write(rest, folder / f"part-0.{suffix}")
+    nodes = TABLES["nodes"].set_column(0, "id", pa.array(ids))
+    of_kind = {k: nodes.filter(pa.array([n == k for n in nodes["kind"].to_pylist()])) for k in "xyz"}
+    for code, part in zip(("01", "1", "__HIVE_DEFAULT_PARTITION__"), of_kind.values()):
+        (folder := g / "nodes.parquet" / f"kind={code}").mkdir(parents=True)
+        pq.write_table(part.drop_columns(["kind"]), folder / "a.parquet")
+    dataset = _agree(g, tmp_path / "store")
+    names = [str(v) for v in (dataset.node_names if dataset.node_names is not None else range(N))]
+    assert sorted(names) == sorted(ids)
+    assert edges_of(dataset) == sorted((ids[i], ids[i * 7 % N]) for i in range(N))
+    assert dataset.class_names == ("01", "1")
+    assert sorted(names[v] for v in range(N) if dataset.labels[v] < 0) == sorted(of_kind["z"]["id"].to_pylist())
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "csv"])
+def test_days_and_types_in_names_of_folders(tmp_path, suffix):
+    """Days are times; where a file has the column itself, its values count."""
+    g, write = tmp_path / "g", pyarrow.csv.write_csv if suffix == "csv" else pq.write_table
+    write(TABLES["nodes"], (tmp_path / "g").mkdir() or g / f"nodes.{suffix}")
+    for k in range(3):
+        (folder := g / "edges" / f"on=2024-01-0{k + 1}" / "dst=nobody").mkdir(parents=True)
+        write(TABLES["edges"].slice(10 * k, 10), folder / f"part-{k}.{suffix}")
+    dataset = _agree(g, tmp_path / "store", mr.ReadOptions(**OPTIONS.given, edge_time="on"))
+    _expect(dataset)
+    assert np.bincount(dataset.graph.edge_time - dataset.graph.edge_time.min()).tolist() == [10, 10, 10]
 
 
 def test_columns_in_names_of_folders_whose_files_differ(tmp_path):
