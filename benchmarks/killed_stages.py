@@ -149,13 +149,14 @@ def contents(case: Case, out: Path, printed: str) -> dict[str, bytes]:
     return {str(f.relative_to(out)): f.read_bytes() for f in files if not f.name.startswith(".lock")}
 
 
-def started(case: Case, out: Path, again: bool = False) -> ForkedCommand:
-    """The command, under way; what it prints goes to files beside the folder of its output."""
+def started(case: Case, out: Path, again: bool = False, stuck_by: Path | None = None) -> ForkedCommand:
+    """The command, under way; what it prints goes to files beside the folder of its output. See `ForkedCommand`."""
     words = (*case.words, *(() if case.words[0] == "evaluate" else (out,)))
     printed = [out.parent.with_suffix(suffix) for suffix in (".out", ".err")]
     for file in printed:
         file.write_text("")
-    return ForkedCommand(*words, *(("--resume",) if again and case.is_run else ()), out=printed[0], err=printed[1])
+    words = (*words, *(("--resume",) if again and case.is_run else ()))
+    return ForkedCommand(*words, out=printed[0], err=printed[1], stuck_by=stuck_by)
 
 
 def finished(process: ForkedCommand, out: Path) -> tuple[str, str]:

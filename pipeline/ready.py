@@ -35,11 +35,11 @@ from .setup.python_inputs import (
     reading_before,
     with_kept_dataset,
 )
-from .setup.resume import check_connections, resumable, without_executor
+from .setup.resume import check_connections, elsewhere, resumable, without_executor
 from .setup.run_folder import JOB, check_resumable, check_run_folder
 from .setup.simulated_clients import check_owners
 from .setup.warm_start import start_of
-from .telemetry.events import Emit
+from .telemetry.events import Emit, Note
 from .trackers.base import check_trackers
 
 
@@ -80,6 +80,8 @@ def ready_to_run(call: RunCall, emit: Emit) -> Ready:
     folder = local_folder(out) if out is not None else Path("runs") / f"{job.system}-{datetime.now():%Y%m%d-%H%M%S-%f}"
     _check_machine(job)
     check_run_folder(folder, resume)
+    for text in elsewhere(job, folder) if resume else ():
+        emit(Note(text))
     if resume and not isinstance(dataset, str | Path | Dataset | None):
         # The folder's job names the clean copy, which is read as it is.
         before = reading_before(folder, with_kept_dataset(job, folder).dataset)
@@ -166,8 +168,8 @@ def _opened(
     if job.start_from is not None:
         job = job.model_copy(update={"start_from": str(expanded(job.start_from).resolve())})
     if (owners := job.partition.owners) is not None:
-        partition = job.partition.model_copy(update={"owners": str(expanded(owners).resolve())})
-        job = job.model_copy(update={"partition": partition})
+        absolute = {"owners": str(expanded(owners).resolve())}
+        job = job.model_copy(update={"partition": job.partition.model_copy(update=absolute)})
     if (pairs := job.read.pairs) is not None:
         job = job.model_copy(update={"read": replace(job.read, pairs=str(expanded(pairs).resolve()))})
     if not isinstance(dataset, Dataset):

@@ -26,9 +26,7 @@ from .ready import RunCall, ready_to_run
 from .report.model_card import CARD, data_section, model_card
 from .setup.open_queue import QueueEnd, is_being_written, lock_queue_folder, own_queue
 from .setup.prepare import Prepared
-from .setup.python_inputs import (
-    keep_inputs,
-)
+from .setup.python_inputs import keep_inputs
 from .setup.result import DATA_CARD, SECONDS, STOPPED, Result, by_class, versions, write_json
 from .setup.run_folder import (
     CHECKPOINTS,
@@ -279,6 +277,6 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         num_edge_features=prepared.outline.edge_width if prepared.model.reads_edges else 0,
         labels_of="edges" if prepared.outline.row_width else "nodes",
         num_pair_features=prepared.outline.pair_width,
-        files_sha256={name: file_sha256(out / name) for name in (MODEL, LEARNED) if (out / name).is_file()},
+        files_sha256={n: file_sha256(out / n) for n in (MODEL, LEARNED, DATA_CARD) if (out / n).is_file()},
         versions=versions(),
     )

@@ -50,11 +50,7 @@ class _Order:
 
 
 def sample_across(
-    sampling: Sampling,
-    store: SampleStore,
-    gpus: int,
-    stop: Callable[[], bool],
-    on_receipt: Callable[[Receipt], None],
+    sampling: Sampling, store: SampleStore, gpus: int, stop: Callable[[], bool], on_receipt: Callable[[Receipt], None]
 ) -> None:
     """Sample all bulks of the job's epochs that the queue lacks, one by each GPU in a round.
 

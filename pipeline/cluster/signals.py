@@ -141,10 +141,6 @@ def leave_signals_to_driver() -> None:
     The driver gets them too and gives orders; the others must last until a checkpoint is written. They end with the
     driver.
     """
-    _ignore_signals()
-
-
-def _ignore_signals() -> None:
     for s in STOPPING + ((SAVING,) if SAVING is not None else ()):
         signal.signal(s, signal.SIG_IGN)
 
@@ -177,4 +173,4 @@ def quiet_end() -> None:
     While the interpreter shuts down, signals with Python handlers get their default action back, which kills. Ignored
     signals stay ignored.
     """
-    _ignore_signals()
+    leave_signals_to_driver()

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from ...stages.models import MODELS
 from ...stages.sample import SAMPLERS
 from ...storage.optional import present_items
+from ..telemetry.printable import printable
 from .aliases import expanded
 from .job import Job
 from .load import resolve
@@ -43,7 +44,7 @@ def job_template(table: Mapping[str, Any], name: str = "job.toml") -> str:
     job = resolve(chosen)
     asked = job.model_dump(mode="json")
     usual = resolve({k: v for k, v in chosen.items() if k in DECIDING}).model_dump(mode="json")
-    lines, sections = [HEAD.format(name=shlex.quote(name))], []
+    lines, sections = [HEAD.format(name=" ".join(printable(shlex.quote(name)).split()))], []
     for key, field in Job.model_fields.items():
         annotation = field.annotation
         if key in ("model", "sampler"):

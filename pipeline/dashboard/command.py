@@ -74,6 +74,7 @@ class _CommandLog(OnCluster):
         self._earlier: bytes | None = None
         self._made: list[Path] = []
         self._began = self._read_at = self._told = time.monotonic()
+        # The clock of the machine may be set meanwhile.
         self._begin, self._most = time.time(), 0
         self._thread = threading.Thread(target=self._watch, name="stages", daemon=True)
 
@@ -163,7 +164,7 @@ class _CommandLog(OnCluster):
 
     def _write(self, event: str, at: float | None = None, **values: Any) -> None:
         if self._file:
-            line = {"event": event, "time": time.time() if at is None else at, **values}
+            line = {"event": event, "time": at or self._begin + time.monotonic() - self._began, **values}
             shown = {key: without_secrets(v) if isinstance(v, str) else v for key, v in line.items()}
             with suppress(OSError, ValueError):
                 self._file.write(json.dumps(shown) + "\n")

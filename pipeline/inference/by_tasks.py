@@ -25,6 +25,7 @@ from ..config.load import Job, resolve
 from ..custom.user_code import pickled, unpickled
 from ..ingest.budget import TASKS_PER_SLOT
 from ..ingest.convert import executing
+from ..setup.resume import CONNECTING
 from ..telemetry.events import Emit
 
 
@@ -97,7 +98,7 @@ def outputs_by_tasks(
     wanted, order = np.unique(nodes, return_inverse=True)
     # Nobody looks at the pages of so short a cluster, and the port may be taken.
     # Who can connect is asked of the caller, never of a run's folder.
-    own = job.cluster.model_dump(mode="json", exclude={"host", "insecure", "cuda"})
+    own = job.cluster.model_dump(mode="json", exclude={*CONNECTING})
     cluster = own | dict(workers.settings) | {"scheduler": workers.scheduler}
     job = job.model_copy(update={"cluster": resolve({"cluster": {**cluster, "dashboard_port": 0}}).cluster})
     local = workers.scheduler is None

@@ -21,6 +21,7 @@ from ...storage.store.paths import expanded
 from ...storage.store.store import open_store
 from ...storage.stored.data_card import TREATED
 from ...storage.typed.graph_types import groups_of
+from ...storage.urls import is_url
 from ..config.load import Job, read_run_table, resolve
 from ..config.named_code import allowing
 from ..config.records import make_system, without_partitioner
@@ -34,7 +35,7 @@ from ..setup.fingerprint import changed_since
 from ..setup.model import Outline, model_of, types_of
 from ..setup.open_data import open_data
 from ..setup.python_inputs import check_module_importable, check_same_data, reading_before, with_kept_dataset
-from ..setup.result import Result, read_card, read_result
+from ..setup.result import DATA_CARD, Result, read_card, read_result
 from ..setup.run_folder import JOB, LEARNED, MODEL, RESULT, check_holds_run, learned_rows
 from ..telemetry.events import Emit, Note, silent
 from ..telemetry.main_metric import main_metric_of
@@ -119,8 +120,9 @@ class TrainedRun:
 
     @property
     def _treatment(self) -> Mapping[str, Any]:
-        found = (read_card(self.folder) or {}).get(TREATED)
-        return found if isinstance(found, dict) else {}
+        card = read_card(self.folder) or {}
+        check_file(self.folder / DATA_CARD, self.result.files_sha256.get(DATA_CARD) if card else None)
+        return card.get(TREATED, {})
 
     def _note_treatment(self, data: Dataset, emit: Emit) -> None:
         """Note that data which are read already were scaled or filled by other numbers than the run's."""
@@ -176,6 +178,8 @@ class TrainedRun:
 
     def _own(self, emit: Emit, lazy: bool) -> Dataset:
         name = self.config.dataset
+        if is_url(name):
+            emit(Note(f"reading {name}, which {self.folder} names"))
         try:
             data = open_data(self.config, None, emit, lazy=lazy)
         except InputError:
@@ -303,7 +307,7 @@ def load(
     with allowing(allow_code):
         job = job_of(folder)
     record = read_result(folder)
-    if record is None or not (folder / MODEL).is_file():
+    if record is None or not (folder / MODEL).exists():
         missing = MODEL if record is not None else RESULT
         again = f"resume it with `millrace run --resume --out {folder}`"
         raise InputError(f"{folder} holds a run that has not finished (no {missing}); {again}")

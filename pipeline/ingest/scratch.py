@@ -12,6 +12,7 @@ from typing import Any
 from ...storage.errors import InputError
 from ...storage.store.committed_folder import fsync_tree, require_name
 from ...storage.store.own_files import own_folder
+from ...storage.store.regular import file_text
 
 PREFIX = ".ingest-"
 STORE = "store"
@@ -74,8 +75,8 @@ def sweep_committed(out: Path) -> None:
 
 
 def _plan_in(folder: Path) -> Any:
-    with suppress(OSError, ValueError):
-        return json.loads((folder / PLAN).read_text())
+    with suppress(OSError, ValueError, RecursionError):
+        return json.loads(file_text(folder / PLAN))
     return None
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...storage.errors import InputError, MillraceError, RunError
 from ...storage.store.full_disk import is_full, no_space
+from ...storage.store.regular import file_text
 from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted
 
 Task = Callable[..., dict[str, Any]]
@@ -22,6 +23,13 @@ Execute = Callable[[str, Sequence[tuple[Any, ...]]], Iterator[tuple[int, dict[st
 def done_record(folder: Path, stage: str, number: int) -> Path:
     """File with the result of a task that is done."""
     return folder / "done" / f"{stage}-{number:06d}.json"
+
+
+def _result_in(record: Path) -> dict[str, object]:
+    """The result in a task's file; empty if there is none, or the file is damaged: the task is done again."""
+    with suppress(OSError, ValueError, TypeError, RecursionError):
+        return dict(json.loads(file_text(record)))
+    return {}
 
 
 def recorded(task: Task, record: Path, *arguments: Any) -> dict[str, Any]:
@@ -67,7 +75,7 @@ class Stages:
         start = time.perf_counter()
         self._emit(StageStarted(stage, text, len(items)))
         records = [done_record(self.folder, stage, number) for number in range(len(items))]
-        found = {n: json.loads(r.read_text()) for n, r in enumerate(records) if r.exists()}
+        found = {n: result for n, r in enumerate(records) if (result := _result_in(r))}
         todo = [n for n in range(len(items)) if n not in found]
         calls = [(recorded, task, records[n], *items[n]) for n in todo]
         try:
@@ -82,7 +90,7 @@ class Stages:
     def run_here(self, stage: str, task: Task) -> dict[str, Any]:
         """Result of a task that is done in this process, and recorded."""
         record = done_record(self.folder, stage, 0)
-        return json.loads(record.read_text()) if record.exists() else recorded(task, record)
+        return _result_in(record) or recorded(task, record)
 
 
 def parse_memory(text: str | int) -> int:

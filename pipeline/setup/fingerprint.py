@@ -30,11 +30,7 @@ LATER_OF_LOSS = {"margin": 1.0, "temperature": 1.0}
 
 
 def fingerprint_of(
-    job: Job,
-    dataset: Dataset,
-    system: System,
-    model: Any,
-    start: npt.NDArray[np.floating] | None = None,
+    job: Job, dataset: Dataset, system: System, model: Any, start: npt.NDArray[np.floating] | None = None
 ) -> dict[str, str]:
     """Digests of everything that affects the parameters of a run, except the number of epochs.
 

@@ -18,7 +18,7 @@ from ...storage.errors import NOT_READABLE, InputError, StoreError, first_line, 
 from ...storage.optional import present_items
 from ...storage.plural import counted
 from ...storage.store.regular import file_bytes
-from ...storage.stored.data_card import CARD
+from ...storage.stored.data_card import CARD, MOST_COLUMNS, TREATED, described
 from ..config.plain_values import quoted
 from ..telemetry.main_metric import main_metric_of
 from ..telemetry.run_log import RunLog, read_events
@@ -31,17 +31,9 @@ Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 REPORTED = ("numpy", "torch", "numba", "scipy", "zarr", "dask", "distributed", "pyarrow", "pymetis")
 STOPPED = "stopped"
 SECONDS = (
-    "partition",
-    "sample",
-    "queue_wait",
-    "fetch",
-    "fetch_wait",
-    "exchange",
-    "forward_backward",
-    "reduce",
-    "evaluate",
+    "partition", "sample", "queue_wait", "fetch", "fetch_wait", "exchange", "forward_backward", "reduce", "evaluate",
     "total",
-)
+)  # fmt: skip
 
 ONE_STEP = "Each epoch is one step of the optimiser"
 """Beginning of a note, which the report repeats."""
@@ -49,11 +41,8 @@ ONE_STEP = "Each epoch is one step of the optimiser"
 
 def versions() -> dict[str, str]:
     """Versions of Millrace, Python and the packages that affect results."""
-    found = {"python": platform.python_version()}
-    for name in ("millrace-gnn", *REPORTED):
-        if (there := _version(name)) is not None:
-            found[name] = there
-    return found
+    found = {name: _version(name) for name in ("millrace-gnn", *REPORTED)}
+    return {"python": platform.python_version(), **present_items(found)}
 
 
 @cache
@@ -98,12 +87,22 @@ def peak_device_bytes() -> int:
 
 
 def read_card(folder: Path) -> dict[str, Any] | None:
-    """The data card in a run's folder; None if there is none, or it is damaged."""
+    """The data card in a run's folder; None if there is none.
+
+    Raises:
+        StoreError: it is damaged.
+    """
+    path = folder / DATA_CARD
     try:
-        card = json.loads((folder / DATA_CARD).read_text("utf-8"))
-    except (OSError, ValueError):
+        card = json.loads(file_bytes(path))
+        # What cannot be shown is not what a run writes.
+        _ = described(card, MOST_COLUMNS), "".join(card.get("notes", ())), {**card.get(TREATED, {})}
+    except FileNotFoundError:
         return None
-    return card if isinstance(card, dict) and isinstance(card.get("columns"), list) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        again = f"write it again by `millrace run --resume --out {folder}`"
+        raise e if isinstance(e, StoreError) else StoreError(f"{path} is damaged; copy it again, or {again}") from None
+    return card
 
 
 def write_json(path: Path, record: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from ...stages.messages import Phase
 from ...storage.checkpoint import Cursor
 from ...storage.errors import InputError
 from ...storage.plural import counted
+from ...storage.urls import is_url
 from ..config.load import Job, read_any_run_table
 from ..config.plain_values import quoted
 from ..config.schema import ClusterOptions, Train
@@ -115,6 +116,20 @@ def check_connections(job: Job, folder: Path) -> None:
             f"connected can run code here, so name it if you trust it: {again} (in Python cluster={{...}}), or set "
             "executor=inline"
         )
+
+
+def elsewhere(job: Job, folder: Path) -> list[str]:
+    """Note on what a run that goes on connects to or writes to outside of its folder, which may come from anyone.
+
+    Args:
+        job: resolved.
+        folder: the run's.
+    """
+    sources = [text for text in (job.dataset, job.start_from, job.read.pairs) if is_url(text or "")]
+    places = [job.queue.location] if job.queue.kind == "zarr" and job.queue.location else []
+    found = {"reads": sources, "writes minibatches to": places, "reports to": job.track}
+    does = ", ".join(f"{verb} {' and '.join(map(str, names))}" for verb, names in found.items() if names)
+    return [f"the run of {folder} {does}"] if does else []
 
 
 def without_executor(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,22 +22,13 @@ from ..config.named_code import allowing, sampler_named
 from ..config.systems import SYSTEMS
 from .fingerprint import of_version_1
 
-JOB, RESULT, METRICS, MODEL, LEARNED, CHECKPOINTS, PARTS = (
-    "job.toml",
-    "result.json",
-    "metrics.jsonl",
-    "model.pt",
-    "learned.npy",
-    "checkpoints",
-    "parts",
-)
-LOCK, LOGS = ".lock", "logs"
+JOB, RESULT, METRICS, MODEL, LEARNED = "job.toml", "result.json", "metrics.jsonl", "model.pt", "learned.npy"
+CHECKPOINTS, PARTS, LOCK, LOGS = "checkpoints", "parts", ".lock", "logs"
 TRIES = 5
 SHOWN_DIFFERENCES = 4
 FREE = (
     "epochs", "threads", "kernel", "check", "features", "graph", "executor", "read.edges_on", "train.patience",
-    "train.metrics", "track", "queue.",
-    "checkpoint.", "cluster.", "gpu.",
+    "train.metrics", "track", "queue.", "checkpoint.", "cluster.", "gpu.",
 )  # fmt: skip
 """Settings that may change on resume, since they do not affect the parameters (except a kernel in `OTHER_BITS`)."""
 

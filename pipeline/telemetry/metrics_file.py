@@ -33,6 +33,8 @@ def recorded(path: Path, emit: Emit, resume: bool) -> Iterator[Emit]:
     """
     lock = threading.Lock()
     seen: Counter[type] = Counter()
+    # The clock of the machine may be set while the run goes on.
+    began = time.time() - time.monotonic()
 
     with own_file(path, append=resume) as f:
 
@@ -53,7 +55,8 @@ def recorded(path: Path, emit: Emit, resume: bool) -> Iterator[Emit]:
                     }
                     # A thread sends these, in which an error of a full disk would be lost; the next event raises it.
                     with suppress(OSError) if isinstance(event, Pulse | QueueLevel) else nullcontext():
-                        f.write(json.dumps({"event": kind.__name__, "time": time.time(), **values}) + "\n")
+                        line = {"event": kind.__name__, "time": began + time.monotonic(), **values}
+                        f.write(json.dumps(line) + "\n")
                 seen[kind] += 1
 
         yield forward

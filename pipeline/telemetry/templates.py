@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from ...storage.plural import counted
 from .palette import VARIABLES
+from .printable import printable
 from .quantities import amount, duration, percent, thousands
 
 FOLDERS = [Path(__file__).parents[1] / name for name in ("report", "dashboard", "planning")]
@@ -21,6 +22,7 @@ def _template(name: str) -> Template:
     environment = Environment(
         loader=loader, autoescape=select_autoescape(("html",)), undefined=StrictUndefined, **trims
     )
+    environment.finalize = lambda value: printable(value) if type(value) is str else value
     environment.filters |= {f.__name__: f for f in (amount, counted, duration, percent, thousands)} | {"svg": Markup}
     return environment.get_template(name)
 

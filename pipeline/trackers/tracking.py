@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import queue
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 
 from ...storage.errors import first_line
 from ...storage.ledger import KINDS
+from ...storage.store.regular import file_text
 from ..config.load import Job
 from ..setup.result import Result
 from ..setup.run_folder import JOB, MODEL, RESULT, flat, write_atomically
@@ -129,8 +131,11 @@ class Tracking:
         self._names, self._folder, self._job, self._emit = list(dict.fromkeys(names)), folder, job, emit
         self._state = folder / STATE
         self._before: dict[str, Any] = {}
-        if resume and self._state.is_file():
-            self._before = json.loads(self._state.read_text(encoding="utf-8"))
+        if resume and self._names and os.path.lexists(self._state):
+            try:
+                self._before = {**json.loads(file_text(self._state))}
+            except (OSError, ValueError, TypeError, RecursionError) as e:
+                emit(Note(f"{self._state} is damaged ({first_line(e)}), so trackers begin another run"))
         self._beside: list[_Beside] = []
         self._status, self._start, self._step_at = "failed", time.monotonic(), -math.inf
 

@@ -61,3 +61,9 @@ def test_keys_of_other_packages_have_their_meaning_too(tmp_path, monkeypatch):
 
 def test_the_first_line_can_be_pasted():
     assert "millrace run 'my job.toml'" in job_template({}, "my job.toml")
+
+
+def test_a_file_name_with_a_line_break_adds_no_key():
+    text = job_template({}, "a\nepochs = 7\x1b.toml")
+    assert tomllib.loads(text) == tomllib.loads(job_template({}))
+    assert "# A job of Millrace: millrace run 'a epochs = 7\\x1b.toml'" in text

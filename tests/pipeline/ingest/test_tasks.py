@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 
 import pytest
 
@@ -69,3 +70,15 @@ def test_sizes(text, size):
 def test_no_sizes(text):
     with pytest.raises(InputError, match="expected a size such as 1GiB"):
         parse_memory(text)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "3"])
+def test_a_task_whose_record_is_damaged_is_done_again(tmp_path, text):
+    stages = Stages(tmp_path, inline, lambda event: None)
+    record = done_record(tmp_path, "squares", 0)
+    record.write_text(text)
+    assert stages.run("squares", "squaring", square, [(2,)]) == [{"square": 4}]
+    record.unlink()
+    os.mkfifo(record)
+    assert stages.run("squares", "squaring", square, [(2,)]) == [{"square": 4}] and CALLS == [2, 2]
+    assert json.loads(record.read_text()) == {"square": 4}

@@ -1,6 +1,8 @@
 """Runs are gone on with by other numbers of ranks than began them: the same minibatches, each once."""
 
+import shutil
 import tomllib
+from functools import partial
 from itertools import product
 
 import pytest
@@ -11,7 +13,7 @@ from millrace.pipeline.config.load import resolve
 from millrace.pipeline.config.schema import Train
 from millrace.pipeline.setup.resume import Pace, position, redistributed, resumable, without_executor
 from millrace.pipeline.setup.run_folder import CHECKPOINTS, JOB, MODEL, RESULT, check_resumable
-from millrace.pipeline.telemetry.events import StepDone
+from millrace.pipeline.telemetry.events import Note, StepDone
 from millrace.stages.assignment import Steps
 from millrace.stages.messages import Phase
 from millrace.storage.checkpoint import CheckpointStore, Cursor
@@ -195,3 +197,21 @@ def test_a_kernel_that_the_gpu_chose_is_chosen_anew_and_one_that_was_named_stays
     again = resolve(kept)
     assert (again.kernel, "kernel" in again.model_fields_set) == (begun.kernel, bool(named))
     assert again.model_dump() == begun.model_dump()
+
+
+@pytest.mark.parametrize("way", ["resume", "load"])
+def test_what_a_folder_has_a_run_do_elsewhere_is_said_before(tmp_path, way):
+    """A folder may come from anyone."""
+    out, place, far = tmp_path / "run", tmp_path / "far", "https://127.0.0.1:9/graph.npz"
+    job = {"fanout": [3, 2], "hidden": 4, "epochs": 1, "queue": {"kind": "zarr", "location": str(place)}}
+    mr.run(SPEC, out=out, verbose=False, **job)
+    shutil.rmtree(place)
+    text = (out / JOB).read_text().replace(f'dataset = "{SPEC}"', f'dataset = "{far}"')
+    (out / JOB).write_text(text.replace("track = []", 'track = ["tensorboard"]'))
+    told = []
+    go = partial(mr.run, out=out, resume=True) if way == "resume" else partial(mr.predict, out)
+    with pytest.raises((InputError, RunError)):
+        go(emit=told.append)
+    wanted = f"the run of {out} reads {far}, writes minibatches to {place}, reports to tensorboard"
+    assert told[0] == Note(wanted if way == "resume" else f"reading {far}, which {out} names")
+    assert not place.exists()

@@ -1,6 +1,7 @@
 """The record of a run's events stays bounded, and all of a short run's are in it."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,16 @@ def test_an_event_is_told_before_it_can_be_read_and_written_even_if_telling_fail
     with metrics_file.recorded(path, emit, resume=False) as tell, pytest.raises(BrokenPipeError):
         tell(step(0))
     assert read == [""] and json.loads(path.read_text())["step"] == 0
+
+
+def test_a_clock_that_is_set_while_a_run_goes_on_moves_no_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, set_by = tmp_path / "metrics.jsonl", iter([0.0, -3600.0, 86_400.0, 0.0])
+    now = time.time
+    monkeypatch.setattr("time.time", lambda: now() + next(set_by))
+    with metrics_file.recorded(path, lambda event: None, resume=False) as tell:
+        for n in range(3):
+            tell(step(n))
+    times = [json.loads(line)["time"] for line in path.read_text().splitlines()]
+    assert times == sorted(times) and times[-1] - times[0] < 60 and abs(times[0] - now()) < 600

@@ -158,3 +158,14 @@ def test_unknown_and_missing_trackers_are_refused_before_anything_is_written(sbm
     assert len(str(caught.value).splitlines()) == 1
     assert not (tmp_path / "run").exists()
     assert {"tensorboard", "mlflow", "wandb"} <= set(TRACKERS)
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "[3]"])
+def test_a_damaged_record_of_trackers_is_said_and_begins_another_run(sbm, register, tmp_path, text):
+    kind = diary(register)
+    mr.run(sbm, out=tmp_path / "run", track=["diary"], **JOB)
+    (tmp_path / "run" / tracking.STATE).write_text(text)
+    told = []
+    mr.run(sbm, out=tmp_path / "run", track=["diary"], resume=True, emit=told.append, **{**JOB, "epochs": 4})
+    assert [t[1] for t in kind.told if t[0] == "start"] == [None, None]
+    assert any("trackers.json is damaged" in e.text for e in told if isinstance(e, Note))

@@ -171,6 +171,8 @@ def test_a_run_without_the_record_says_that_numbers_are_the_datas_own(tmp_path):
     card = json.loads((run / "data_card.json").read_text())
     del card["treatment"]
     (run / "data_card.json").write_text(json.dumps(card))
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"files_sha256": {}}))
     said = noted(run, path)
     assert "scaled by this data's own mean and deviation and filled by this data's own median" in said
     assert "since the run kept none" in said and "The values of city are this data's own" in said
