@@ -23,19 +23,26 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
+DEFAULTS = {
+    "convert": "", "work": "work", "parts": 2, "method": "metis-streamed", "sample": False, "pack": False,
+    "blocks": False,
+}  # fmt: skip
+"""Of the arguments of the stages before the training."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the chain's arguments to a launcher's; those that it does not know go to `millrace run`."""
     parser.add_argument("--tables", help="folder of Parquet, as `millrace convert` reads it: do the whole chain")
-    parser.add_argument("--convert", default="", help="with --tables: further arguments of `millrace convert`, in one")
-    parser.add_argument("--work", default="work", help="with --tables: folder of the stores, which all machines see")
-    parser.add_argument("--parts", type=int, default=2, help="with --tables: parts of the renumbered store (2)")
-    parser.add_argument("--method", default="metis-streamed", help="with --tables: how it is cut (metis-streamed)")
+    parser.add_argument("--convert", help="with --tables: further arguments of `millrace convert`, in one")
+    parser.add_argument("--work", help="with --tables: folder of the stores, which all machines see (work)")
+    parser.add_argument("--parts", type=int, help="with --tables: parts of the renumbered store (2)")
+    parser.add_argument("--method", help="with --tables: how it is cut (metis-streamed)")
     parser.add_argument("--job", help="job file of `millrace run`")
     parser.add_argument("--sample", action="store_true", help="with --tables: draw the minibatches first")
     parser.add_argument("--pack", action="store_true", help="with --tables: and pack their features beside")
     parser.add_argument("--blocks", action="store_true", help="with --tables: no rank holds the graph, each has a part")
     parser.add_argument("--out", help="folder of the run (WORK/run with --tables)")
+    parser.set_defaults(**DEFAULTS)
 
 
 def script(here: argparse.Namespace, cluster: Mapping[str, str], run: Sequence[str]) -> str:
@@ -50,8 +57,7 @@ def script(here: argparse.Namespace, cluster: Mapping[str, str], run: Sequence[s
     job = [] if here.job is None else [here.job]
     train = ["millrace", "run", *job, *keys, *run, *([] if out is None else ["--out", out])]
     if here.tables is None:
-        if unused := [f"--{flag}" for flag in ("convert", "sample", "pack", "blocks") if getattr(here, flag)]:
-            raise SystemExit(f"{', '.join(unused)}: give --tables, whose chain has these stages, or leave them out")
+        check(here)
         return f"exec {shlex.join(train)}"
     train += [*data(here), *(["--samples", f"{here.work}/samples"] if here.sample or here.pack else [])]
     address = ["--scheduler", cluster["scheduler"]] if "scheduler" in cluster else []
@@ -66,6 +72,13 @@ def script(here: argparse.Namespace, cluster: Mapping[str, str], run: Sequence[s
             _unless(predictions, "predict", str(out), "--out", predictions, *address, *keys),
         ]
     )
+
+
+def check(here: argparse.Namespace) -> None:
+    """Refuse arguments of the stages before the training that are given without --tables."""
+    unused = [f"--{flag}" for flag, default in DEFAULTS.items() if getattr(here, flag) != default]
+    if here.tables is None and unused:
+        raise SystemExit(f"{', '.join(unused)}: give --tables, whose chain has these stages, or leave them out")
 
 
 def data(here: argparse.Namespace) -> list[str]:

@@ -36,9 +36,10 @@ def not_read(prepared: Prepared) -> Iterator[str]:
     elif graph.has_node_times and not reads_times(sampler):
         yield "the times of nodes are not read when neighbours are drawn, so nodes see later ones too."
     by_weight = graph.is_weighted and getattr(sampler, "weighted", False)
-    whole = by_weight and -1 in getattr(sampler, "fanout", ())
-    if whole and (zeros := int(np.count_nonzero(graph.edge_weight == 0))):
-        yield f"fanout -1 takes {counted(zeros, 'edge')} of weight 0 too, as heavy as others of a row; remove them."
+    if by_weight and -1 in getattr(sampler, "fanout", ()):
+        zeros = int(np.count_nonzero(graph.edge_weight == 0))
+        them = f", {counted(zeros, 'edge')} of weight 0 too" if zeros else ""
+        yield f"fanout -1 takes rows whole, and a weighted sampler weighs their edges alike{them}; evaluation does not."
     weighs = graph.is_weighted and not by_weight
     if not (weighs or (width and not prepared.model.reads_edges)):
         return

@@ -25,6 +25,11 @@ class InputError(MillraceError, ValueError):
 
     exit_code = 2
 
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        # The message says all; what was handled when it was raised is not shown.
+        self.__suppress_context__ = True
+
 
 class UnsettledError(InputError):
     """A graph can be read, but a choice is left to its user: `millrace inspect` shows what there is, and asks."""

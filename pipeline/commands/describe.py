@@ -34,7 +34,7 @@ from ..config.load import Job
 from ..datasets.readers.reader import Request
 from ..datasets.readers.registry import reader_of
 from ..datasets.schema.source import GraphTables
-from ..setup.open_data import open_data
+from ..setup.open_data import open_data, with_keys
 from ..setup.open_queue import open_queue
 from ..setup.result import read_card, read_result
 from ..setup.run_folder import CHECKPOINTS, JOB, RESULT
@@ -332,7 +332,7 @@ def _add_names(record: dict[str, Any], nodes: Sequence[str] | None, classes: Seq
 
 
 def _with_notes(record: dict[str, Any], notes: Sequence[str]) -> dict[str, Any]:
-    return record | {f"note {i + 1}": note for i, note in enumerate(notes)}
+    return record | {f"note {i + 1}": with_keys(note) for i, note in enumerate(notes)}
 
 
 def _dataset(dataset: Dataset) -> dict[str, Any]:

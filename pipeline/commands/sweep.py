@@ -8,7 +8,7 @@ import typer
 from ...storage.errors import RunError
 from ...storage.plural import counted
 from ...storage.store.paths import expanded
-from .shared.flags import AllowCodeFlag, DatasetFlag, EpochsFlag, JobFile, JsonFlag, OwnModelFlag
+from .shared.flags import AllowCodeFlag, DatasetFlag, EpochsFlag, JobFile, JsonFlag, OfClusterFlag, OwnModelFlag
 from .shared.job_table import job_table
 from .shared.output import show
 
@@ -28,6 +28,7 @@ def sweep(
     code: Annotated[
         list[str] | None, typer.Option(metavar="KIND=MODULE:NAME", help="Code of your own, as `run` takes it.")
     ] = None,
+    scheduler: OfClusterFlag = None,
     report: Annotated[
         bool, typer.Option("--report", help="Write a report that compares the best settings' runs.")
     ] = False,
@@ -45,7 +46,7 @@ def sweep(
     from ..telemetry.console import Terminal
 
     grid = grid_of(overrides or [])
-    table = job_table(job, {"dataset": dataset, "epochs": epochs}, [])
+    table = job_table(job, {"dataset": dataset, "epochs": epochs, "scheduler": scheduler}, [])
     own: dict[str, Any] = {} if model is None else {"model": model}
     with Terminal() as terminal:
         found = run_sweep(

@@ -86,10 +86,9 @@ def build(section: str, registry: Registry[Any], table: Mapping[str, Any]) -> An
     for key in options:
         if key not in known:
             name = table.get("name", next(iter(registry)))
-            raise InputError(
-                f"{section} '{name}' has no option '{key}'{nearest(key, known) or advice(key)} (options: "
-                f"{', '.join(known)})"
-            )
+            have = [f"'{other}'" for other, of in registry.items() if key in getattr(of, "__dataclass_fields__", {})]
+            hint = f"; it is an option of {', '.join(have)}" if have else nearest(key, known) or advice(key)
+            raise InputError(f"{section} '{name}' has no option '{key}'{hint} (options: {', '.join(known)})")
     hints = get_type_hints(kind)
     for key, value in options.items():
         if any(isinstance(v, bool) for v in (value if isinstance(value, list | tuple) else [value])) and takes_numbers(

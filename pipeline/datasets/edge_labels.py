@@ -1,6 +1,6 @@
 """Labelled edges of a source: their ends, labels, features, times and split."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,9 @@ import numpy as np
 
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError
+from ...storage.optional import when_present
 from ...storage.store.paths import expanded
+from .cleaning.columns import clean_edge_features
 from .cleaning.kept import of_pairs
 from .cleaning.options import ReadOptions
 from .cleaning.raw import AnyArray, GivenLabels
@@ -44,8 +46,10 @@ class LabelledEdges:
     """[N]."""
     split: Mapping[str, AnyArray] = field(default_factory=dict)
     """See `Raw.split`."""
-    feature_columns: tuple[str, ...] = ()
+    feature_columns: Sequence[str] = ()
     """See `RawEdges.columns`."""
+    has_own_columns: bool = False
+    """True if features are others than those of the graph's edges."""
     notes: tuple[str, ...] = ()
 
 
@@ -73,11 +77,11 @@ def edges_of_file(path: Path, options: ReadOptions, dataset: Dataset, ends: Ends
     """The edges of a file that are to be predicted, whose labels are not read. `ends` as in `as_pairs`."""
     require_file(path)
     if path.suffix == ".npz":
-        return _unlabelled(load_members(path, NAMES)[0], dataset, str(path), ends)
+        return _filled(_unlabelled(load_members(path, NAMES)[0], dataset, str(path), ends), options)
     if path.suffix == ".npy":
         pairs, _ = read_pairs(path, dataset, ends)
         return LabelledEdges(pairs, GivenLabels(np.zeros(len(pairs))))
-    return _of_tables(SourceTable("edges", (path,)), path, options, dataset, ends)
+    return _filled(_of_tables(SourceTable("edges", (path,)), path, options, dataset, ends), options)
 
 
 def all_edges(source: Any, options: ReadOptions, dataset: Dataset, ends: Ends) -> LabelledEdges:
@@ -87,10 +91,22 @@ def all_edges(source: Any, options: ReadOptions, dataset: Dataset, ends: Ends) -
     path = path_of(source)
     if path is None:
         data, where = store_of_pairs(source, dataset.graph.types, f"the PyG data for {dataset.name}")
-        return _unlabelled({key: host(data[key]) for key in NAMES if key in data}, dataset, where, ends)
+        found = _unlabelled({key: host(data[key]) for key in NAMES if key in data}, dataset, where, ends)
+        return _filled(found, options)
     if path.is_file() and not is_table(path):
         return edges_of_file(path, options, dataset, ends)
-    return _of_tables(_edge_table(path, dataset), path, options, dataset, ends)
+    return _filled(_of_tables(_edge_table(path, dataset), path, options, dataset, ends), options)
+
+
+def _filled(found: LabelledEdges, options: ReadOptions) -> LabelledEdges:
+    """The edges with what fills missing values of their features, as those that a run was trained on."""
+    notes = [*found.notes]
+
+    def filled(given: AnyArray) -> AnyArray:
+        rows = given.reshape(len(found.pairs), -1)
+        return clean_edge_features(rows, len(rows), of_pairs(options), notes, found.feature_columns)
+
+    return replace(found, features=when_present(filled, found.features), notes=tuple(notes))
 
 
 def _unlabelled(arrays: Mapping[str, AnyArray], dataset: Dataset, where: str, ends: Ends) -> LabelledEdges:
@@ -126,7 +142,7 @@ def _of_tables(
 ) -> LabelledEdges:
     """Labelled edges of a table; with the nodes that may be ends, edges `to_predict`, whose labels are not read."""
     # Arrow starts a thread when it is imported, which the server of ranks must not have.
-    from .readers.parquet import feature_rows, labels_of, sets_of, split_bits, times_of
+    from .readers.parquet import feature_names, feature_rows, labels_of, sets_of, split_bits, times_of
     from .readers.tables import read_rows
     from .schema.roles import columns_of_pairs
 
@@ -137,13 +153,16 @@ def _of_tables(
     options = options if to_predict is None else replace(options, labels_of="edges")
     columns = columns_of_pairs(rows.schema, source, options, labelled=to_predict is None)
     found = labels_of(rows, columns.labels, "edges")
+    features = feature_rows(rows, columns.features, "edges")
     when = columns.time or ("time" if "time" in rows.column_names else None)
     return LabelledEdges(
         ends_of_table(rows, source, dataset, to_predict, columns.ends),
         replace(found, label_names=columns.labels if options.named_labels else None),
-        feature_rows(rows, columns.features, "edges"),
+        features,
         times_of(rows, when, "edges"),
         sets_of(split_bits(rows, columns, "edges")),
+        feature_columns=feature_names(rows, columns.features, when_present(lambda x: x.shape[1], features) or 0),
+        has_own_columns=options.pairs is not None,
         notes=columns.notes if options.pairs is not None else (),  # those of the graph's own table are told already
     )
 
@@ -214,4 +233,6 @@ def _of_arrays(
         if name in arrays:
             split.setdefault(part, arrays[name].astype(bool) if form == "mask" else arrays[name])
     pairs = as_pairs(ends.T, dataset, f"{where}: {key}", nodes)
-    return LabelledEdges(pairs, GivenLabels(labels), found["features"], found["time"], split)
+    return LabelledEdges(
+        pairs, GivenLabels(labels), found["features"], found["time"], split, has_own_columns=not all_edges
+    )

@@ -9,10 +9,11 @@ from ...storage.dataset import SPLITS, Dataset, require_dataset
 from ...storage.errors import InputError, whole_number
 from ...storage.links.pairs import is_symmetric
 from ...storage.plural import counted, were
+from ...storage.stored.data_card import with_columns
 from ...storage.times.moments import as_times, in_one_unit
 from ...storage.typed.graph_types import RelationType
-from .cleaning.columns import LARGE_VALUE, clean_edge_features
-from .cleaning.kept import of_pairs
+from .cleaning.columns import LARGE_VALUE, Card, clean_edge_features
+from .cleaning.kept import PAIRS, of_pairs
 from .cleaning.labels import settled_labels
 from .cleaning.options import DEFAULT_OPTIONS, ReadOptions, require_options
 from .cleaning.raw import GivenLabels
@@ -113,7 +114,10 @@ def with_labelled_edges(
             )
         features = given.reshape(len(raw.pairs), -1).astype(np.float32)
         if features.size:
-            features = clean_edge_features(given, len(given), of_pairs(options), notes, raw.feature_columns)
+            columns: Card = []
+            features = clean_edge_features(given, len(given), of_pairs(options), notes, raw.feature_columns, columns)
+            if raw.has_own_columns and (card := dataset.card):
+                dataset = replace(dataset, card=with_columns(card, [each | {"of": PAIRS} for each in columns]))
         if (largest := float(np.abs(features).max(initial=0))) > LARGE_VALUE:
             notes.append(
                 f"Features of labelled edges reach {largest:,.0f}, and training needs values near 1: scale them before "

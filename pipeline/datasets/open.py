@@ -186,6 +186,8 @@ def _read_unrecognised(spec: str | Path | object, request: Request) -> Raw:
     path = path_of(spec)
     if path is not None and path.is_file():
         check_read(path)
+        if path.suffix == ".toml":
+            raise InputError(f"{path} is a job, and no dataset: give it without --dataset, as in millrace run {path}")
         if not looks_like_npz(path):
             raise InputError(
                 f"the suffix of {path} names no kind of file that is read: call a list of edges .txt, tables .csv or "

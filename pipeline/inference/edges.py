@@ -16,10 +16,11 @@ from ...storage.errors import InputError, nearest
 from ...storage.links.pairs import PairArray, node_ranges
 from ...storage.store.paths import expanded
 from ..datasets import ReadOptions
-from ..datasets.edge_labels import all_edges, edges_of_file
+from ..datasets.edge_labels import LabelledEdges, all_edges, edges_of_file
 from ..datasets.pairs import as_pairs
+from ..setup.open_data import with_keys
 from ..setup.result import Result
-from ..telemetry.events import Emit, StageEnded, StageStarted, silent
+from ..telemetry.events import Emit, Note, StageEnded, StageStarted, silent
 from .by_tasks import Workers
 from .finished_run import TrainedRun, load
 from .links import ends_at, ends_called
@@ -90,7 +91,7 @@ def predict_edges(
         if features is not None or times is not None:
             raise InputError("features or times are given, but the edges are those of the dataset; leave them out")
         if data.pairs is None and not of_split and dataset is not None and not isinstance(dataset, Dataset):
-            read = all_edges(dataset, trained.as_before(options), data, nodes)
+            read = _noted(all_edges(dataset, trained.as_before(options), data, nodes), emit)
             wanted, own, told = read.pairs, read.features, read.time
         else:
             wanted, own, told = _of_dataset(data, pairs)
@@ -98,7 +99,7 @@ def predict_edges(
         if not Path(pairs).suffix and not expanded(pairs).exists():
             meant = nearest(str(pairs), SETS)
             raise InputError(f"pairs is '{pairs}'; expected a file of pairs, or {', '.join(SPLITS)} or all{meant}")
-        read = edges_of_file(expanded(pairs), trained.as_before(options), data, nodes)
+        read = _noted(edges_of_file(expanded(pairs), trained.as_before(options), data, nodes), emit)
         wanted, own, told = read.pairs, read.features, read.time
     else:
         wanted, own, told = as_pairs(pairs, data, "pairs", nodes), None, None
@@ -115,6 +116,13 @@ def predict_edges(
     return EdgePredictions(
         wanted - first, outputs.cpu().numpy(), result.task, ends_called(wanted, data), result.class_names
     )
+
+
+def _noted(read: LabelledEdges, emit: Emit) -> LabelledEdges:
+    """The edges that are read, whose notes are emitted."""
+    for note in read.notes:
+        emit(Note(with_keys(note)))
+    return read
 
 
 def _of_dataset(

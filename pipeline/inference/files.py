@@ -24,7 +24,7 @@ SUFFIXES = (".parquet", ".csv", ".npy", ".zarr")
 class AsArray:
     """What `numpy.asarray` makes an array of."""
 
-    def as_array(self) -> npt.NDArray[np.floating]:
+    def as_array(self) -> npt.NDArray[np.generic]:
         """The numbers, [n] or [n, D]."""
         raise NotImplementedError
 

@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from ...storage.dataset import IdArray
 from ...storage.node_names import NodeNames
-from .files import PIECE_ROWS, check_suffix, write_npy_pieces, write_tables, write_zarr
+from .files import PIECE_ROWS, AsArray, check_suffix, write_npy_pieces, write_tables, write_zarr
 
 PIECE_PAIRS = 1 << 20
 """Pairs of a file that are made at a time."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Recommendations:
+class Recommendations(AsArray):
     """The k best destinations of n sources, the best first. A larger score means a likelier link. Among equal scores,
     the smaller id comes first."""
 
@@ -30,6 +30,10 @@ class Recommendations:
     """[n, k]; -inf where `destinations` is -1."""
     node_names: tuple[NodeNames, NodeNames] | None = None
     """Names of all nodes of the source's and of the destination's type, by id, where the dataset has names."""
+
+    def as_array(self) -> IdArray:
+        """`destinations`, [n, k], as a file ``.npy`` has them."""
+        return self.destinations
 
     @property
     def source_names(self) -> npt.NDArray[np.generic] | None:
@@ -73,7 +77,7 @@ class Recommendations:
             return pa.table(dict(zip(("src", "dst"), named)) | self._columns(rows, places))
         return pa.table({"src": ends[0], "dst": ends[1]} | self._columns(rows, places))
 
-    def _columns(self, rows: IdArray, places: IdArray) -> dict[str, Any]:
+    def _columns(self, rows: IdArray, places: IdArray) -> dict[str, npt.NDArray[np.generic]]:
         return {"rank": places + 1, "score": self.scores[rows, places]}
 
     def _arrays(self) -> dict[str, object]:

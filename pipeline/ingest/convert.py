@@ -13,7 +13,7 @@ from typing import Any
 from ...stages.capabilities import Cannot, Need
 from ...storage import dataset_store as stores
 from ...storage.dataset import Dataset, counted_outputs
-from ...storage.errors import InputError, RunError, StoreError, whole_number
+from ...storage.errors import InputError, NoLabelsError, RunError, StoreError, whole_number
 from ...storage.fingerprint import digest_record
 from ...storage.store.narrow import FeatureDtype
 from ...storage.store.paths import expanded
@@ -47,6 +47,8 @@ IN_PIECES = (
     Cannot("labels of edges at a URL", Need.EDGE_LABELS, "are read from files"),
 )
 """What is not read in pieces; such tables are read into memory first."""
+TO_PREDICT = "A graph that a run only predicts for is not converted: give its source to predict as --dataset"
+"""Ending of the message on a source without labels."""
 
 
 def convert_job(
@@ -65,11 +67,11 @@ def convert_job(
     read = str(spec) if isinstance(spec, str | Path) else type(spec).__name__
     goes_on = isinstance(out, Path) and scratch_of(out).exists()
     with recorded_stages("convert", read, out, emit, goes_on=goes_on) as told:
-        if isinstance(out, str):
-            return uploaded(
-                out, lambda path: _convert(job, spec, source, path, formats, limit, workers=workers, emit=told)
-            )
-        return _convert(job, spec, source, out, formats, limit, workers=workers, emit=told)
+        make = partial(_convert, job, spec, source, formats=formats, limit=limit, workers=workers, emit=told)
+        try:
+            return uploaded(out, lambda path: make(out=path)) if isinstance(out, str) else make(out=out)
+        except NoLabelsError as e:
+            raise NoLabelsError(f"{e}. {TO_PREDICT}") from None
 
 
 def _convert(

@@ -5,6 +5,7 @@ from typing import Any
 
 from ...storage.optional import present_items
 from ...storage.stored.data_card import described
+from ..setup.open_data import with_keys
 from ..telemetry.printable import in_table
 
 CARD = "model_card.md"
@@ -77,7 +78,7 @@ def data_section(card: Mapping[str, object] | None, notes: Sequence[str]) -> str
     if card is None:
         return ""
     rows = [f"| {in_table(name)} | {in_table(text)} |" for name, text in described(card, SHOWN_COLUMNS)]
-    listed = (f"* {in_table(note)}" for note in notes)
+    listed = (f"* {in_table(with_keys(note))}" for note in notes)
     return "\n".join(["", "## Data", "", "| | |", "|---|---|", "\n".join(rows), "", *listed, ""])
 
 

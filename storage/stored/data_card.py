@@ -26,14 +26,21 @@ def card_of(store: Store) -> Mapping[str, Any] | None:
 
 def data_card(columns: Sequence[Mapping[str, object]], **facts: object) -> dict[str, object]:
     """A card: columns of features, and other facts, of which empty ones are left out."""
-    listed = [{key: value for key, value in column.items() if key != TREATED} for column in columns[:MOST_COLUMNS]]
-    treated: dict[str, list[object]] = {}
+    return with_columns({key: value for key, value in facts.items() if value not in (None, {})}, columns)
+
+
+def with_columns(card: Mapping[str, Any], columns: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """The card with more columns of features."""
+    treated = {of: [*each] for of, each in card.get(TREATED, {}).items()}
     for column in columns:
         if column.get(TREATED):
             treated.setdefault(str(column["of"]), []).append(column[TREATED])
-    facts[TREATED] = treated
-    more = {"more_columns": len(columns) - len(listed)} if len(columns) > len(listed) else {}
-    return {key: value for key, value in facts.items() if value not in (None, {})} | {"columns": listed} | more
+    before = card.get("columns", [])
+    plain = [{key: value for key, value in column.items() if key != TREATED} for column in columns]
+    listed = [*before, *plain[: max(0, MOST_COLUMNS - len(before))]]
+    found = {**card} | ({TREATED: treated} if treated else {}) | {"columns": listed}
+    left = len(before) + len(columns) - len(listed) + card.get("more_columns", 0)
+    return found | ({"more_columns": left} if left else {})
 
 
 def names_in(card: Mapping[str, Any] | None, of: str, width: int) -> list[str]:

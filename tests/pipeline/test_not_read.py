@@ -83,11 +83,27 @@ def test_pairs_of_pygs_data_that_nothing_reads(typed):
 
 @pytest.mark.parametrize("sampler", [mr.NeighborSampler, mr.LaborSampler])
 def test_edges_of_weight_0_that_a_whole_row_has(tmp_path, sampler):
-    for fanout, weighted, said in ((-1, True, 1), (9, True, 0), (-1, False, 0)):
+    whole = "fanout -1 takes rows whole, and a weighted sampler weighs their edges alike"
+    cases = ((-1, True, 2, 1), (-1, True, 0, 1), (9, True, 2, 0), (-1, False, 2, 0))
+    for number, (fanout, weighted, zeros, said) in enumerate(cases):
         system = mr.bulk(sampler((fanout,), weighted=weighted))
-        weight = {"edge_weight": torch.tensor([0.0, 1, 2, 0, 1, 1, 3])}
-        notes = notes_of(tmp_path / f"{fanout}{weighted}", mr.GCN(hidden=4, layers=1), system, "weight 0", **weight)
-        assert notes == said * ["fanout -1 takes 2 edges of weight 0 too, as heavy as others of a row; remove them."]
+        weight = {"edge_weight": torch.tensor([0.0, 1, 2, 0, 1, 1, 3]) + (zeros == 0)}
+        notes = notes_of(tmp_path / str(number), mr.GCN(hidden=4, layers=1), system, "rows whole", **weight)
+        them = f", {zeros} edges of weight 0 too" if zeros else ""
+        assert notes == said * [f"{whole}{them}; evaluation does not."]
+
+
+@pytest.mark.parametrize("sampler", [mr.NeighborSampler, mr.LaborSampler])
+def test_a_weighted_sampler_weighs_the_edges_of_a_whole_row_alike(sampler):
+    """As the note on fanout -1 says: each edge stands for an equal share of the row's weight."""
+    weight = np.array([0.0, 1, 2, 0, 1, 1, 3], np.float32)
+    data = data_of.Data(x=torch.ones(6, 1), edge_index=EDGES, edge_weight=torch.from_numpy(weight), y=torch.zeros(6))
+    graph = mr.from_pyg(data, options=mr.ReadOptions(direction="directed")).graph
+    (batch,) = mr.sample_minibatches(graph, sampler((-1,), weighted=True), np.arange(6))
+    (block,), (into_3,) = batch.blocks, [weight[EDGES.numpy()[1] == 3]]
+    first, last = block.indptr[block.src.tolist().index(3) :][:2]
+    assert len(into_3) == last - first == 2
+    assert block.weight[first:last].tolist() == [into_3.sum() / 2] * 2
 
 
 def test_epochs_of_one_step_are_said(tmp_path):

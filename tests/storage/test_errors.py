@@ -74,3 +74,17 @@ def test_whole_numbers_are_ints():
         number = whole_number("x", value, 1, 3)
         assert type(number) is int
         assert number == 3
+
+
+def test_an_input_error_is_shown_without_what_was_handled_when_it_was_raised():
+    import traceback
+
+    for error, shown in ((InputError, False), (MissingExtraError, False), (RunError, True)):
+        try:
+            try:
+                raise KeyError("inner")
+            except KeyError:
+                raise error("what was seen")  # noqa: B904
+        except MillraceError as e:
+            text = "".join(traceback.format_exception(e))
+        assert ("during handling" in text.lower()) == shown

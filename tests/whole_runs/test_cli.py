@@ -174,7 +174,7 @@ BAD = {
     "data: a folder of nothing": ("run --dataset W/empty --out NEW", "holds no manifest.json"),
     "data: truncated": ("run --dataset W/cut.npz --out NEW", "damaged or not an .npz file"),
     "data: text": ("run --dataset W/text.npz --out NEW", "is not an .npz file"),
-    "data: a job file": ("run --dataset W/bad.toml --out NEW", "names no kind of file that is read"),
+    "data: a job file": ("run --dataset W/bad.toml --out NEW", "bad.toml is a job, and no dataset: give it without"),
     "data: no edges": ("run --dataset W/noedges.npz --out NEW", "no key 'edge_index'"),
     "data: NaN": ("run --dataset W/nan.npz --out NEW", "set read.nan_features=zero"),
     "data: ids out of range": ("run --dataset W/range.npz --out NEW", "out of range for 3 nodes"),

@@ -172,6 +172,13 @@ def test_the_chain_packs_whatever_is_given_first(tmp_path, flags):
     assert sampled.endswith(" --features") and "--samples" in script
 
 
+@pytest.mark.parametrize("flag", ["--work=w", "--parts=3", "--method=hash", "--convert=--seed 1", "--blocks"])
+def test_the_chain_without_tables_refuses_what_it_would_not_use(flag):
+    done = python("chain.py", "--epochs", "2", flag)
+    assert done.returncode == 1 and not done.stdout
+    assert done.stderr.startswith(f"{flag.partition('=')[0]}: give --tables, whose chain has these stages")
+
+
 def test_on_a_gpu_box_without_gpus_ends_with_one_sentence(tmp_path):
     # Its own Python is the one that is forked.
     script, words = str(EXAMPLES / "on_a_gpu_box.py"), [*SMALL, "--out", str(tmp_path / "run")]

@@ -11,6 +11,8 @@ NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?$|true$|false$|$")
 """Text that a value of a column of numbers or flags has."""
 READ = ", but the run reads it as a feature"
 """Ending of a message on a column that is missing."""
+PAIRS = "labelled edges"
+"""Place in a data card of the columns of labelled edges, where they are not those of the graph's edges."""
 SHOWN = 8
 """Most columns that a note names."""
 KeptColumn = Mapping[str, Any]
@@ -82,9 +84,10 @@ def as_other(options: ReadOptions) -> OtherOptions | None:
 
 
 def of_pairs(options: ReadOptions) -> ReadOptions:
-    """The options for labelled pairs: in a file of their own, their columns are not those of the graph's edges."""
-    if isinstance(options, OtherOptions) and options.pairs is not None:
-        return replace(options, before={})
+    """The options for labelled pairs, whose columns of features are not those of the graph's edges if they have a
+    record of their own, or a file."""
+    if isinstance(options, OtherOptions) and (options.pairs is not None or PAIRS in options.before):
+        return replace(options, before={"edges": options.before.get(PAIRS, ())})
     return options
 
 

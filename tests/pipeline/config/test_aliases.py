@@ -19,7 +19,9 @@ from millrace.pipeline.config.aliases import (
     merged,
 )
 from millrace.pipeline.config.load import Job, _known, resolve
+from millrace.pipeline.config.records import build
 from millrace.pipeline.setup.configure import configure
+from millrace.stages.sample import SAMPLERS
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.command import command
 
@@ -106,16 +108,51 @@ def test_metrics_may_be_words_between_commas(tmp_path):
 
 def test_words_of_other_libraries_name_keys_that_exist_and_are_none_themselves():
     from millrace.stages.models import MODELS
-    from millrace.stages.sample import SAMPLERS
 
     known = {*_known(Job)}
     for section, registry in (("model", MODELS), ("sampler", SAMPLERS)):
         known |= {f"{section}.{field}" for kind in registry.values() for field in kind.__dataclass_fields__}
     assert not KEYS.keys() - known
-    words = [word for words in (*KEYS.values(), *SENTENCES.values()) for word in words]
+    words = " ".join((*KEYS.values(), *SENTENCES.values())).split()
     assert len(words) == len(set(words))
     leaves = {key.rpartition(".")[2] for key in known}
-    assert set(words) & leaves <= {"scheduler"}, "which is a Dask scheduler, but in [train]"
+    assert set(words) & leaves <= {"scheduler", "strategy"}, "which mean another thing beside other keys"
+
+
+LIGHTNING = (
+    "accelerator strategy devices num_nodes precision logger callbacks fast_dev_run max_epochs min_epochs max_steps "
+    "min_steps max_time limit_train_batches limit_val_batches limit_test_batches limit_predict_batches overfit_batches "
+    "val_check_interval check_val_every_n_epoch num_sanity_val_steps log_every_n_steps enable_checkpointing "
+    "enable_progress_bar enable_model_summary accumulate_grad_batches gradient_clip_val gradient_clip_algorithm "
+    "deterministic benchmark inference_mode use_distributed_sampler profiler detect_anomaly barebones plugins "
+    "sync_batchnorm reload_dataloaders_every_n_epochs default_root_dir enable_autolog_hparams model_registry"
+)
+"""Arguments of the Trainer of Lightning."""
+GRAPHSTORM = (
+    "node_feat_name edge_feat_name fanout eval_fanout hidden_size num_layers num_encoder_layers use_mini_batch_infer "
+    "save_embed_path topk_model_to_save task_tracker log_report_frequency dropout gnn_norm lr num_epochs batch_size "
+    "sparse_optimizer_lr max_grad_norm grad_norm_type use_node_embeddings wd_l2norm use_self_loop eval_batch_size "
+    "early_stop_burnin_rounds early_stop_rounds early_stop_strategy use_early_stop lm_tune_lr lm_train_nodes "
+    "lm_infer_batch_size freeze_lm_encoder_epochs max_seq_len cache_lm_embed num_heads num_bases target_ntype "
+    "label_field multilabel multilabel_weights imbalance_class_weights num_classes return_proba decoder_edge_feat "
+    "remove_target_edge_type lp_decoder_type num_negative_edges num_negative_edges_eval train_negative_sampler "
+    "eval_negative_sampler class_loss_func regression_loss_func lp_loss_func contrastive_loss_temperature target_etype "
+    "train_etype eval_etype save_prediction_path infer_all_target_nodes textual_data_path restore_model_path "
+    "exclude_training_targets reverse_edge_types_map report_eval_per_type task_type eval_metric part_config ip_config"
+)
+"""Options of GraphStorm's training."""
+
+
+@pytest.mark.parametrize("word", f"{LIGHTNING} {GRAPHSTORM}".split())
+def test_options_of_lightning_and_graphstorm_are_keys_or_known(word):
+    assert word in SHORTHANDS or advice(word)
+
+
+def test_a_word_that_is_an_option_of_another_sampler_is_no_word_of_lightning():
+    with pytest.raises(InputError, match=r"'strategy'; set ranks: each rank trains"):
+        resolve({"strategy": "ddp"})
+    with pytest.raises(InputError, match=r"'neighbor' has no option 'strategy'; it is an option of 'temporal' "):
+        build("sampler", SAMPLERS, {"name": "neighbor", "strategy": "last"})
 
 
 @pytest.mark.parametrize(
@@ -124,12 +161,12 @@ def test_words_of_other_libraries_name_keys_that_exist_and_are_none_themselves()
         *(
             ({word: 1}, f"unknown configuration key '{word}'; did you mean '{key}'?")
             for key, words in KEYS.items()
-            for word in words
+            for word in words.split()
         ),
         *(
             ({word: 1}, f"unknown configuration key '{word}'; {text}")
             for text, words in SENTENCES.items()
-            for word in words
+            for word in words.split()
             if word != "scheduler"
         ),
         (

@@ -107,7 +107,7 @@ def test_a_system_without_a_sampler(mode):
         ({"train": {"batch_size": 0}}, "'train.batch_size' is 0"),
         ({"queue": {"kind": "redis"}}, "'queue.kind' is 'redis'"),
         ({"model": {"name": "sagee"}}, "did you mean 'sage'"),
-        ({"model": {"name": "sage", "heads": 4}}, "has no option 'heads'"),
+        ({"model": {"name": "sage", "heads": 4}}, "has no option 'heads'; it is an option of 'gat', 'gatv2', "),
         ({"model": {"hidden": 0}}, "hidden is 0"),
         ({"model": {"dropout": 1.0}}, "dropout is 1"),
         ({"sampler": {"name": "neighbour"}}, "did you mean 'neighbor'"),

@@ -18,6 +18,7 @@ import millrace as mr
 from millrace.pipeline.inference.links import LinkScores
 from millrace.pipeline.inference.predict import nodes_of_text
 from millrace.pipeline.inference.predictions import Predictions
+from millrace.pipeline.inference.recommendations import Recommendations
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.accuracies import accuracy
 from millrace.tests.contracts.command import command
@@ -316,6 +317,8 @@ def test_an_array_of_what_is_returned(run, data):
     preds, rows = mr.predict(run, nodes=[3, 1]), mr.embed(run, nodes=[3, 1])
     assert np.array_equal(np.asarray(preds), preds.probabilities) and np.asarray(preds, np.float64).dtype == np.float64
     assert np.array_equal(np.asarray(rows), rows.rows)
+    best = Recommendations(np.arange(2), np.array([[1, 2], [0, -1]]), np.zeros((2, 2)))
+    assert np.array_equal(np.asarray(best), best.destinations) and np.asarray(best).dtype == np.int64
     assert np.array_equal(np.asarray(LinkScores(np.zeros((2, 2), np.int64), np.array([1.0, 2.0]))), [1.0, 2.0])
 
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import millrace as mr
 from millrace.pipeline import cli
 from millrace.pipeline.ingest import arrays, convert, run
 
@@ -138,3 +139,16 @@ def test_a_store_that_lacks_a_slice(folder, capsys, monkeypatch):
         assert code == 2
         assert "array 'indices' lacks 1 of its 1 files; make the store again" in said
         assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["tables", "arrays.npz"])
+def test_a_graph_to_predict_for_is_not_converted_and_it_is_said_what_to_do(tmp_path, name):
+    if name == "tables":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "nodes.csv").write_text("id,x0\na,1\nb,2\n")
+        (tmp_path / name / "edges.csv").write_text("src,dst\na,b\nb,a\n")
+    else:
+        np.savez(tmp_path / name, edge_index=[[0, 1], [1, 0]], x=np.ones((2, 1), np.float32))
+    with pytest.raises(mr.InputError, match=r"label.* A graph that a run only predicts for .* give its source"):
+        mr.convert(tmp_path / name, tmp_path / "store", options=mr.ReadOptions(direction="directed"))
+    assert not (tmp_path / "store").exists()

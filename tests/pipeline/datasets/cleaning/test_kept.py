@@ -231,3 +231,47 @@ def test_columns_of_other_names_are_told(tmp_path):
     before = {"nodes": [{"column": "x0"}, {"column": "x1"}]}
     wanted, missing, notes = OtherOptions(before=before).features("nodes", ["a", "b"], ("a", "b"), True)
     assert (wanted, missing) == (("a", "b"), []) and "are called a, b, and the run's x0, x1" in notes[0]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("nan", ["mean", "median", "zero", "indicator"])
+def test_pairs_in_a_file_of_their_own_have_the_runs_values_and_numbers(tmp_path, suffix, nan):
+    """A few pairs are predicted as among all: their gaps, values of one_hot and order of columns are the run's."""
+    rng, n = np.random.default_rng(1), 60
+    kind = np.array(["a", "b", "c"], object)[rng.integers(0, 3, n)]
+    amount = [None if i % 7 == 0 else float(v) for i, v in enumerate(rng.normal(5, 2, n))]
+    table = pa.table({"src": rng.integers(0, 12, n), "dst": rng.integers(0, 12, n), "amount": amount, "kind": kind})
+    (tmp_path / "g").mkdir()
+    pq.write_table(pa.table({"id": np.arange(12), "x": rng.random(12)}), tmp_path / "g" / "nodes.parquet")
+    # The graph's own edges have columns of the same names, with other numbers and values.
+    graph = table.slice(0, 30).set_column(2, "amount", pa.array([100.0] * 29 + [None]))
+    graph = graph.set_column(3, "kind", pa.array(["b", "u", "v"] * 10))
+    pq.write_table(graph, tmp_path / "g" / "edges.parquet")
+
+    def pairs(name, rows):
+        path = tmp_path / f"{name}.{suffix}"
+        pyarrow.csv.write_csv(rows, path) if suffix == "csv" else pq.write_table(rows, path)
+        return str(path)
+
+    whole = pairs("whole", table.append_column("label", pa.array(rng.integers(0, 2, n))))
+    read = {"labels_of": "edges", "pairs": whole, "one_hot": "kind", "feature_columns": "x", "nan_features": nan}
+    read |= {"edge_feature_columns": "amount", "direction": "directed"}
+    args = [f"read.{k}={v}" for k, v in read.items()]
+    sets = [word for arg in args for word in ("--set", arg)]
+    assert command("convert", tmp_path / "g", "--out", tmp_path / "store", *sets)[0] == 0
+    small = {"epochs": 1, "split": "fraction:0.6,0.2", "verbose": False}
+    mr.run(str(tmp_path / "g"), out=tmp_path / "run", read=read, **small)
+    card = json.loads((tmp_path / "run" / "data_card.json").read_text())
+    names = [c["name"] for c in card["columns"] if c["of"] == "labelled edges"]
+    assert names[:4] == ["amount", "kind=a", "kind=b", "kind=c"]
+    assert mr.open_dataset(tmp_path / "store").card["treatment"] == card["treatment"]
+    every = mr.predict_edges(tmp_path / "run", pairs("every", table)).logits
+    some = np.flatnonzero((kind == "b") & (np.arange(n) % 7 == 0))
+    few = table.take(some).select(["kind", "amount", "dst", "src"])
+    found = mr.predict_edges(tmp_path / "run", pairs("few", few)).logits
+    assert len(some) and np.ptp(every, axis=0).min() > 0
+    np.testing.assert_allclose(found, every[some], rtol=1e-4, atol=1e-5)
+    said = []
+    strange = few.set_column(0, "kind", pa.array(["z"] * len(some)))
+    mr.predict_edges(tmp_path / "run", pairs("strange", strange), emit=lambda event: said.append(str(event)))
+    assert "that the run does not know (z)" in " ".join(said)
