@@ -256,6 +256,8 @@ def test_gpus_are_those_that_cuda_would_see(monkeypatch):
 @pytest.mark.usefixtures("forked_workers")
 def test_a_worker_for_each_gpu(monkeypatch):
     dask_cuda.install(monkeypatch, "0,1,2")
+    # A stand-in cluster that another test has started leaves it.
+    monkeypatch.delenv("RAPIDS_NO_INITIALIZE", raising=False)
     options = {"protocol": "ucx", "enable_tcp_over_ucx": True, "rmm_pool_size": 0.25, "rmm_managed_memory": True}
     job = merged(TWO, backend="gloo", cuda=options)
     with dask_cluster.opened(job, lambda e: None, workers=3) as client:
