@@ -339,9 +339,9 @@ def test_clients_do_not_hang_on_ranks(dataset, tmp_path, clients):
 @pytest.mark.slow
 @pytest.mark.parametrize("retexo", [{"rounding": "int8"}, {"mode": "v1"}])
 def test_a_process_for_each_client_equals_the_simulation(dataset, tmp_path, retexo):
-    """Sixteen processes over sockets, dropout included: the same parameters and bytes of rows; parameters go around a
+    """Eight processes over sockets, dropout included: the same parameters and bytes of rows; parameters go around a
     ring, and by the account to a server and back."""
-    count, steps, epochs = 16, 2, 3
+    count, steps, epochs = 8, 2, 3
     table = {
         "epochs": epochs, "seed": 3, "dtype": "float64", "model": {**SPELT["sage"], "dropout": 0.4},
         "partition": {"method": "hash"}, "retexo": {"local_steps": steps, **retexo},

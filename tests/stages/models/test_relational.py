@@ -351,6 +351,7 @@ def test_rows_are_those_of_the_destinations_in_the_first_columns():
     assert ((kept == 0) | (kept == 2 * h[:2])).all()
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_run_trains_rows_and_decoder_alone_on_any_number_of_ranks(tmp_path):
     data = mr.link_dataset(mr.open_dataset(KG), relation=["lives_in", "works_at"])
     alone, two = (
