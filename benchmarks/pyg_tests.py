@@ -25,13 +25,13 @@ SAMPLERS = {"pyg_lib"}, {"torch_sparse"}
 FLAGS = "WITH_PYG_LIB", "WITH_TORCH_SPARSE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE"
 HEAD = """# PyG's own tests
 
-Millrace's loaders also run the tests that PyG has for its own loaders.
-Results of {cases} cases, with PyG {pyg}: {counts}.
+Millrace's loaders also run PyG's tests of its own loaders.
+Results of {cases} cases of PyG {tests} on PyG {pyg}: {counts}.
 
 `python benchmarks/pyg_tests.py PYG`, with a checkout of PyG, prints this page. The script runs PyG's unchanged test
-files, but they import Millrace's loaders. A case is *empty* if PyG's test returns before it makes a loader: `induced`
-subgraphs of int32 edges, and triplets with times but without `disjoint`. The two *skipped* tests make no loader, but
-compare two compiled libraries.
+files, which import Millrace's loaders. A case is *empty* if it returns before making a loader: `induced`
+subgraphs of int32 edges, and triplets with times but without `disjoint`. The two *skipped* tests make no loader:
+they compare compiled libraries. One test needs `pytorch-frame`.
 """
 
 
@@ -136,15 +136,17 @@ def outcome(case: ElementTree.Element) -> str:
     return "passed" if case.find("properties") is None else "empty"
 
 
-def table(report: Path) -> str:
-    """The page, from pytest's report."""
+def table(report: Path, checkout: Path) -> str:
+    """The page, from pytest's report on the tests of a checkout."""
     rows: dict[tuple[str, str], Counter[str]] = {}
     for case in ElementTree.parse(report).iter("testcase"):
         key = case.get("classname", "").rpartition(".")[2], re.sub(r"\[.*", "", case.get("name", ""))
         rows.setdefault(key, Counter())[outcome(case)] += 1
     total = sum((Counter({w.partition(":")[0]: n for w, n in row.items()}) for row in rows.values()), Counter())
+    found = re.search(r"__version__ = '([^']+)'", (checkout / "torch_geometric" / "__init__.py").read_text())
+    assert found, "a checkout of PyG"
     counts = ", ".join(f"{n} {word}" for word, n in total.most_common())
-    lines = [HEAD.format(pyg=version("torch_geometric"), cases=sum(total.values()), counts=counts)]
+    lines = [HEAD.format(tests=found[1], pyg=version("torch_geometric"), cases=sum(total.values()), counts=counts)]
     lines += ["| file | tests of which every case passed | others |", "|---|---|---|"]
     for file in dict.fromkeys(of for of, _ in rows):
         tests = {name: row for (of, name), row in rows.items() if of == file}
@@ -166,7 +168,7 @@ def main() -> None:
             subprocess.run(
                 [sys.executable, __file__, "--run", sys.argv[1], str(report)], stdout=sys.stderr, check=False
             )
-            print(table(report))
+            print(table(report, Path(sys.argv[1])))
         return
     folder = Path(sys.argv[2]) / "test" / "loader"
     quiet = "-q", "-p", "no:cacheprovider", "-W", "ignore", f"--confcutdir={folder}", f"--rootdir={folder}"
