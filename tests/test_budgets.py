@@ -39,16 +39,16 @@ BUDGETS: dict[str, float] = {
     # Other data is scaled, filled and matched as the run's own was, which was wrong without a word: 198.
     # convert takes edges that GPUs have sorted in pieces; notes when a run starts say that an epoch is one step, and
     # that edges of weight 0 are drawn; PyG's arguments of NeighborSampler, a plan's unknown system, closed clients: 58.
-    "lines_code": 67_404,
+    "lines_code": 67_305,
     # Goal: 35. A ratio: code that goes raises it.
-    "none_checks_per_kloc": 35.6,
+    "none_checks_per_kloc": 35.4,
     "none_checks_of_types": 14,
     # Several of these rose with the same features, by functions that were not looked at one by one; they fall next.
     "functions_over_6_params": 83,
     "isinstance_on_policies": 10,
     "see_only_docstrings": 0,
-    "any_annotations": 1816,
-    "optional_arguments": 978,
+    "any_annotations": 1814,
+    "optional_arguments": 970,
     "hasattr": 46,
     "calls_over_6_positional": 0,
     "max_positional_args_at_a_call": 6,

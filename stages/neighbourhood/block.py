@@ -1,6 +1,6 @@
 """A sampled block, or a whole graph as one block, as a neighbourhood in the memory of this process."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from types import ModuleType
@@ -14,38 +14,32 @@ from torch import Tensor
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Block
-from ...storage.optional import moved, present, when_present
+from ...storage.optional import moved, present
 from ...storage.typed.graph_types import GraphTypes
 from ..kernels import aggregation_on
-from ..kernels.aggregation.attention_args import EdgeNumbers
+from ..kernels.aggregation.attention_args import AttentionRule, EdgeNumbers
 from ..kernels.aggregation.lists import InLists, on_device
 from .base import Loops, Message, Reduce
-from .checks import (
-    absent_rows,
-    alike,
-    as_matrix,
-    attention_rule,
-    check_attention,
-    check_both,
-    check_edge,
-    check_own,
-    check_reduce,
-    check_scale,
-    check_shared,
-    full_precision,
-)
+from .checked import BARE, CheckedNeighbourhood, Factors, Kind
+from .checks import absent_rows, as_matrix
 from .gradients import Attend, AttendBoth, AttendShared, AttentionOver, Maximum, Spmm, SpmmBeside
 from .loops import degrees_alone, loops_of_all
 from .relations import EdgeTypes, NodeRows, Relation, TypedRows, no_types
 from .relations_cuda import DeviceTypedRows
 from .stacked import TypeMeans
 
+ATTENTION = {"each": Attend, "both": AttendBoth, "shared": AttendShared}
 
-class ListNeighbourhood(ABC):
+
+class ListNeighbourhood(CheckedNeighbourhood):
     """Aggregation over the edges of lists. See `Neighbourhood` for what each call computes.
 
     Results are on the device of the rows, in float32 or float64. A subclass provides the lists.
     """
+
+    lists: Any
+    """The edges as the kernels read them."""
+    spans_ranks = False
 
     def __init__(
         self,
@@ -74,11 +68,6 @@ class ListNeighbourhood(ABC):
 
     @property
     @abstractmethod
-    def lists(self) -> Any:
-        """The edges as the kernels read them."""
-
-    @property
-    @abstractmethod
     def _edge_lists(self) -> Any:
         """Lists in which every edge is a source of its own."""
 
@@ -94,10 +83,6 @@ class ListNeighbourhood(ABC):
     @abstractmethod
     def _ends(self, lists: Any, device: torch.device) -> tuple[Tensor, Callable[[], Tensor]]:
         """[e] sources of the edges, and a function that returns [e] destinations, on that device."""
-
-    @property
-    def spans_ranks(self) -> bool:
-        return False
 
     @property
     def degree_rows(self) -> Tensor:
@@ -168,21 +153,6 @@ class ListNeighbourhood(ABC):
         count = len(self.types.node_types)
         return self._typed.means(h, chosen or (True,) * count, flagged or (False,) * count)
 
-    @property
-    def num_dst(self) -> int:
-        """Rows of the result."""
-        return self.lists.num_dst
-
-    @property
-    def num_src(self) -> int:
-        """Rows of `h`."""
-        return self.lists.num_src
-
-    @property
-    def num_edges(self) -> int:
-        """Edges present."""
-        return self.lists.num_edges
-
     def _kernels(self, x: Tensor) -> ModuleType:
         return self._given or aggregation_on(x.device)
 
@@ -206,69 +176,32 @@ class ListNeighbourhood(ABC):
             return self.weight.to(self.degree.device, dtype)
         return scale[self._ends(self.lists, scale.device)[1]()]
 
-    def _reduce(
-        self, lists: object, x: Tensor, reduce: Reduce, factor: Tensor | None = None, own: Tensor | None = None
-    ) -> Tensor:
+    def _reduce(self, lists: object, x: Tensor, reduce: Reduce, factors: Factors = BARE) -> Tensor:
         if reduce == "max":
             return Maximum.apply(x, self._kernels(x), lists)
         if reduce == "plain":
             return Spmm.apply(x, None, self._kernels(x), lists, None, None)
         coef = self._weight(x)
-        if factor is not None:
-            of_edge = factor.detach().to(x.device, x.dtype)[self._ends(lists, x.device)[0]]
+        if factors.of_sources is not None:
+            of_edge = factors.of_sources[self._ends(lists, x.device)[0]]
             coef = of_edge if coef is None else of_edge.mul_(coef)
-        return Spmm.apply(x, own, self._kernels(x), lists, coef, self._scale(reduce, x))
+        return Spmm.apply(x, factors.own, self._kernels(x), lists, coef, self._scale(reduce, x))
 
-    def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
-        """[num_src, ...], [num_src], [num_dst] -> [num_dst, ...]. Raises InputError for a wrong shape, dtype or device,
-        as do the other calls."""
-        x = as_matrix(h, self.num_src, "h")
-        check_scale(factor, self.num_src, "factor")
-        check_scale(own, self.num_dst, "own")
-        own = when_present(Tensor.contiguous, moved(own, x.device, x.dtype))
-        return self._reduce(self.lists, x, "sum", factor, own).reshape(self.num_dst, *h.shape[1:])
+    def _sum(self, x: Tensor, factors: Factors) -> Tensor:
+        return self._reduce(self.lists, x, "sum", factors)
 
-    def mean(self, h: Tensor) -> Tensor:
-        """[num_src, ...] -> [num_dst, ...]."""
-        return self._reduce(self.lists, as_matrix(h, self.num_src, "h"), "mean").reshape(self.num_dst, *h.shape[1:])
+    def _mean(self, x: Tensor) -> Tensor:
+        return self._reduce(self.lists, x, "mean")
 
-    def mean_beside(self, h: Tensor) -> Tensor:
-        """[num_src, D] -> [num_dst, 2D]."""
-        x = as_matrix(h, self.num_src, "h")
+    def _mean_beside(self, x: Tensor) -> Tensor:
         return SpmmBeside.apply(x, self._kernels(x), self.lists, self._weight(x), self._scale("mean", x))
 
-    def max(self, h: Tensor) -> Tensor:
-        """[num_src, ...] -> [num_dst, ...]."""
-        return self._reduce(self.lists, as_matrix(h, self.num_src, "h"), "max").reshape(self.num_dst, *h.shape[1:])
+    def _max(self, x: Tensor) -> Tensor:
+        return self._reduce(self.lists, x, "max")
 
-    def _over(self, rows: Tensor, slope: float, dropout: float) -> AttentionOver:
-        return AttentionOver(self._kernels(rows), self.lists, attention_rule(slope, dropout), self._numbers)
-
-    def attend(self, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
-        """[num_src, H, D], [H, D], [num_dst, H] -> [num_dst, H, D].
-
-        Dropout takes one key from torch's CPU generator, so `torch.manual_seed` governs it.
-        """
-        z, a_src, logit_dst = full_precision(z), full_precision(a_src), full_precision(logit_dst)
-        alike(z=z, a_src=a_src, logit_dst=logit_dst)
-        check_attention(z, a_src, logit_dst, self.num_src, self.num_dst)
-        return Attend.apply(z.contiguous(), a_src.contiguous(), logit_dst.contiguous(), self._over(z, slope, dropout))
-
-    def attend_both(self, z: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
-        """[num_src, H, D], [H, D], [H, D] -> [num_dst, H, D]. Dropout as in `attend`."""
-        z, a_src, a_dst = full_precision(z), full_precision(a_src), full_precision(a_dst)
-        alike(z=z, a_src=a_src, a_dst=a_dst)
-        check_both(z, a_src, a_dst, self.num_src)
-        return AttendBoth.apply(z.contiguous(), a_src.contiguous(), a_dst.contiguous(), self._over(z, slope, dropout))
-
-    def attend_shared(
-        self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0
-    ) -> Tensor:
-        """[num_src, F], [H, F], [H, F] -> [num_dst, H, F]. Dropout as in `attend`."""
-        h, a_src, a_dst = full_precision(h), full_precision(a_src), full_precision(a_dst)
-        alike(h=h, a_src=a_src, a_dst=a_dst)
-        check_shared(h, a_src, a_dst, self.num_src)
-        return AttendShared.apply(h.contiguous(), a_src.contiguous(), a_dst.contiguous(), self._over(h, slope, dropout))
+    def _attend(self, kind: Kind, z: Tensor, a_src: Tensor, dst: Tensor, rule: AttentionRule) -> Tensor:
+        over = AttentionOver(self._kernels(z), self.lists, rule, self._numbers)
+        return ATTENTION[kind].apply(z, a_src, dst, over)
 
     def apply(
         self,
@@ -284,10 +217,7 @@ class ListNeighbourhood(ABC):
         `message` gets each edge's `Block.weight`, if there is one; the coefficients of `sum` and `mean` are applied to
         its result.
         """
-        check_reduce(reduce)
-        check_edge(edge, self.num_edges)
-        check_own(own, self.num_dst)
-        as_matrix(h, self.num_src, "h")
+        self._check_apply(h, reduce, edge, own)
         src, dst = self._ends(self.lists, h.device)
         weight = moved(self.weight, h.device, h.dtype)
         messages = message(h[src], (h if own is None else own)[dst()], weight, *present([edge]), *params)
@@ -328,6 +258,7 @@ class BlockNeighbourhood(ListNeighbourhood):
                 "each"
             )
         super().__init__(degree, kernels, names, numbers, edges)
+        self.num_dst, self.num_src, self.num_edges = block.num_dst, block.num_src, block.num_edges
         self.block = block
         self._edge_types = edge_types
 
@@ -346,21 +277,6 @@ class BlockNeighbourhood(ListNeighbourhood):
         there = on_device(of_rows, to), on_device(edges.of_edges().astype(np.int32, copy=False), to)
         lists, degree = self.lists.to_device(to), lambda: self.degree
         return DeviceTypedRows(edges.types, lists, *there, weight, degree, lambda: self.edge_features)
-
-    @property
-    def num_dst(self) -> int:
-        """Rows of the result."""
-        return self.block.num_dst
-
-    @property
-    def num_src(self) -> int:
-        """Rows of `h`."""
-        return self.block.num_src
-
-    @property
-    def num_edges(self) -> int:
-        """Edges present."""
-        return self.block.num_edges
 
     @cached_property
     def lists(self) -> InLists:

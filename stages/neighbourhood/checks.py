@@ -63,8 +63,9 @@ def check_scale(values: Tensor | None, rows: int, name: str) -> None:
         raise InputError(f"{name} has shape {list(values.shape)}; expected [{rows}]")
 
 
-def alike(**given: Tensor) -> None:
-    """Refuse tensors of different types, or on different devices."""
+def alike(**given: Tensor) -> list[Tensor]:
+    """The tensors in `full_precision` and contiguous. Raises InputError for different dtypes or devices."""
+    given = {name: full_precision(x) for name, x in given.items()}
     first = next(iter(given))
     for name, x in given.items():
         check_dtype(x, name)
@@ -72,6 +73,7 @@ def alike(**given: Tensor) -> None:
             raise InputError(f"{name} is {x.dtype} and {first} is {given[first].dtype}; expected one dtype")
         if x.device != given[first].device:
             raise InputError(f"{name} is on {x.device} and {first} on {given[first].device}; expected one device")
+    return [x.contiguous() for x in given.values()]
 
 
 def check_attention(z: Tensor, a_src: Tensor, logit_dst: Tensor, num_src: int, num_dst: int) -> None:

@@ -18,13 +18,14 @@ from ...storage.minibatch import Block
 from ...storage.optional import taken
 from ..autograd import once_differentiable
 from ..kernels import aggregation_on
-from ..kernels.aggregation.attention_args import EdgeNumbers
+from ..kernels.aggregation.attention_args import AttentionRule, EdgeNumbers
 from ..kernels.aggregation.lists import InLists
 from ..kernels.runtime.device_memory import to_device
 from ..memory.arena import empty
 from .base import Loops, Message, Reduce
 from .block import BlockNeighbourhood
-from .checks import as_matrix, check_scale
+from .checked import BARE, CheckedNeighbourhood, Factors, Kind
+from .checks import as_matrix
 from .full_batch import FullBatch, Shard, View
 from .loops import loops_of_all
 from .relations import EdgeTypes, NodeRows, PartTypes, Relation, TypedRows
@@ -123,8 +124,8 @@ def together(view: View) -> Shard:
     return Shard(InLists.from_arrays(indptr, indices, view.num_src + view.remote_rows, empty), None, edge, weight)
 
 
-class HaloNeighbourhood:
-    """Aggregation over the edges of one layer of a full batch. See `Neighbourhood` for what each call computes."""
+class HaloNeighbourhood(CheckedNeighbourhood):
+    """Aggregation over the edges of one layer of a full batch."""
 
     def __init__(self, halo: Halo, ring: Ring) -> None:
         """
@@ -132,27 +133,10 @@ class HaloNeighbourhood:
             halo: the layer's edges.
             ring: the exchanges of this pass. All ranks make the same calls in the same order.
         """
-        self._halo, self._ring, self._group = halo, ring, ring.group
+        self._halo, self._ring, self._group, view = halo, ring, ring.group, halo.view
+        self.num_dst, self.num_src, self.num_edges = view.num_dst, view.num_src, view.num_edges
+        self.spans_ranks, self.names = ring.group.size > 1, halo.batch.names[: view.num_src]
         self._last: tuple[Tensor, int, Tensor] | None = None
-
-    @property
-    def num_dst(self) -> int:
-        """Rows of the result."""
-        return self._halo.view.num_dst
-
-    @property
-    def num_src(self) -> int:
-        """Rows of `h`: this rank's own."""
-        return self._halo.view.num_src
-
-    @property
-    def num_edges(self) -> int:
-        """Edges present, from all ranks."""
-        return self._halo.view.num_edges
-
-    @property
-    def spans_ranks(self) -> bool:
-        return self._group.size > 1
 
     @property
     def degree(self) -> Tensor:
@@ -164,10 +148,6 @@ class HaloNeighbourhood:
 
     def is_loop(self, device: torch.device) -> Tensor:
         return self._halo.neighbourhood.is_loop(device)
-
-    @property
-    def names(self) -> npt.NDArray[np.int64]:
-        return self._halo.batch.names[: self.num_src]
 
     def _all(self, h: Tensor) -> Tensor:
         """Rows of this rank, then those of the others."""
@@ -214,43 +194,23 @@ class HaloNeighbourhood:
     def edge_features(self) -> Tensor:
         return self._halo.neighbourhood.edge_features
 
-    def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
-        """[num_src, ...], [num_src], [num_dst] -> [num_dst, ...]."""
-        check_scale(factor, self.num_src, "factor")
-        if self._group.size == 1:
-            return self._halo.neighbourhood.sum(h, factor, own)
-        if factor is None:
-            return self._halo.neighbourhood.sum(self._all(h), own=own)
-        check_scale(own, self.num_dst, "own")
-        trailing = [1] * (h.ndim - 1)
-        total = self._halo.neighbourhood.sum(self._all(h * factor.detach().to(h.dtype).view(-1, *trailing)))
-        return total if own is None else total + own.to(h.dtype).view(-1, *trailing) * h[: self.num_dst]
+    def _sum(self, x: Tensor, factors: Factors) -> Tensor:
+        if self._group.size == 1 or factors.of_sources is None:
+            return self._halo.neighbourhood._sum(self._all(x), factors)
+        total = self._halo.neighbourhood._sum(self._all(x * factors.of_sources[:, None]), BARE)
+        return total if factors.own is None else total + factors.own[:, None] * x[: self.num_dst]
 
-    def mean(self, h: Tensor) -> Tensor:
-        """[num_src, ...] -> [num_dst, ...]."""
-        return self._halo.neighbourhood.mean(self._all(h))
+    def _mean(self, x: Tensor) -> Tensor:
+        return self._halo.neighbourhood._mean(self._all(x))
 
-    def mean_beside(self, h: Tensor) -> Tensor:
-        """[num_src, D] -> [num_dst, 2D]."""
-        return self._halo.neighbourhood.mean_beside(self._all(h))
+    def _mean_beside(self, x: Tensor) -> Tensor:
+        return self._halo.neighbourhood._mean_beside(self._all(x))
 
-    def max(self, h: Tensor) -> Tensor:
-        """[num_src, ...] -> [num_dst, ...]."""
-        return self._halo.neighbourhood.max(self._all(h))
+    def _max(self, x: Tensor) -> Tensor:
+        return self._halo.neighbourhood._max(self._all(x))
 
-    def attend(self, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
-        """[num_src, H, D], [H, D], [num_dst, H] -> [num_dst, H, D]."""
-        return self._halo.neighbourhood.attend(self._all(z), a_src, logit_dst, slope, dropout)
-
-    def attend_both(self, z: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
-        """[num_src, H, D], [H, D], [H, D] -> [num_dst, H, D]."""
-        return self._halo.neighbourhood.attend_both(self._all(z), a_src, a_dst, slope, dropout)
-
-    def attend_shared(
-        self, h: Tensor, a_src: Tensor, a_dst: Tensor, slope: float = 0.2, dropout: float = 0.0
-    ) -> Tensor:
-        """[num_src, F], [H, F], [H, F] -> [num_dst, H, F]."""
-        return self._halo.neighbourhood.attend_shared(self._all(h), a_src, a_dst, slope, dropout)
+    def _attend(self, kind: Kind, z: Tensor, a_src: Tensor, dst: Tensor, rule: AttentionRule) -> Tensor:
+        return self._halo.neighbourhood._attend(kind, self._all(z), a_src, dst, rule)
 
     def apply(
         self,

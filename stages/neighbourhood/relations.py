@@ -234,8 +234,7 @@ class Relation:
         Returns:
             [num_dst, H, D].
         """
-        z, a_src, logit_dst = full_precision(z), full_precision(a_src), full_precision(logit_dst)
-        alike(z=z, a_src=a_src, logit_dst=logit_dst)
+        z, a_src, logit_dst = alike(z=z, a_src=a_src, logit_dst=logit_dst)
         check_attention(z, a_src, logit_dst, self.num_src, self.num_dst)
         check_edge(logit_edge, self.num_edges)
         src, dst = self.ends(z.device)

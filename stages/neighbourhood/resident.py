@@ -56,7 +56,8 @@ class ResidentNeighbourhood(ListNeighbourhood):
         )
         self._of_edges = edges
         self._where = bulk, q, hop
-        self._lists = bulk.block(q, hop)
+        self.lists = lists = bulk.block(q, hop)
+        self.num_dst, self.num_src, self.num_edges = lists.num_dst, lists.num_src, lists.num_edges
 
     @property
     def _positions(self) -> Tensor:
@@ -78,17 +79,12 @@ class ResidentNeighbourhood(ListNeighbourhood):
         of_rows = torch.searchsorted(ends, nodes.long(), right=True) % len(types.node_types)
         kinds = edges.kinds(self._positions)
         return DeviceTypedRows(
-            types, self._lists, of_rows, kinds, self.weight, lambda: self.degree, rows=lambda: self.edge_features
+            types, self.lists, of_rows, kinds, self.weight, lambda: self.degree, rows=lambda: self.edge_features
         )
-
-    @property
-    def lists(self) -> DeviceLists:
-        """The edges as the kernels read them."""
-        return self._lists
 
     @cached_property
     def _edge_lists(self) -> DeviceLists:
-        x = self._lists
+        x = self.lists
         return DeviceLists(
             x.indptr, torch.arange(x.num_edges, device=x.indices.device), x.num_edges, x.longest, x.limit
         )
@@ -108,7 +104,7 @@ class ResidentNeighbourhood(ListNeighbourhood):
             return None
         # Row by row, in the order of the edges: the same bits from run to run, unlike a running sum over all edges.
         ones = torch.ones(self.num_src, 1, dtype=torch.float64, device=self.weight.device)
-        total = self._kernels(ones).spmm(self._lists, ones, self.weight)[:, 0]
+        total = self._kernels(ones).spmm(self.lists, ones, self.weight)[:, 0]
         return torch.where(total > 0, 1 / total, 0.0).to(dtype)
 
     def _ends(self, lists: DeviceLists, device: torch.device) -> tuple[Tensor, Callable[[], Tensor]]:

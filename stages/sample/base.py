@@ -10,12 +10,12 @@ from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
 from ...storage.typed.graph_types import GraphTypes
+from ..assignment import BulkRequest
 
 if TYPE_CHECKING:
     from ..kernels.row_block.draw import Drawn
-    from ..kernels.sampling.samples import NeighborSample
+    from ..kernels.sampling.samples import Fanouts, NeighborSample
     from ..placement.row_owners import Owners, RowsHere
-from ..assignment import BulkRequest
 
 
 class Sampler(Protocol):
@@ -112,8 +112,8 @@ class NodeWise(Sampler, Protocol):
     def by_relation(self, types: GraphTypes) -> npt.NDArray[np.int64]:
         """int64 [L, R], fanout of each hop and relation of a graph with types."""
 
-    def fanouts(self, graph: Graph) -> npt.NDArray[np.int64] | None:
-        """`by_relation` of the graph's types; None if it has one type of edges."""
+    def fanouts(self, graph: Graph) -> "Fanouts":
+        """`fanout`, or of a graph with types `by_relation`."""
 
     def streams(self, request: BulkRequest) -> npt.NDArray[np.uint64]:
         """uint64 [k, L], random stream of each minibatch and hop."""
@@ -234,14 +234,14 @@ class NodeWiseOptions:
             seen[r], found[:, r] = name, numbers
         return found
 
-    def fanouts(self: NodeWise, graph: Graph) -> npt.NDArray[np.int64] | None:
-        """See `by_relation`; None if the graph has one type of edges."""
-        return None if graph.types.is_single else self.by_relation(graph.types)
+    def fanouts(self: NodeWise, graph: Graph) -> "Fanouts":
+        """`fanout`, or of a graph with types `by_relation`."""
+        return self.fanout if graph.types.is_single else self.by_relation(graph.types)
 
     def bound(self: NodeWise, graph: Graph) -> int | None:
         """Most in-edges that are drawn of a row; None: there is no bound."""
-        fanouts = self.fanouts(graph)
-        if graph.types.is_single or fanouts is None:
+        fanouts = np.array(self.fanouts(graph))
+        if graph.types.is_single:
             return None if min(self.fanout) < 0 else max(self.fanout)
         most = np.bincount(graph.types.ends[:, 1], fanouts.max(0)).max(initial=0)
         return None if fanouts.min(initial=0) < 0 else int(most)

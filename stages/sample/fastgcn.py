@@ -17,7 +17,4 @@ class FastGCNSampler(LayerwiseSampler):
     """
 
     name: ClassVar[str] = "fastgcn"
-
-    @property
-    def every_row(self) -> bool:
-        return True
+    every_row: ClassVar[bool] = True

@@ -112,14 +112,13 @@ class LaborSampler(NodeWiseOptions):
             graph,
             request.seeds,
             keys,
-            self.fanout,
+            self.fanouts(graph),
             poisson=self.poisson,
             weight=graph.edge_weight if self.weighted else None,
             expand=self.expand,
             keep_positions=self.edge_ids or (self.sends_weights(graph) and not self.weighted),
             iterations=self.iterations,
             workspace=workspace,
-            **({} if graph.types.is_single else {"by_relation": self.by_relation(graph.types)}),
         )
         for i, s in enumerate(samples):
             weight = []
@@ -167,11 +166,10 @@ class LaborSampler(NodeWiseOptions):
             graph,
             request.seeds,
             request.keys(1, self.batch_dependency)[:, 0],
-            self.fanout,
+            fanouts,
             poisson=self.poisson,
             weight=graph.edge_weight if self.weighted else None,
             expand=self.expand,
-            by_relation=fanouts,
             workspace=workspace,
         )
         bound = None if self.poisson else self.bound(graph)
@@ -180,7 +178,7 @@ class LaborSampler(NodeWiseOptions):
         def of_rows(made: DeviceSample) -> list[Tensor]:
             return node_weights(graph, made, scale, of_edge)
 
-        weigh = weigh_relations if fanouts is not None else of_rows if self.sends_weights(graph) else None
+        weigh = weigh_relations if not graph.types.is_single else of_rows if self.sends_weights(graph) else None
         return node_wise(request, pieces, weigh, nested=self.expand == "new", bound=bound, edge_ids=self.edge_ids)
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:

@@ -1,5 +1,6 @@
 """Options shared by LADIES and FastGCN."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -7,7 +8,7 @@ from ...storage.errors import InputError, nearest
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
 from ..assignment import BulkRequest
-from ..kernels.sampling.layerwise import DEBIAS
+from ..kernels.sampling.layerwise import DEBIAS, LayerSample
 from ..placement.row_owners import Owners
 from .base import per_layer
 from .remote_layerwise import draw_layer_wise
@@ -15,7 +16,7 @@ from .remote_layerwise import draw_layer_wise
 
 @dataclass(frozen=True)
 class LayerwiseSampler:
-    """A number of nodes per layer. Subclasses name the kernel function that draws them."""
+    """A number of nodes per layer."""
 
     sizes: tuple[int, ...] = (512, 512, 512)
     """Nodes drawn per hop and minibatch, nearest the seeds first; they join the nodes known before."""
@@ -24,6 +25,8 @@ class LayerwiseSampler:
     edge_ids: bool = False
     """Keep the positions of each block's edges in the graph's edge arrays."""
     name: ClassVar[str]
+    every_row: ClassVar[bool] = False
+    """True if probabilities come from all V rows, rather than from those of the minibatch."""
     needs_topology_there: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -45,11 +48,6 @@ class LayerwiseSampler:
         """L."""
         return len(self.sizes)
 
-    @property
-    def every_row(self) -> bool:
-        """True if probabilities come from all V rows, rather than from those of the minibatch."""
-        return False
-
     def record(self) -> dict[str, Any]:
         found = {"sampler": self.name, "sizes": list(self.sizes), "debias": self.debias}
         return found | ({"edge_ids": True} if self.edge_ids else {})
@@ -58,15 +56,10 @@ class LayerwiseSampler:
         """See `Sampler.check`. Any graph is accepted."""
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
-        draw = getattr(kernel, self.name)
-        samples = draw(
-            graph, request.seeds, request.keys(self.num_layers), self.sizes,
-            debias=self.debias, keep_positions=self.edge_ids, workspace=workspace,
-        )  # fmt: skip
-        minibatches = (
-            MiniBatch(request.epoch, request.indices[i], s.blocks(), nested=False) for i, s in enumerate(samples)
-        )
-        return Bulk(request.epoch, request.number, tuple(minibatches))
+        return _as_bulk(request, kernel.layers(
+            graph, request.seeds, request.keys(self.num_layers), self.sizes, debias=self.debias,
+            every_row=self.every_row, keep_positions=self.edge_ids, workspace=workspace,
+        ))  # fmt: skip
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
         from ..kernels import sampling_backend
@@ -79,11 +72,16 @@ class LayerwiseSampler:
         return layer_wise(request, pieces, self.edge_ids)
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
-        samples = draw_layer_wise(
+        return _as_bulk(request, draw_layer_wise(
             owners, request.seeds, request.keys(self.num_layers), self.sizes,
             debias=self.debias, every_row=self.every_row, keep_positions=self.edge_ids,
-        )  # fmt: skip
-        minibatches = (
-            MiniBatch(request.epoch, request.indices[i], s.blocks(), nested=False) for i, s in enumerate(samples)
-        )
-        return Bulk(request.epoch, request.number, tuple(minibatches))
+        ))  # fmt: skip
+
+
+def _as_bulk(request: BulkRequest, samples: Sequence[LayerSample]) -> Bulk:
+    minibatches = zip(request.indices, (s.blocks() for s in samples))
+    return Bulk(
+        request.epoch,
+        request.number,
+        tuple(MiniBatch(request.epoch, i, blocks, nested=False) for i, blocks in minibatches),
+    )

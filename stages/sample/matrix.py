@@ -34,6 +34,7 @@ from ..kernels.sampling.edge_weights import scaled
 from ..kernels.sampling.numbering import DenseNumbering
 from ..kernels.sampling.samples import LIMIT, EdgeList, NeighborSample
 from ..kernels.sampling.sparse import Sparse
+from ..placement.row_owners import Owners
 from ..placement.row_products import HashedNumbering, RowProducts
 from ..random import branches
 from .base import minibatch_of
@@ -232,7 +233,7 @@ class MatrixSampler(ABC):
         samples = self._each(graph, request, kernel, lambda q, s: s)
         return one_by_one(graph, request, samples, kernel.device(), self.edge_ids)
 
-    def sample_by_owners(self, owners: Any, request: BulkRequest) -> Bulk:
+    def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
         """See `Sampler.sample_by_owners`. Ranks send the rows that products need, by any algorithm."""
         products, k = RowProducts(owners, self.edge_ids), len(request.seeds)
         keys, kernel = request.keys(len(self.draws) + 1), sampling_backend("cpu").matrix

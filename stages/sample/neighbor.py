@@ -114,14 +114,13 @@ class NeighborSampler(NodeWiseOptions):
             graph,
             request.seeds,
             request.keys(self.num_layers, self.batch_dependency),
-            self.fanout,
+            self.fanouts(graph),
             replace=self.replace,
             table=_table(graph) if self.weighted else None,
             expand=self.expand,
             keep_positions=self.edge_ids,
             keep_weights=self._reads_weights(graph),
             workspace=workspace,
-            **({} if graph.types.is_single else {"by_relation": self.by_relation(graph.types)}),
         )
         made: list[Any] = [None] * len(samples)
 
@@ -152,18 +151,15 @@ class NeighborSampler(NodeWiseOptions):
         from .resident import node_weights, node_wise
 
         self.check(graph)
-        weights, fanouts = graph.is_weighted, self.fanouts(graph)
-        kernels = sampling_backend("cuda")
-        pieces = kernels.neighbor_pieces(
+        pieces = sampling_backend("cuda").neighbor_pieces(
             graph,
             request.seeds,
             request.keys(self.num_layers, self.batch_dependency),
-            self.fanout,
+            self.fanouts(graph),
             replace=self.replace,
             table=_table(graph) if self.weighted else None,
             expand=self.expand,
             keep_positions=self._reads_weights(graph) or self.edge_ids,
-            by_relation=fanouts,
             workspace=workspace,
         )
 
@@ -174,8 +170,8 @@ class NeighborSampler(NodeWiseOptions):
             scale = partial(self._device_scale, graph)
             return node_weights(graph, made, lambda rows, kept, hop: scale(rows, kept), not self.weighted)
 
-        typed, nested = fanouts is not None, self.expand == "new"
-        weigh = of_relations if typed else of_rows if weights else None
+        typed, nested = not graph.types.is_single, self.expand == "new"
+        weigh = of_relations if typed else of_rows if graph.is_weighted else None
         ids = typed or self.edge_ids
         return node_wise(request, pieces, weigh, nested=nested, bound=self.bound(graph), edge_ids=ids)
 
@@ -283,7 +279,7 @@ class _OwnerDraws:
     def __init__(self, sampler: NeighborSampler, owners: "OwnersOnDevice") -> None:
         self._sampler, self._owners, self._graph = sampler, owners, owners.rows.graph
         self.fanout, self.replace, self.expand_all = sampler.fanout, sampler.replace, sampler.expand == "all"
-        self._fanouts: Any = sampler.fanout if self._graph.types.is_single else sampler.by_relation(self._graph.types)
+        self._fanouts = sampler.fanouts(self._graph)
         self._sends_weights = sampler.sends_weights(self._graph)
         self.has_values = sampler.edge_ids or self._sends_weights
 

@@ -43,7 +43,7 @@ def draw_layer_wise(
     every_row: bool,
     keep_positions: bool = False,
 ) -> list[LayerSample]:
-    """See `cpu.layerwise.ladies`, or with `every_row` `fastgcn`: the same arguments, the same bits. All ranks
+    """See `cpu.layerwise.layers`: the same arguments, the same bits. All ranks
     call this together."""
     layers = _RemoteLayers(owners, debias, every_row, keep_positions)
     minibatches = [LayerMinibatch(s, owners.dtype) for s in seeds]

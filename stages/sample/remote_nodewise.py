@@ -38,8 +38,7 @@ def draw_node_wise(owners: Owners, sampler: NodeWise, request: BulkRequest) -> B
     frontiers = [n.nodes for n in numbered]
     ends = [[len(n.nodes)] for n in numbered]
     drawn: list[list[_Rows]] = [[] for _ in range(k)]
-    types = owners.rows.graph.types
-    for hop, fanout in enumerate(sampler.fanout if types.is_single else sampler.by_relation(types)):
+    for hop, fanout in enumerate(sampler.fanouts(owners.rows.graph)):
         hop_rows = _ask(owners, sampler, frontiers, keys[:, hop], fanout, ascending=hop > 0 and sampler.expand == "new")
 
         def unite(q: int, hop_rows: "list[_Rows]" = hop_rows) -> None:

@@ -1,5 +1,6 @@
 """Results of the node-wise sampling kernels."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -71,5 +72,8 @@ def with_weights(
     return [replace(s, lists=tuple(map(added, s.lists))) for s in samples]
 
 
+Fanouts = Sequence[int] | npt.NDArray[np.int64]
+"""Edges of a row in each of L hops, nearest the seeds first: L numbers; of a graph with types int64 [L, R], those of
+each relation. -1: all."""
 LIMIT = 2**31 - 1
 """Edges of a minibatch stay below this: its blocks are indexed by int32."""

@@ -1,6 +1,6 @@
 """Softmax attention over ranks: an online softmax forward, rows fetched again (or kept) backward."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,12 +8,9 @@ from torch import Tensor
 from ...autograd import once_differentiable
 from ...kernels.aggregation.attention_args import AttentionRule
 from ...memory.arena import empty
+from ..checked import Kind
 from ..full_batch import Shard
 from .layer import SequentialLayer, rebuild
-
-Kind = Literal["each", "both", "shared"]
-"""``each``: rows of each head, and logits of destinations; ``both``: logits of both ends come from rows of each head;
-``shared``: all heads read the same rows."""
 
 
 class Attend(torch.autograd.Function):

@@ -12,14 +12,17 @@ from ...kernels.aggregation.attention_args import EdgeNumbers
 from ...kernels.runtime.device_memory import to_device
 from ...memory.arena import empty
 from ..base import Loops
+from ..checked import CheckedNeighbourhood
 from ..checks import no_edge_features
 from ..full_batch import FullBatch, Shard, View
 from ..loops import degrees_alone, loops_of_all
 from ..ring import Aggregation, Push, Ring
 
 
-class SequentialLayer:
+class SequentialLayer(CheckedNeighbourhood):
     """One layer of a full batch: this rank's shards, and the ring on which rows of other ranks travel."""
+
+    spans_ranks = True
 
     def __init__(
         self,
@@ -46,27 +49,9 @@ class SequentialLayer:
         """
         self._edge_rows = edge_rows
         self.batch, self.view, self.layer, self.ring, self.keep = batch, view, layer, ring, keep
+        self.num_dst, self.num_src, self.num_edges = view.num_dst, view.num_src, view.num_edges
         self._dtype, self.device = dtype, device or torch.device("cpu")
         self.kernels = aggregation_on(self.device)
-
-    @property
-    def num_dst(self) -> int:
-        """Rows of the result."""
-        return self.view.num_dst
-
-    @property
-    def num_src(self) -> int:
-        """Rows of `h`: this rank's own."""
-        return self.view.num_src
-
-    @property
-    def num_edges(self) -> int:
-        """Edges present, from all ranks."""
-        return self.view.num_edges
-
-    @property
-    def spans_ranks(self) -> bool:
-        return True
 
     @property
     def degree(self) -> Tensor:

@@ -3,7 +3,7 @@
 from millrace.stages.kernels.sampling.matrix import products as matrix
 from millrace.tests.oracles.sampling.alias import alias_table
 from millrace.tests.oracles.sampling.labor import labor
-from millrace.tests.oracles.sampling.layerwise import fastgcn, ladies
+from millrace.tests.oracles.sampling.layerwise import layers
 from millrace.tests.oracles.sampling.neighbor import neighbor
 
-__all__ = ["alias_table", "fastgcn", "labor", "ladies", "matrix", "neighbor"]
+__all__ = ["alias_table", "labor", "layers", "matrix", "neighbor"]

@@ -23,14 +23,13 @@ def labor(
     graph: Graph,
     seeds: Sequence[npt.NDArray[np.integer]],
     keys: npt.NDArray[np.uint64],
-    fanout: Sequence[int],
+    fanout: Sequence[int] | npt.NDArray[np.int64],
     *,
     poisson: bool = False,
     weight: npt.NDArray[np.float32] | None = None,
     expand: str = "new",
     keep_positions: bool = True,
     iterations: int = 0,
-    by_relation: npt.NDArray[np.int64] | None = None,
     workspace: object = None,
 ) -> list[NeighborSample]:
     """See `cpu.labor.labor`: the same arguments, the same bits."""
@@ -39,7 +38,7 @@ def labor(
     begin, ends = [0] * k, [[len(s)] for s in nodes]
     rows: list[list[list[npt.NDArray[np.int64]]]] = [[] for _ in range(k)]
     scales: list[list[list[npt.NDArray[np.float32]]]] = [[] for _ in range(k)]
-    for h, s in enumerate(fanout):
+    for s in fanout:
         for q in range(k):
             fresh: list[npt.NDArray[np.int64]] = []
             scale: list[npt.NDArray[np.float32]] = []
@@ -50,8 +49,8 @@ def labor(
             for r in range(len(frontier)):
                 positions = P.indices[P.indptr[r] : P.indptr[r + 1]].astype(np.int64)
                 words = node_words(int(keys[q]), graph.indices[positions])
-                if by_relation is not None:
-                    kept, inverse = _keep_relations(graph, positions, words, by_relation[h], poisson)
+                if not graph.types.is_single:
+                    kept, inverse = _keep_relations(graph, positions, words, s, poisson)
                     scale.append(inverse)
                 elif iterations:
                     p = chances(pi[graph.indices[positions]], s)
@@ -69,9 +68,9 @@ def labor(
     samples = []
     for q in range(k):
         lists = [[r for hop in rows[q] for r in hop]] if expand == "new" else rows[q]
-        keep_positions = keep_positions or by_relation is not None
+        keep_positions = keep_positions or not graph.types.is_single
         edges = tuple(extract_rows(graph, nodes[q], each, keep_positions) for each in lists)
-        if iterations or by_relation is not None:
+        if iterations or not graph.types.is_single:
             factors = [[r for hop in scales[q] for r in hop]] if expand == "new" else scales[q]
             edges = tuple(
                 replace(e, weight=np.concatenate([np.empty(0, np.float32), *f])) for e, f in zip(edges, factors)
@@ -128,7 +127,7 @@ def importance(graph: Graph, frontier: npt.NDArray[np.int64], s: int, iterations
     """float32 [V], importance of the sources of the frontier's in-edges, at first 1: each iteration multiplies it by
     the largest c of the rows that have the source. The expected number of distinct sources does not rise thereby."""
     pi = np.ones(graph.num_nodes, np.float32)
-    for _ in range(iterations if s >= 0 else 0):
+    for _ in range(iterations if iterations and s >= 0 else 0):
         new = np.zeros_like(pi)
         for v in frontier:
             sources = graph.indices[graph.indptr[v] : graph.indptr[v + 1]]

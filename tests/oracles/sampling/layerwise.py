@@ -63,44 +63,18 @@ class SquaredWeights:
         return np.asarray(m.data[at], np.int64), np.asarray(m.indices[at], np.int64)
 
 
-def ladies(
+def layers(
     graph: Graph,
     seeds: Sequence[npt.NDArray[np.integer]],
     keys: npt.NDArray[np.uint64],
     sizes: Sequence[int],
     *,
     debias: str = "ratio",
+    every_row: bool = False,
     keep_positions: bool = False,
     workspace: object = None,
 ) -> list[LayerSample]:
-    """See `cpu.layerwise.ladies`: the same arguments, the same bits."""
-    return _layers(graph, seeds, keys, sizes, debias, every_row=False, keep_positions=keep_positions)
-
-
-def fastgcn(
-    graph: Graph,
-    seeds: Sequence[npt.NDArray[np.integer]],
-    keys: npt.NDArray[np.uint64],
-    sizes: Sequence[int],
-    *,
-    debias: str = "ratio",
-    keep_positions: bool = False,
-    workspace: object = None,
-) -> list[LayerSample]:
-    """See `cpu.layerwise.fastgcn`: the same arguments, the same bits."""
-    return _layers(graph, seeds, keys, sizes, debias, every_row=True, keep_positions=keep_positions)
-
-
-def _layers(
-    graph: Graph,
-    seeds: Sequence[npt.NDArray[np.integer]],
-    keys: npt.NDArray[np.uint64],
-    sizes: Sequence[int],
-    debias: str,
-    *,
-    every_row: bool,
-    keep_positions: bool,
-) -> list[LayerSample]:
+    """See `cpu.layerwise.layers`: the same arguments, the same bits."""
     V, k = graph.num_nodes, len(seeds)
     A, squared = edges_of(graph), SquaredWeights.of(graph)
     nodes = [np.asarray(s, np.int64) for s in seeds]
@@ -162,4 +136,4 @@ def _debias(
     return c.astype(np.float32)
 
 
-__all__ = ["SquaredWeights", "fastgcn", "ladies"]
+__all__ = ["SquaredWeights", "layers"]

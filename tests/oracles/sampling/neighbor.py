@@ -67,14 +67,13 @@ def neighbor(
     graph: Graph,
     seeds: Sequence[npt.NDArray[np.integer]],
     keys: npt.NDArray[np.uint64],
-    fanout: Sequence[int],
+    fanout: Sequence[int] | npt.NDArray[np.int64],
     *,
     replace: bool = False,
     table: AliasTable | None = None,
     expand: str = "new",
     keep_positions: bool = False,
     keep_weights: bool = False,
-    by_relation: npt.NDArray[np.int64] | None = None,
     workspace: object = None,
 ) -> list[NeighborSample]:
     """See `cpu.neighbor.neighbor`: the same arguments, the same bits."""
@@ -94,15 +93,12 @@ def neighbor(
             if k
             else np.empty(0, np.uint64)
         )
-        if by_relation is None:
+        if graph.types.is_single:
             S = [_sample_row(_columns(P, r), table, words[r : r + 1], s, replace) for r in range(len(words))]
         else:
             streams = np.repeat(keys[:, h], [len(f) for f in frontiers])
             rows_ = zip(streams, np.concatenate(frontiers) if k else ())
-            S = [
-                _sample_relations(graph, _columns(P, r), key, v, by_relation[h], replace)
-                for r, (key, v) in enumerate(rows_)
-            ]
+            S = [_sample_relations(graph, _columns(P, r), key, v, s, replace) for r, (key, v) in enumerate(rows_)]
         at = 0
         for q in range(k):
             mine = S[at : at + len(frontiers[q])]
@@ -121,12 +117,12 @@ def neighbor(
                 nodes[q].astype(graph.indices.dtype),
                 tuple(node_ends[q]),
                 tuple(
-                    extract_rows(graph, nodes[q], rows_, keep_positions or by_relation is not None, keep_weights)
+                    extract_rows(graph, nodes[q], rows_, keep_positions or not graph.types.is_single, keep_weights)
                     for rows_ in lists
                 ),
             )
         )
-    return samples if by_relation is None else [_with_weights(graph, s) for s in samples]
+    return samples if graph.types.is_single else [_with_weights(graph, s) for s in samples]
 
 
 def _sample_relations(

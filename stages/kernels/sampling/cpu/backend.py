@@ -3,8 +3,8 @@
 from . import matrix
 from .alias import alias_table
 from .labor import labor
-from .layerwise import fastgcn, ladies
+from .layerwise import layers
 from .neighbor import neighbor
 from .workspace import Workspace
 
-__all__ = ["Workspace", "alias_table", "fastgcn", "labor", "ladies", "matrix", "neighbor"]
+__all__ = ["Workspace", "alias_table", "labor", "layers", "matrix", "neighbor"]

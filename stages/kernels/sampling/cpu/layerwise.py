@@ -241,16 +241,34 @@ def _clear(bitmap, nodes):
         bitmap[_U(nodes[i]) >> _U(6)] = _U(0)
 
 
-def _bulk(
+def layers(
     graph: Graph,
     seeds: Sequence[npt.NDArray[np.integer]],
     keys: npt.NDArray[np.uint64],
     sizes: Sequence[int],
-    debias: str,
-    workspace: Workspace | None,
-    every_row: bool,
-    keep_positions: bool,
+    *,
+    debias: str = "ratio",
+    every_row: bool = False,
+    keep_positions: bool = False,
+    workspace: Workspace | None = None,
 ) -> list[LayerSample]:
+    """Sample k minibatches layer by layer: columns in proportion to the squared weights that the minibatch's own rows
+    give them.
+
+    Args:
+        graph: in-neighbour lists.
+        seeds: k vectors of distinct node ids.
+        keys: uint64 [k, L], the stream of each minibatch and hop.
+        sizes: L numbers, nearest the seeds first: nodes drawn per hop; fewer if the rows have fewer neighbours.
+        debias: see `LadiesSampler`; all but "with_replacement" give the same structure.
+        every_row: columns are drawn in proportion to the squared weights that all V rows give them, whatever the
+            minibatch.
+        keep_positions: also return the positions of edges in the graph's edge arrays.
+        workspace: buffers to reuse.
+
+    Returns:
+        k samples.
+    """
     k = len(seeds)
     space = workspace if workspace is not None else Workspace()
     threads = max(1, min(k, get_num_threads()))
@@ -268,46 +286,3 @@ def _bulk(
 
     parallel(span, [(t,) for t in range(threads)])
     return samples
-
-
-def ladies(
-    graph: Graph,
-    seeds: Sequence[npt.NDArray[np.integer]],
-    keys: npt.NDArray[np.uint64],
-    sizes: Sequence[int],
-    *,
-    debias: str = "ratio",
-    keep_positions: bool = False,
-    workspace: Workspace | None = None,
-) -> list[LayerSample]:
-    """Sample k minibatches layer by layer: columns in proportion to the squared weights that the minibatch's own rows
-    give them.
-
-    Args:
-        graph: in-neighbour lists.
-        seeds: k vectors of distinct node ids.
-        keys: uint64 [k, L], the stream of each minibatch and hop.
-        sizes: L numbers, nearest the seeds first: nodes drawn per hop; fewer if the rows have fewer neighbours.
-        debias: see `LadiesSampler`; all but "with_replacement" give the same structure.
-        keep_positions: also return the positions of edges in the graph's edge arrays.
-        workspace: buffers to reuse.
-
-    Returns:
-        k samples.
-    """
-    return _bulk(graph, seeds, keys, sizes, debias, workspace, every_row=False, keep_positions=keep_positions)
-
-
-def fastgcn(
-    graph: Graph,
-    seeds: Sequence[npt.NDArray[np.integer]],
-    keys: npt.NDArray[np.uint64],
-    sizes: Sequence[int],
-    *,
-    debias: str = "ratio",
-    keep_positions: bool = False,
-    workspace: Workspace | None = None,
-) -> list[LayerSample]:
-    """As `ladies`, but columns are drawn in proportion to the squared weights that all V rows give them, whatever the
-    minibatch."""
-    return _bulk(graph, seeds, keys, sizes, debias, workspace, every_row=True, keep_positions=keep_positions)

@@ -14,7 +14,7 @@ from ...runtime.jit import njit
 from ...runtime.threads import parallel
 from ..alias import NO_TABLE, AliasTable
 from ..exponential_race import log2_table
-from ..samples import NeighborSample
+from ..samples import Fanouts, NeighborSample
 from .bulk import Bulk, IdArray, sample_hops
 from .draw import JIT, LANES, sample_rows, sample_uniform
 from .relations import NO_SEGMENTS, Segments, count_relations, sample_relations
@@ -51,14 +51,13 @@ def neighbor(
     graph: Graph,
     seeds: Sequence[npt.NDArray[np.integer]],
     keys: npt.NDArray[np.uint64],
-    fanout: Sequence[int],
+    fanout: Fanouts,
     *,
     replace: bool = False,
     table: AliasTable | None = None,
     expand: str = "new",
     keep_positions: bool = False,
     keep_weights: bool = False,
-    by_relation: IdArray | None = None,
     workspace: Workspace | None = None,
 ) -> list[NeighborSample]:
     """Sample k minibatches node by node.
@@ -67,23 +66,22 @@ def neighbor(
         graph: in-neighbour lists.
         seeds: k vectors of distinct node ids.
         keys: uint64 [k, L], the stream of each minibatch and hop.
-        fanout: L numbers, nearest the seeds first; -1 takes every in-edge.
+        fanout: L numbers, nearest the seeds first; -1 takes every in-edge. Of a graph with types int64 [L, R], of each
+            hop and relation: each relation of a row is drawn for itself, by a stream of its own. Positions are kept,
+            and the weight of an edge is the number of its row's edges in its relation divided by the number kept.
         replace: draw independently (an edge may come twice; rows without in-edges stay empty).
         table: draw in proportion to the weights that it is made of, and never an edge of weight 0; None draws
             uniformly. Without replacement: successive sampling, see `sampling.alias`.
         expand: "new": only newly found nodes are expanded in the next hop; "all": every node so far, again.
         keep_positions: also return each edge's position in the graph's edge arrays.
         keep_weights: also return each edge's weight in the graph.
-        by_relation: int64 [L, R], of a graph with types: fanout of each hop and relation, in place of `fanout`; each
-            relation of a row is drawn for itself, by a stream of its own. Positions are kept, and the weight of an edge
-            is the number of its row's edges in its relation divided by the number kept.
         workspace: buffers to reuse.
 
     Returns:
         k samples.
     """
-    if by_relation is not None:
-        return _by_relation(graph, seeds, keys, by_relation, replace, expand, workspace)
+    if not graph.types.is_single:
+        return _by_relation(graph, seeds, keys, np.asarray(fanout), replace, expand, workspace)
     bulk = Bulk(graph, seeds, workspace, keep_positions, keep_weights)
     edge_weight = graph.edge_weight if keep_weights else None
 

@@ -21,7 +21,7 @@ from ..device_graph import DeviceGraph, number_on_device, on_device
 from ..device_samples import Rows, prefix_sums
 from ..device_times import DeviceTimes, TimedSample, place_times, times_on_device
 from ..layerwise import LayerSample
-from ..samples import EdgeList, NeighborSample, with_weights
+from ..samples import EdgeList, Fanouts, NeighborSample, with_weights
 from . import labor as labor_cuda
 from . import layerwise as layerwise_cuda
 from . import matrix
@@ -37,7 +37,7 @@ from .terms import terms
 
 __all__ = [
     "AllNodes", "Answers", "Workspace", "at_once", "cumulated", "degrees_until", "device", "draw_rows",
-    "draw_typed_rows", "fastgcn", "labor", "labor_pieces", "ladies", "layer_pieces", "look_up", "matrix",
+    "draw_typed_rows", "labor", "labor_pieces", "layer_pieces", "layers", "look_up", "matrix",
     "neighbor", "neighbor_of_owners", "neighbor_pieces", "place_times", "relation_weights",
     "relation_weights_of", "rows_of", "table_bytes", "temporal_pieces", "times_on_device",
 ]  # fmt: skip
@@ -114,19 +114,18 @@ def neighbor_pieces(
     graph: Graph,
     seeds: Sequence[npt.NDArray[np.integer]],
     keys: npt.NDArray[np.uint64],
-    fanout: Sequence[int],
+    fanout: Fanouts,
     *,
     replace: bool = False,
     table: AliasTable | None = None,
     expand: str = "new",
     keep_positions: bool = False,
-    by_relation: npt.NDArray[np.int64] | None = None,
     workspace: Workspace | None = None,
 ) -> Iterator[tuple[slice, sample_cuda.DeviceSample]]:
     """`neighbor` with its result on the device, in pieces: ranges of minibatches, each with its samples."""
     on, space = on_device(graph), workspace if workspace is not None else Workspace()
     slots = None if table is None else on.with_table(table)
-    relations = None if by_relation is None else (segments_of(graph), by_relation)
+    segments = None if graph.types.is_single else segments_of(graph)
     for piece in _pieces(on, len(seeds)):
         flat, counts = _flat(on, seeds[piece])
         streams = to_device(np.ascontiguousarray(keys[piece].T).view(np.int64), on.device)
@@ -135,7 +134,7 @@ def neighbor_pieces(
             sample_cuda.neighbor(
                 on, flat, counts, streams, fanout,
                 replace=replace, table=slots, again=expand == "all", keep=keep_positions, workspace=space,
-                by_relation=relations,
+                segments=segments,
             ),
         )  # fmt: skip
 
@@ -144,7 +143,7 @@ def neighbor(
     graph: Graph,
     seeds: Sequence[npt.NDArray[np.integer]],
     keys: npt.NDArray[np.uint64],
-    fanout: Sequence[int],
+    fanout: Fanouts,
     *,
     keep_positions: bool = False,
     keep_weights: bool = False,
@@ -158,7 +157,7 @@ def neighbor(
     """
     keep = keep_positions or keep_weights
     pieces = neighbor_pieces(graph, seeds, keys, fanout, keep_positions=keep, **options)
-    if options.get("by_relation") is not None:
+    if not graph.types.is_single:
         return [s for _, made in pieces for s in _with_weights(graph, made)]
     samples = [s for _, made in pieces for s in _samples(made)]
     if not keep_weights or graph.edge_weight is None:
@@ -170,14 +169,13 @@ def labor_pieces(
     graph: Graph,
     seeds: Sequence[npt.NDArray[np.integer]],
     keys: npt.NDArray[np.uint64],
-    fanout: Sequence[int],
+    fanout: Fanouts,
     *,
     poisson: bool = False,
     weight: npt.NDArray[np.float32] | None = None,
     expand: str = "new",
     keep_positions: bool = True,
     iterations: int = 0,
-    by_relation: npt.NDArray[np.int64] | None = None,
     workspace: Workspace | None = None,
 ) -> Iterator[tuple[slice, sample_cuda.DeviceSample]]:
     """`labor` with its result on the device; see `neighbor_pieces`. Positions are there in any case; there are no
@@ -189,9 +187,8 @@ def labor_pieces(
         flat, counts = _flat(on, seeds[piece])
         streams = to_device(np.ascontiguousarray(keys[piece]).view(np.int64), on.device)
 
-        def draw(rows: Rows, hop: int, tables: Tables, streams: Tensor = streams) -> Drawn:
-            assert by_relation is not None
-            return draw_labor_relations(segments_of(graph), rows, streams, by_relation[hop], tables, poisson=poisson)
+        def draw(rows: Rows, s: npt.NDArray[np.int64], tables: Tables, streams: Tensor = streams) -> Drawn:
+            return draw_labor_relations(segments_of(graph), rows, streams, s, tables, poisson=poisson)
 
         yield (
             piece,
@@ -205,7 +202,7 @@ def labor_pieces(
                 weight=weights,
                 again=expand == "all",
                 workspace=space,
-                draw_relations=None if by_relation is None else draw,
+                draw_relations=None if graph.types.is_single else draw,
             ),
         )
 
@@ -214,15 +211,15 @@ def labor(
     graph: Graph,
     seeds: Sequence[npt.NDArray[np.integer]],
     keys: npt.NDArray[np.uint64],
-    fanout: Sequence[int],
+    fanout: Fanouts,
     **options: Any,
 ) -> list[NeighborSample]:
     """See `cpu.labor.labor`: the same arguments, the same bits. Raises what `neighbor` raises."""
-    if (by_relation := options.get("by_relation")) is not None:
-        fanout_of = by_relation if options.get("poisson") else None
-        pieces = labor_pieces(graph, seeds, keys, fanout, **options)
-        return [s for _, made in pieces for s in _with_weights(graph, made, fanout_of)]
-    return [s for _, made in labor_pieces(graph, seeds, keys, fanout, **options) for s in _samples(made)]
+    pieces = labor_pieces(graph, seeds, keys, fanout, **options)
+    if graph.types.is_single:
+        return [s for _, made in pieces for s in _samples(made)]
+    fanout_of = np.asarray(fanout) if options.get("poisson") else None
+    return [s for _, made in pieces for s in _with_weights(graph, made, fanout_of)]
 
 
 def _layers(made: layerwise_cuda.DeviceLayers, keep_positions: bool) -> list[LayerSample]:
@@ -252,10 +249,10 @@ def layer_pieces(
     sizes: Sequence[int],
     *,
     debias: str = "ratio",
-    every_row: bool,
+    every_row: bool = False,
     workspace: Workspace | None = None,
 ) -> Iterator[tuple[slice, layerwise_cuda.DeviceLayers]]:
-    """`ladies`, or with `every_row` `fastgcn`, with its result on the device; see `neighbor_pieces`."""
+    """`layers` with its result on the device; see `neighbor_pieces`."""
     known, space = terms(graph), workspace if workspace is not None else Workspace()
     for piece in _pieces(known.graph, len(seeds)):
         flat, counts = _flat(known.graph, seeds[piece])
@@ -267,7 +264,7 @@ def layer_pieces(
         )
 
 
-def ladies(
+def layers(
     graph: Graph,
     seeds: Sequence[npt.NDArray[np.integer]],
     keys: npt.NDArray[np.uint64],
@@ -276,23 +273,8 @@ def ladies(
     keep_positions: bool = False,
     **options: Any,
 ) -> list[LayerSample]:
-    """See `cpu.layerwise.ladies`: the same arguments, the same bits. Raises what `neighbor` raises."""
-    pieces = layer_pieces(graph, seeds, keys, sizes, every_row=False, **options)
-    return [s for _, made in pieces for s in _layers(made, keep_positions)]
-
-
-def fastgcn(
-    graph: Graph,
-    seeds: Sequence[npt.NDArray[np.integer]],
-    keys: npt.NDArray[np.uint64],
-    sizes: Sequence[int],
-    *,
-    keep_positions: bool = False,
-    **options: Any,
-) -> list[LayerSample]:
-    """See `cpu.layerwise.fastgcn`: the same arguments, the same bits. Raises what `neighbor` raises."""
-    pieces = layer_pieces(graph, seeds, keys, sizes, every_row=True, **options)
-    return [s for _, made in pieces for s in _layers(made, keep_positions)]
+    """See `cpu.layerwise.layers`: the same arguments, the same bits. Raises what `neighbor` raises."""
+    return [s for _, made in layer_pieces(graph, seeds, keys, sizes, **options) for s in _layers(made, keep_positions)]
 
 
 def temporal_pieces(

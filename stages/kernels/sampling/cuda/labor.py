@@ -12,10 +12,12 @@ With weights it is a race whose rows share the numbers of their sources: all in-
 sorts them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import ceil, sqrt
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
@@ -26,6 +28,7 @@ from ...runtime.triton_rng import INTERPRETED, TILE, launch, node_word, programs
 from ..device_graph import DeviceGraph
 from ..device_samples import Counts, DeviceSample, Rows
 from ..exponential_race import log2_table
+from ..samples import Fanouts
 from .alias import NEVER, exponential, ranked, spread
 from .draw import BOUND, Drawn, cumulated, degrees, draw, edges_at, total
 from .neighbor import expand
@@ -334,13 +337,13 @@ def labor(
     seeds: Tensor,
     counts: Counts,
     keys: Tensor,
-    fanout: Sequence[int],
+    fanout: Fanouts,
     *,
     poisson: bool,
     weight: Tensor | None,
     again: bool,
     workspace: Workspace,
-    draw_relations: Callable[[Rows, int, Tables], Drawn] | None = None,
+    draw_relations: Callable[[Rows, npt.NDArray[np.int64], Tables], Drawn] | None = None,
 ) -> DeviceSample:
     """See `cpu.labor.labor`.
 
@@ -349,17 +352,17 @@ def labor(
         seeds: see `cuda.neighbor.expand`, as `counts` and `workspace`.
         counts: int64 [k].
         keys: int64 [k], the bits of the streams.
-        fanout: L numbers.
+        fanout: L numbers; with `draw_relations` int64 [L, R].
         poisson: decide each edge independently.
         weight: float32 [E], or None; see `cpu.labor.labor`.
         again: see `cuda.neighbor.expand`.
         workspace: keeps the tables.
-        draw_relations: draws rows of a graph with types in a hop, in place of `fanout`.
+        draw_relations: draws rows of a graph with types in a hop.
     """
 
     async def draw_hop(group: Group, h: int, s: int, tables: Tables) -> Drawn:
         if draw_relations is not None:
-            return draw_relations(group.rows, h, tables)
+            return draw_relations(group.rows, np.asarray(fanout[h]), tables)
         if weight is not None and s >= 0:
             return draw_by_weight(graph, group.rows, keys, s, weight, tables)
         return _draw(graph, group.rows, keys, s, tables, poisson)

@@ -194,7 +194,7 @@ def layers(
     every_row: bool,
     workspace: Workspace,
 ) -> DeviceLayers:
-    """See `cpu.layerwise.ladies`, or with `every_row` `fastgcn`.
+    """See `cpu.layerwise.layers`.
 
     Args:
         terms: of the graph.

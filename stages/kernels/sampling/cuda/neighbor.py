@@ -15,17 +15,16 @@ Traffic of an edge: its source's line (rows of 15 draws share some), 4 bytes wri
 table and 4 bytes written: 80 to 150 bytes. Source of the skeleton: Tripathy, Yelick, Buluc, MLSys 2024.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from .....storage.errors import RunError
 from ...runtime.device_memory import completed, to_device
 from ..device_graph import DeviceGraph, Slots
 from ..device_samples import Counts, DeviceSample, prefix_sums
-from ..samples import LIMIT
+from ..samples import LIMIT, Fanouts
 from .draw import Drawn, draw
 from .relations import Segments, draw_relations
 from .renumber import Group, Hop, forget, joined, merged, number, start
@@ -39,7 +38,7 @@ async def expand(
     graph: Nodes,
     seeds: Tensor,
     counts: Counts,
-    fanout: Sequence[int],
+    fanout: Fanouts,
     draw_hop: Draw,
     *,
     again: bool,
@@ -51,7 +50,7 @@ async def expand(
         graph: its nodes.
         seeds: [sum of counts], minibatch after minibatch, in the dtype of the graph's ids.
         counts: seeds of each of the k minibatches, k > 0.
-        fanout: L numbers, nearest the seeds first.
+        fanout: of each hop.
         draw_hop: draws.
         again: draw for every node so far at each hop, not only for new ones.
         workspace: keeps the tables.
@@ -94,14 +93,14 @@ def neighbor(
     seeds: Tensor,
     counts: Counts,
     keys: Tensor,
-    fanout: Sequence[int],
+    fanout: Fanouts,
     *,
     replace: bool,
     table: Slots | None,
     again: bool,
     keep: bool,
     workspace: Workspace,
-    by_relation: tuple[Segments, npt.NDArray[np.int64]] | None = None,
+    segments: Segments | None = None,
 ) -> DeviceSample:
     """See `cpu.neighbor.neighbor`.
 
@@ -110,20 +109,18 @@ def neighbor(
         seeds: see `expand`, as `counts`, `again` and `workspace`.
         counts: int64 [k].
         keys: int64 [L, k], the bits of the streams.
-        fanout: L numbers.
+        fanout: L numbers; with `segments` int64 [L, R], of each hop and relation.
         replace: draw independently.
         table: draw in proportion to the weights that it is made of, or None.
         again: draw for every node so far at each hop.
         keep: also return positions.
         workspace: keeps the tables.
-        by_relation: segments of a graph with types, and int64 [L, R], the fanout of each hop and relation, in place of
-            `fanout`; positions are kept.
+        segments: of a graph with types; positions are kept.
     """
 
     async def draw_hop(group: Group, h: int, s: int, tables: Tables) -> Drawn:
-        if by_relation is not None:
-            segments, fanouts = by_relation
-            return draw_relations(segments, group.rows, keys[h], fanouts[h], tables, replace=replace)
+        if segments is not None:
+            return draw_relations(segments, group.rows, keys[h], np.asarray(fanout[h]), tables, replace=replace)
         if replace:
             # Before memory is allocated for them.
             check_int32(s * int(group.counts.max()))

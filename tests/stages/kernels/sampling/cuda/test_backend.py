@@ -305,7 +305,7 @@ def test_no_minibatches():
     keys = np.empty((0, 1), np.uint64)
     assert cuda.neighbor(graph, [], keys, (3,)) == []
     assert cuda.labor(graph, [], keys[:, 0], (3,)) == []
-    assert cuda.ladies(graph, [], keys, (3,)) == cuda.fastgcn(graph, [], keys, (3,)) == []
+    assert cuda.layers(graph, [], keys, (3,)) == cuda.layers(graph, [], keys, (3,), every_row=True) == []
 
 
 def test_a_minibatch_that_cannot_be_indexed_is_refused():
