@@ -53,6 +53,9 @@ from .training.context import Member
 from .training.stopped_run import reports_of_stopped
 from .training.trainer import RankReport, train_and_evaluate
 
+OF_FIRST = ("test_accuracy", "confusion", "best_epoch", "waits", "phases", "lost", "parameters_sha256")
+"""What a result has as the first rank's report does."""
+
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
@@ -231,6 +234,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
     for r in reports:
         moved.merge(r.bytes)
     return Result(
+        **{name: getattr(first, name) for name in OF_FIRST},
         status=status,
         system=prepared.system.name,
         model=prepared.model.name,
@@ -249,29 +253,22 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         minibatches_per_step=job.train.per_step(job.ranks),
         train_loss=finite(first.history[-1]["train_loss"]) if first.history else None,
         val_accuracy=first.best_accuracy if first.best_epoch >= 0 and dataset.task not in WITHOUT_ACCURACY else None,
-        test_accuracy=first.test_accuracy,
         val_metrics={k: finite(v) for k, v in first.val_metrics.items()},
         test_metrics={k: finite(v) for k, v in first.test_metrics.items()},
         per_class=by_class(first.per_class),
-        confusion=first.confusion,
         per_relation={r: {k: finite(v) for k, v in of.items()} for r, of in first.by_relation.items()} or None,
-        best_epoch=first.best_epoch,
         seconds=seconds,
         bytes={**moved.as_record(), "per_rank": [r.bytes for r in reports]},
-        waits=first.waits,
         peak_rss_bytes=peaks_of(reports, log),
         memory_bytes=[r.memory_bytes for r in reports],
         hot_rows=[r.fetched for r in reports] if first.fetched else None,
         peak_device_bytes=[r.peak_device_bytes for r in reports],
         minibatches=sum(r.minibatches for r in reports),
         sampled_edges=sum(r.sampled_edges for r in reports),
-        phases=first.phases,
-        lost=first.lost,
         clients=None
         if prepared.system.clients == "ranks" or status == STOPPED
         else client_record(prepared, out, first.phases),
         fingerprint=prepared.fingerprint,
-        parameters_sha256=first.parameters_sha256,
         out=str(out),
         types=prepared.outline.types,
         num_edge_features=prepared.outline.edge_width if prepared.model.reads_edges else 0,

@@ -11,7 +11,7 @@ from ...storage.ledger import Ledger
 from ..setup.prepare import Prepared
 from ..setup.run_folder import CHECKPOINTS, LEARNED, MODEL
 from .learned_rows import save_rows
-from .trainer import RankReport, parameters_sha256, save_model
+from .trainer import SAME, RankReport, parameters_sha256, save_model
 
 
 def reports_of_stopped(prepared: Prepared, out: Path) -> list[RankReport]:
@@ -52,28 +52,15 @@ def reports_of_stopped(prepared: Prepared, out: Path) -> list[RankReport]:
         reports.append(
             RankReport(
                 rank=rank,
-                history=progress["history"],
-                best_accuracy=progress["best_accuracy"],
-                best_epoch=progress["best_epoch"],
+                **{name: progress[name] for name in SAME},
                 # The checkpoint has those of all ranks.
                 minibatches=0 if rank else progress["minibatches"],
                 sampled_edges=0 if rank else progress["sampled_edges"],
                 seconds=state["seconds"],
                 bytes=ledger.as_record(),
                 waits=ledger.waits(),
-                peak_rss_bytes=0,
-                peak_device_bytes=0,
-                memory_bytes={},
-                fetched={},
                 parameters_sha256=sha256,
-                test_accuracy=None,
                 val_metrics=progress.get("best_values", {}),
-                test_metrics={},
-                per_class=None,
-                by_relation={},
-                confusion=None,
-                phases=progress["phases"],
-                lost=progress["lost"],
             )
         )
     return reports

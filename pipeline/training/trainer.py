@@ -9,7 +9,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,9 @@ from .learned_rows import with_all_rows, with_learned
 from .loop import train_rank
 from .progress import Progress
 
+SAME = ("history", "best_accuracy", "best_epoch", "phases", "lost")
+"""What a report has as the rank's progress does."""
+
 
 @dataclass(frozen=True)
 class RankReport:
@@ -68,30 +71,30 @@ class RankReport:
     bytes: dict[str, dict[str, int]]
     waits: dict[str, dict[str, int]]
     """Messages that were waited for one after the other, by channel and kind."""
-    peak_rss_bytes: int
-    peak_device_bytes: int
-    memory_bytes: dict[str, int]
-    """See `progress.Progress.memory_bytes`."""
-    fetched: dict[str, int]
-    """See `progress.Progress.fetched`."""
     parameters_sha256: str
     """After the last step; the same on every rank."""
-    test_accuracy: float | None
-    """Test accuracy of the best parameters."""
-    val_metrics: dict[str, float]
-    """Further metrics of the best validation."""
-    test_metrics: dict[str, float]
-    """Further metrics of the test."""
-    per_class: list[list[float]] | None
-    """See `measures.Counts`; on the first rank only."""
-    confusion: list[list[int]] | None
-    """See `measures.Counts`; on the first rank only."""
-    by_relation: dict[str, dict[str, float]]
-    """See `measures.Scored`; on the first rank only."""
     phases: list[dict[str, Any]]
     """See `progress.Progress.phases`."""
     lost: list[dict[str, int]]
     """See `progress.Progress.lost`."""
+    val_metrics: dict[str, float]
+    """Further metrics of the best validation."""
+    peak_rss_bytes: int = 0
+    peak_device_bytes: int = 0
+    memory_bytes: dict[str, int] = field(default_factory=dict)
+    """See `progress.Progress.memory_bytes`."""
+    fetched: dict[str, int] = field(default_factory=dict)
+    """See `progress.Progress.fetched`."""
+    test_accuracy: float | None = None
+    """Test accuracy of the best parameters."""
+    test_metrics: dict[str, float] = field(default_factory=dict)
+    """Further metrics of the test."""
+    per_class: list[list[float]] | None = None
+    """See `measures.Counts`; on the first rank only."""
+    confusion: list[list[int]] | None = None
+    """See `measures.Counts`; on the first rank only."""
+    by_relation: dict[str, dict[str, float]] = field(default_factory=dict)
+    """See `measures.Scored`; on the first rank only."""
 
 
 def parameters_sha256(module: nn.Module) -> str:
@@ -269,9 +272,7 @@ def report_of(progress: Progress, member: Member, sha256: str, test: Scored | No
     pooled = progress.pooled if rank == 0 else dict.fromkeys(progress.pooled, 0)
     return RankReport(
         rank=rank,
-        history=progress.history,
-        best_accuracy=progress.best_accuracy,
-        best_epoch=progress.best_epoch,
+        **{name: getattr(progress, name) for name in (*SAME, "memory_bytes", "fetched")},
         minibatches=progress.minibatches + pooled["minibatches"],
         sampled_edges=progress.sampled_edges + pooled["sampled_edges"],
         seconds=member.clock.snapshot(),
@@ -279,8 +280,6 @@ def report_of(progress: Progress, member: Member, sha256: str, test: Scored | No
         waits=member.ledger.waits(),
         peak_rss_bytes=peak_rss_bytes(),
         peak_device_bytes=peak_device_bytes(),
-        memory_bytes=progress.memory_bytes,
-        fetched=progress.fetched,
         parameters_sha256=sha256,
         test_accuracy=found.accuracy,
         val_metrics=progress.best_values,
@@ -288,8 +287,6 @@ def report_of(progress: Progress, member: Member, sha256: str, test: Scored | No
         per_class=None if counts is None else counts.per_class.tolist(),
         confusion=None if counts is None or counts.confusion is None else counts.confusion.long().tolist(),
         by_relation={name: dict(of) for name, of in found.by_relation.items()},
-        phases=progress.phases,
-        lost=progress.lost,
     )
 
 

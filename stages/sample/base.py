@@ -11,6 +11,7 @@ from ...storage.graph import Graph
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
 from ...storage.typed.graph_types import GraphTypes
 from ..assignment import BulkRequest
+from ..kernels.sampling.edge_weights import scaled
 
 if TYPE_CHECKING:
     from ..kernels.row_block.draw import Drawn
@@ -86,8 +87,17 @@ class Sampler(Protocol):
         """
 
 
+def reads_times(sampler: object) -> bool:
+    """True if a sampler's draws depend on the times of edges and seeds: it says so by an attribute `reads_times`."""
+    return bool(getattr(sampler, "reads_times", False))
+
+
+Weights = tuple[npt.NDArray[np.float32] | None, npt.NDArray[np.int64] | None]
+"""Weights of edges, and the positions of the drawn ones among them; without positions, they are those of the drawn."""
+
+
 class NodeWise(Sampler, Protocol):
-    """Sampler that draws for each row independently, so that the row's owner can do it."""
+    """Base of samplers that draw for each row independently, so that the row's owner can do it."""
 
     @property
     def fanout(self) -> tuple[int, ...]:
@@ -101,19 +111,12 @@ class NodeWise(Sampler, Protocol):
     def weighted(self) -> bool:
         """True if edges are drawn in proportion to their weights."""
 
-    @property
-    def relations(self) -> dict[str, int | tuple[int, ...]]:
-        """Fanout of single relations, in place of `fanout`."""
+    relations: dict[str, int | tuple[int, ...]]
+    """Fanout of single relations, in place of `fanout`."""
 
     @property
     def batch_dependency(self) -> int:
         """Minibatches that share random numbers."""
-
-    def by_relation(self, types: GraphTypes) -> npt.NDArray[np.int64]:
-        """int64 [L, R], fanout of each hop and relation of a graph with types."""
-
-    def fanouts(self, graph: Graph) -> "Fanouts":
-        """`fanout`, or of a graph with types `by_relation`."""
 
     def streams(self, request: BulkRequest) -> npt.NDArray[np.uint64]:
         """uint64 [k, L], random stream of each minibatch and hop."""
@@ -132,35 +135,42 @@ class NodeWise(Sampler, Protocol):
 
     def sends_weights(self, graph: Graph) -> bool:
         """True if `weigh` returns weights."""
+        return graph.is_weighted or not graph.types.is_single
 
     def weigh(
         self,
         graph: Graph,
         rows: npt.NDArray[np.integer],
         kept: npt.NDArray[np.integer],
-        positions: npt.NDArray[np.int64] | None,
+        edges: Weights,
         fanout: npt.NDArray[np.int64] | int = 0,
-    ) -> npt.NDArray[np.float32] | None:
+    ) -> npt.NDArray[np.float32]:
         """`Block.weight` of the edges that were drawn for some rows, float32 [e].
 
         Args:
             graph: the graph of the rows.
             rows: [n].
             kept: [n], edges of each.
-            positions: int64 [e], positions in the graph's edge arrays; None if not needed.
+            edges: their weights in the graph.
             fanout: of all rows, or [n] of each.
         """
+        scale, (weight, positions) = self.scale(graph, rows, kept, fanout), edges
+        if self.weighted or weight is None:
+            return np.repeat(scale.astype(np.float32), kept)
+        return scaled(weight, positions, kept, scale)
 
+    def scale(
+        self,
+        graph: Graph,
+        rows: npt.NDArray[np.integer],
+        kept: npt.NDArray[np.integer],
+        fanout: npt.NDArray[np.int64] | int,
+    ) -> npt.NDArray[np.float64]:
+        """float64 [n], the share of its row's neighbourhood that a kept edge stands for, degree / kept
+        (Horvitz-Thompson); arguments of `weigh`."""
+        return (graph.degree if self.weighted else graph.in_degree)[rows] / np.maximum(kept, 1)
 
-def reads_times(sampler: object) -> bool:
-    """True if a sampler's draws depend on the times of edges and seeds: it says so by an attribute `reads_times`."""
-    return bool(getattr(sampler, "reads_times", False))
-
-
-class NodeWiseOptions:
-    """What node-wise samplers make of their options."""
-
-    def check_options(self: NodeWise) -> None:
+    def check_options(self) -> None:
         """Raises InputError for options that are none."""
         if not self.fanout:
             raise InputError("fanout is empty; expected one number per layer, nearest the seeds first, such as 15,10,5")
@@ -189,16 +199,16 @@ class NodeWiseOptions:
             )
 
     @property
-    def num_layers(self: NodeWise) -> int:
+    def num_layers(self) -> int:
         """L."""
         return len(self.fanout)
 
     @property
-    def relations_record(self: NodeWise) -> dict[str, object]:
+    def relations_record(self) -> dict[str, object]:
         """`relations` as plain values."""
         return {k: list(v) if isinstance(v, list | tuple) else v for k, v in self.relations.items()}
 
-    def check(self: NodeWise, graph: Graph) -> None:
+    def check(self, graph: Graph) -> None:
         """Raises InputError if the sampler is `weighted` and the graph has no edge weights, or has a fanout for a
         relation that is not there."""
         if graph.types.is_single and self.relations:
@@ -219,7 +229,7 @@ class NodeWiseOptions:
                 "false"
             )
 
-    def by_relation(self: NodeWise, types: GraphTypes) -> npt.NDArray[np.int64]:
+    def by_relation(self, types: GraphTypes) -> npt.NDArray[np.int64]:
         """int64 [L, R], fanout of each hop and relation. Raises InputError for a relation that is not there, or is
         given twice."""
         found = np.repeat(np.array(self.fanout, np.int64)[:, None], types.num_relations, axis=1)
@@ -234,11 +244,11 @@ class NodeWiseOptions:
             seen[r], found[:, r] = name, numbers
         return found
 
-    def fanouts(self: NodeWise, graph: Graph) -> "Fanouts":
+    def fanouts(self, graph: Graph) -> "Fanouts":
         """`fanout`, or of a graph with types `by_relation`."""
         return self.fanout if graph.types.is_single else self.by_relation(graph.types)
 
-    def bound(self: NodeWise, graph: Graph) -> int | None:
+    def bound(self, graph: Graph) -> int | None:
         """Most in-edges that are drawn of a row; None: there is no bound."""
         fanouts = np.array(self.fanouts(graph))
         if graph.types.is_single:

@@ -13,14 +13,13 @@ from ...storage.graph import Graph
 from ...storage.minibatch import Bulk
 from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, draw_labor, draw_relations
-from ..kernels.sampling.edge_weights import scaled
 from ..placement.row_owners import Owners, RowsHere
-from .base import NodeWiseOptions, check_kernel, minibatch_of, per_layer
+from .base import NodeWise, check_kernel, minibatch_of, per_layer
 from .remote_nodewise import draw_node_wise
 
 
 @dataclass(frozen=True)
-class LaborSampler(NodeWiseOptions):
+class LaborSampler(NodeWise):
     """Node-wise sampling in which a minibatch draws one number per source node, so that rows agree on their neighbours.
 
     Each row is drawn from the distribution of `NeighborSampler` (unbiased: a kept edge stands for degree / kept), but
@@ -50,6 +49,8 @@ class LaborSampler(NodeWiseOptions):
     ``cpu`` and a graph that each rank has whole."""
     edge_ids: bool = False
     """Keep the positions of each block's edges in the graph's edge arrays."""
+    # A field, which cannot be set.
+    # pyrefly: ignore[bad-override]
     relations: dict[str, int | tuple[int, ...]] = field(default_factory=dict)
     """See `NeighborSampler.relations`. Of a graph with types, each relation of a row is drawn as a row of its own, by
     the numbers of all."""
@@ -94,7 +95,7 @@ class LaborSampler(NodeWiseOptions):
         return found | {k: v for k, v in options.items() if v}
 
     def check(self, graph: Graph) -> None:
-        """Raises what `NodeWiseOptions.check` raises, and InputError for `iterations` on a graph with types."""
+        """Raises what `NodeWise.check` raises, and InputError for `iterations` on a graph with types."""
         super().check(graph)
         if self.iterations and not graph.types.is_single:
             raise InputError(
@@ -107,7 +108,7 @@ class LaborSampler(NodeWiseOptions):
         self.check(graph)
         # One hop's streams serve all hops.
         keys = request.keys(1, self.batch_dependency)[:, 0]
-        made = []
+        made, sends = list[Any](), self.sends_weights(graph)
         samples = kernel.labor(
             graph,
             request.seeds,
@@ -116,7 +117,7 @@ class LaborSampler(NodeWiseOptions):
             poisson=self.poisson,
             weight=graph.edge_weight if self.weighted else None,
             expand=self.expand,
-            keep_positions=self.edge_ids or (self.sends_weights(graph) and not self.weighted),
+            keep_positions=self.edge_ids or (sends and not self.weighted),
             iterations=self.iterations,
             workspace=workspace,
         )
@@ -130,7 +131,8 @@ class LaborSampler(NodeWiseOptions):
                     a = None if graph.edge_weight is None else graph.edge_weight[edges.positions]
                     weight.append(edges.weight if a is None else a * edges.weight)
                     continue
-                weight.append(self.weigh(graph, s.nodes[: len(kept)], kept, edges.positions, fanout))
+                own = (graph.edge_weight, edges.positions)
+                weight.append(self.weigh(graph, s.nodes[: len(kept)], kept, own, fanout) if sends else None)
             ids = [e.positions if self.edge_ids else None for e in s.lists]
             made.append(minibatch_of(request, i, s, weight, ids, nested=self.expand == "new"))
         return Bulk(request.epoch, request.number, tuple(made))
@@ -203,27 +205,16 @@ class LaborSampler(NodeWiseOptions):
         return draw_labor(block.graph, rows, splits, keys, fanout, self.poisson, weighted=self.weighted)
 
     def sends_weights(self, graph: Graph) -> bool:
-        return self.poisson or graph.is_weighted or not graph.types.is_single
+        return self.poisson or super().sends_weights(graph)
 
-    def weigh(
+    def scale(
         self,
         graph: Graph,
         rows: npt.NDArray[np.integer],
         kept: npt.NDArray[np.integer],
-        positions: npt.NDArray[np.int64] | None,
-        fanout: npt.NDArray[np.int64] | int = 0,
-    ) -> npt.NDArray[np.float32] | None:
-        if not self.sends_weights(graph):
-            return None
-        if self.weighted:
-            return np.repeat((graph.degree[rows] / np.maximum(kept, 1)).astype(np.float32), kept)
-        assert positions is not None
-        degree = graph.in_degree[rows]
-        if self.poisson:
-            # The inclusion probability is fanout / degree, to 2^-32.
-            scale = np.where(np.asarray(fanout) < 0, 1.0, np.maximum(degree / fanout, 1.0))
-        else:
-            scale = degree / np.maximum(kept, 1)
-        if graph.edge_weight is not None:
-            return scaled(graph.edge_weight, positions, kept, scale)
-        return np.repeat(scale, kept).astype(np.float32)
+        fanout: npt.NDArray[np.int64] | int,
+    ) -> npt.NDArray[np.float64]:
+        if not self.poisson:
+            return super().scale(graph, rows, kept, fanout)
+        # The inclusion probability is fanout / degree, to 2^-32.
+        return np.where(np.asarray(fanout) < 0, 1.0, np.maximum(graph.in_degree[rows] / fanout, 1.0))

@@ -19,9 +19,8 @@ from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, draw_relations, draw_rows
 from ..kernels.runtime.threads import parallel
 from ..kernels.sampling.alias import AliasTable
-from ..kernels.sampling.edge_weights import scaled
 from ..placement.row_owners import IdArray, Owners, RowsHere
-from .base import NodeWiseOptions, minibatch_of, per_layer
+from .base import NodeWise, minibatch_of, per_layer
 from .remote_nodewise import draw_node_wise
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def _takes_no_graph(sampler: type[Options]) -> type[Options]:
 
 @_takes_no_graph
 @dataclass(frozen=True)
-class NeighborSampler(NodeWiseOptions):
+class NeighborSampler(NodeWise):
     """Draws min(fanout, in-degree) in-neighbours of each frontier node, without replacement unless asked.
 
     By default each hop expands only newly found nodes (PyG's semantics): a node keeps the in-edges drawn when it was
@@ -76,6 +75,8 @@ class NeighborSampler(NodeWiseOptions):
     """Nodes that each hop expands: newly found ones only, or again all nodes found so far."""
     edge_ids: bool = False
     """Keep the positions of each block's edges in the graph's edge arrays."""
+    # A field, which cannot be set.
+    # pyrefly: ignore[bad-override]
     relations: dict[str, int | tuple[int, ...]] = field(default_factory=dict)
     """Fanouts of single relations of a graph with types; all other relations have `fanout`. Keys are the relation's
     name, or ``source type,name,destination type``; a fanout of 0 leaves the relation out."""
@@ -132,7 +133,7 @@ class NeighborSampler(NodeWiseOptions):
                 weight = [e.weight * of_edges[e.positions] for e in m.lists]
             elif of_edges is not None:
                 weight = [
-                    self._weights(graph, m.nodes[: len(e.indptr) - 1], np.diff(e.indptr), e.weight, None)
+                    self.weigh(graph, m.nodes[: len(e.indptr) - 1], np.diff(e.indptr), (e.weight, None))
                     for e in m.lists
                 ]
             made[i] = minibatch_of(request, i, m, weight, [e.positions for e in m.lists], nested=self.expand == "new")
@@ -241,38 +242,6 @@ class NeighborSampler(NodeWiseOptions):
     def _reads_weights(self, graph: Graph) -> bool:
         """True if `weigh` looks up the weights of single edges, for which it needs their positions."""
         return graph.is_weighted and not self.weighted
-
-    def sends_weights(self, graph: Graph) -> bool:
-        return graph.is_weighted or not graph.types.is_single
-
-    def weigh(
-        self,
-        graph: Graph,
-        rows: npt.NDArray[np.integer],
-        kept: npt.NDArray[np.integer],
-        positions: npt.NDArray[np.int64] | None,
-        fanout: npt.NDArray[np.int64] | int = 0,
-    ) -> npt.NDArray[np.float32] | None:
-        assert positions is not None or not self._reads_weights(graph)
-        return self._weights(graph, rows, kept, graph.edge_weight, positions)
-
-    def _weights(
-        self,
-        graph: Graph,
-        rows: npt.NDArray[np.integer],
-        kept: npt.NDArray[np.integer],
-        weight: npt.NDArray[np.float32] | None,
-        positions: npt.NDArray[np.int64] | None,
-    ) -> npt.NDArray[np.float32] | None:
-        """`weigh` by the weights of all edges and the positions of the sampled ones, or by the latter's weights."""
-        if not graph.is_weighted:
-            return None
-        if self.weighted:
-            return np.repeat((graph.degree[rows] / np.maximum(kept, 1)).astype(np.float32), kept)
-        # An edge of a uniformly sampled row stands for degree/kept edges of its kind (Horvitz-Thompson).
-        scale = graph.in_degree[rows] / np.maximum(kept, 1)
-        assert weight is not None
-        return scaled(weight, positions, kept, scale)
 
 
 class _OwnerDraws:

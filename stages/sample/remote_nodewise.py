@@ -178,8 +178,7 @@ def _values(sampler: NodeWise, here: RowsHere, rows: IdArray, drawn: Drawn, fano
     if sampler.sends_weights(here.graph):
         weight = drawn.weight
         if weight is None:
-            weight = sampler.weigh(here.graph, rows, drawn.kept, drawn.positions, fanout)
-        assert weight is not None
+            weight = sampler.weigh(here.graph, rows, drawn.kept, (here.graph.edge_weight, drawn.positions), fanout)
         values.append(weight)
     if sampler.edge_ids:
         assert drawn.positions is not None
