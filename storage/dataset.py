@@ -365,7 +365,7 @@ def pairs_of(dataset: Dataset, dtype: npt.DTypeLike = np.float32) -> Pairs | Non
     if not dataset.of_pairs:
         return None
     labels = None
-    if dataset.pairs is not None:
+    if dataset.has_edge_labels:
         values, features = dataset.labels, dataset.pair_features
         labels = PairLabels(
             values.astype(dtype, copy=False) if dataset.task in MATRIX_TASKS else values,

@@ -350,7 +350,7 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
         **_labels(
             dataset.task,
             dataset.num_classes,
-            None if dataset.pairs is None else len(dataset.pairs),
+            len(dataset.pair_table) if dataset.has_edge_labels else None,
             sum(dataset.split_sizes.values()),
         ),
         "split": ", ".join(f"{n} {len(getattr(dataset.split, n))}" for n in SPLITS),

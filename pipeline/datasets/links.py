@@ -82,7 +82,7 @@ def link_dataset(
             f"the pairs of {dataset.name} are split already; leave "
             f"{'pairs' if pairs is not None else 'split' if split is not None else 'relation'} out"
         )
-    if dataset.pairs is not None:
+    if dataset.has_edge_labels:
         dataset = replace(dataset, pairs=None, pair_features=None, pair_time=None, hides_pairs=False)
     dataset = with_pair_relations(dataset, relation)
     graph, notes = dataset.graph, list(dataset.notes)

@@ -241,7 +241,7 @@ def _finished(dataset: Dataset, request: Request) -> Dataset:
             "leave it out"
         )
     labels, number = as_task(dataset, task)
-    times, unit = (dataset.graph.node_time, "node") if dataset.pairs is None else (dataset.pair_time, "edge")
+    times, unit = (dataset.pair_time, "edge") if dataset.has_edge_labels else (dataset.graph.node_time, "node")
     more: Any = {"times": times, "unit": unit, "time_unit": dataset.graph.time_unit}
     parts = make_split(labels, dataset.split, request.split, request.seed, request.options, notes, **more)
     name, distinct = request.name or dataset.name, tuple(dict.fromkeys(notes))

@@ -90,7 +90,7 @@ def predict_edges(
     if pairs is None or (isinstance(pairs, str) and pairs in SETS):
         if features is not None or times is not None:
             raise InputError("features or times are given, but the edges are those of the dataset; leave them out")
-        if data.pairs is None and not of_split and dataset is not None and not isinstance(dataset, Dataset):
+        if not data.has_edge_labels and not of_split and dataset is not None and not isinstance(dataset, Dataset):
             read = _noted(all_edges(dataset, trained.as_before(options), data, nodes), emit)
             wanted, own, told = read.pairs, read.features, read.time
         else:
@@ -129,11 +129,11 @@ def _of_dataset(
     data: Dataset, name: str | None
 ) -> tuple[PairArray, npt.NDArray[np.floating] | None, npt.NDArray[np.generic] | None]:
     """Labelled edges of a dataset with their features and times: all, or those of a set."""
-    if data.pairs is None:
+    if not data.has_edge_labels:
         raise InputError(f"{data.name} has no labelled edges; give the pairs that are to be predicted")
     chosen: Any = slice(None) if name in (None, "all") else getattr(data.split, name)
     features, time = (None if a is None else a[chosen] for a in (data.pair_features, data.pair_time))
-    return data.pairs[chosen], features, time
+    return data.pair_table[chosen], features, time
 
 
 def _features(given: object, count: int, width: int, name: str) -> npt.NDArray[np.floating] | None:

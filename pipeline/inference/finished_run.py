@@ -20,7 +20,7 @@ from ...storage.store.manifest import MANIFEST
 from ...storage.store.paths import expanded
 from ...storage.store.store import open_store
 from ...storage.stored.data_card import TREATED
-from ...storage.typed.graph_types import groups_of
+from ...storage.typed.graph_types import GraphTypes
 from ...storage.urls import is_url
 from ..config.load import Job, read_run_table, resolve
 from ..config.named_code import allowing
@@ -206,13 +206,13 @@ class TrainedRun:
             emit(Note(f"the run's {keys} {are(len(unread))} for tables, and left out for data of another kind"))
             read = read.without(unread)
         kind: dict[str, Any] = {}
+        types = GraphTypes.of_record(result.types)
         if not is_clean and (result.labels_of == "edges" or result.task == "link"):
             kind = {"labels_of": "edges"} if result.labels_of == "edges" else {"task": "link"}
-            if result.types is not None:
-                groups = groups_of(result.types["pair_relations"])
-                kind["relation"] = tuple(",".join(result.types["relations"][group[0]]) for group in groups)
-        elif not is_clean and result.types is not None:
-            kind["target"] = result.types["node_types"][0]
+            if not types.is_single:
+                kind["relation"] = tuple(",".join(types.relations[r]) for r in types.predicted)
+        elif not is_clean and not types.is_single:
+            kind["target"] = types.node_types[0]
         update: dict[str, Any] = {"read": replace(read, **kind)}
         if not labelled and not is_clean:
             return open_data(job.model_copy(update=update), source, emit, labelled=False)
@@ -255,22 +255,21 @@ def check_same_types(result: Result, data: Dataset, folder: Path) -> None:
     Raises:
         InputError: names what differs.
     """
-    trained, found = result.types, types_of(data)
-    if (trained is None) != (found is None):
-        seen = "one type of nodes and edges" if found is None else "several types of nodes or edges"
+    trained, found = GraphTypes.of_record(result.types), data.graph.types
+    if trained.is_single != found.is_single:
+        seen = "one type of nodes and edges" if found.is_single else "several types of nodes or edges"
         raise InputError(f"{data.name} has {seen}, unlike the data of {folder}; give a dataset with the same types")
-    if trained is None or found is None:
-        return
+    of_run, of_data = result.types or {}, types_of(data) or {}
     keys = ["node_types", "relations", "widths", *(["edge_widths"] if result.num_edge_features else [])]
-    for key in keys:
-        if trained[key] != (other := found.get(key) or [0] * len(found["relations"])):
+    for key in () if trained.is_single else keys:
+        if of_run[key] != (other := of_data.get(key) or [0] * found.num_relations):
             raise InputError(
                 f"{data.name} has the {key.replace('_', ' ')} {other}, but {result.model} of {folder} reads "
-                f"{trained[key]}; give a dataset with the same types"
+                f"{of_run[key]}; give a dataset with the same types"
             )
-    own, other = ([group[0] for group in groups_of(of.get("pair_relations", ()))] for of in (trained, found))
+    own, other = trained.predicted, found.predicted
     if own and other and own != other:
-        seen, wanted = ("; ".join(",".join(trained["relations"][r]) for r in of) for of in (other, own))
+        seen, wanted = ("; ".join(",".join(trained.relations[r]) for r in of) for of in (other, own))
         raise InputError(
             f"{data.name} has pairs of {seen}, but {result.model} of {folder} predicts those of {wanted}; give a "
             "dataset with the same"

@@ -10,7 +10,7 @@ import numpy as np
 from ...storage.dataset import Dataset, IdArray
 from ...storage.errors import InputError
 from ...storage.plural import listed
-from ...storage.typed.graph_types import SINGLE, GraphTypes, RelationType, groups_of
+from ...storage.typed.graph_types import SINGLE, GraphTypes, RelationType
 from ..datasets.pairs import predicted_number, relation_text
 from ..setup.result import Result
 
@@ -19,9 +19,10 @@ Relation = str | RelationType
 
 def types_of_pairs(result: Result, data: Dataset) -> GraphTypes:
     """Types of the data, with the relations whose pairs the run has learnt."""
-    if data.graph.types.is_single or result.types is None:
+    trained, types = GraphTypes.of_record(result.types), data.graph.types
+    if types.is_single or trained.is_single:
         return SINGLE
-    return replace(data.graph.types, pair_relations=groups_of(result.types["pair_relations"]))
+    return replace(types, pair_relations=trained.pair_relations)
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,7 +24,7 @@ from ...storage.dataset import WITHOUT_ACCURACY, Dataset, Task, outputs_of
 from ...storage.errors import InputError
 from ...storage.plural import counted
 from ...storage.typed.features import TypedFeatures
-from ...storage.typed.graph_types import SINGLE, GraphTypes, groups_of
+from ...storage.typed.graph_types import GraphTypes
 from ..config.load import Job, build
 from ..config.schema import LossOptions
 from ..config.systems import System
@@ -78,7 +78,7 @@ class Outline:
     @property
     def graph_types(self) -> GraphTypes:
         """`types` as the graph has them."""
-        return SINGLE if self.types is None else GraphTypes.of_record(self.types)
+        return GraphTypes.of_record(self.types)
 
     @property
     def of_pairs(self) -> bool:
@@ -87,8 +87,8 @@ class Outline:
     @property
     def predicted_relations(self) -> int | None:
         """Number of relations whose pairs are predicted, where there are several."""
-        groups = () if self.types is None or self.task != "link" else groups_of(self.types.get("pair_relations", ()))
-        return len(groups) if len(groups) > 1 else None
+        types = self.graph_types
+        return len(types.predicted) if self.task == "link" and types.predicts_several else None
 
     @property
     def unit(self) -> str:
@@ -269,7 +269,7 @@ def model_of(job: Job, outline: Outline, system: System, model: object) -> Model
     if outline.of_pairs and not hasattr(module, "decoder"):
         torch.manual_seed(seed)
         module.decoder = head_of(job, outline)
-    if outline.types is not None:
+    if not outline.graph_types.is_single:
         vars(module)["reads_blocks"] = True  # relations are those of one block
     initial = {k: v.detach().clone() for k, v in module.state_dict().items()}
     return ModelPart(job, outline, system.schedule, record, initial)

@@ -12,7 +12,7 @@ from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures
 from ...storage.plural import counted
 from ...storage.store.digested_file import check_file, saved_parameters
-from ...storage.typed.graph_types import groups_of
+from ...storage.typed.graph_types import GraphTypes
 from ..config.load import Job, read_any_run_table, resolve
 from ..config.named_code import without_code
 from .result import known_digests, read_result
@@ -129,8 +129,8 @@ def _unit_of(folder: Path) -> str | None:
 
 def _predicted(types: Mapping[str, Any] | None) -> list[list[str]]:
     """Names of the relations whose pairs are predicted, in their order."""
-    groups = () if types is None else groups_of(types.get("pair_relations", ()))
-    return [] if types is None else [list(types["relations"][group[0]]) for group in groups]
+    found = GraphTypes.of_record(types)
+    return [list(found.relations[r]) for r in found.predicted]
 
 
 def _layer(name: str) -> int:

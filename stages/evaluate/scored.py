@@ -35,9 +35,9 @@ def temporal_scored(
         return None
     if dataset.task == "link":
         return temporal_link_metrics(model, dataset, draws, split, measures.all_names, known)
-    if dataset.pairs is not None:
+    if dataset.has_edge_labels:
         assert dataset.pair_time is not None
-        ends = Ends.from_pairs(dataset.pairs[numbers], dataset.pair_time[numbers], dataset.num_nodes)
+        ends = Ends.from_pairs(dataset.pair_table[numbers], dataset.pair_time[numbers], dataset.num_nodes)
         assert ends.moments is not None
         rows = temporal_outputs(model, *data, ends.nodes, ends.moments)
         return _of_edges(measures, model, dataset, rows, ends.positions, split)
@@ -52,10 +52,10 @@ def nodes_to_evaluate(dataset: Dataset, splits: Sequence[str] = SPLITS) -> IdArr
     edges, the distinct ends, ascending."""
     if dataset.task == "link":
         return np.arange(dataset.num_nodes)
-    if dataset.pairs is not None:
+    if dataset.has_edge_labels:
         is_end = np.zeros(dataset.num_nodes, bool)
         for name in splits:
-            is_end[dataset.pairs[getattr(dataset.split, name)]] = True
+            is_end[dataset.pair_table[getattr(dataset.split, name)]] = True
         return np.flatnonzero(is_end)
     return np.concatenate([np.empty(0, np.int64), *(getattr(dataset.split, name) for name in splits)])
 
@@ -63,7 +63,7 @@ def nodes_to_evaluate(dataset: Dataset, splits: Sequence[str] = SPLITS) -> IdArr
 def rows_of(outputs: Tensor, dataset: Dataset, splits: Sequence[str] = SPLITS) -> Rows:
     """Outputs and labels of the nodes of each split that has any; of links, the rows of all nodes, [V, D]; of labelled
     edges, those of their ends."""
-    if dataset.pairs is not None:
+    if dataset.has_edge_labels:
         return RowsOfEnds(nodes_to_evaluate(dataset, splits), outputs)
     return outputs if dataset.task == "link" else by_split(outputs, dataset, splits)
 
@@ -87,9 +87,7 @@ def scored(
     if not len(numbers):
         return None
     if isinstance(rows, RowsOfEnds):
-        assert dataset.pairs is not None
-        positions = rows.positions(dataset.pairs[numbers])
-        return _of_edges(measures, model, dataset, rows.rows, positions, split)
+        return _of_edges(measures, model, dataset, rows.rows, rows.positions(dataset.pair_table[numbers]), split)
     pairs = PairsOfSet(dataset.labels, numbers, split, dataset.graph.types)
     return link_metrics(decoder_beside(model, rows), rows, pairs, measures.all_names, known, measures.ranks_sources)
 

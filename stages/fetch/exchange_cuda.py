@@ -161,7 +161,6 @@ class UnitsOnDevice(Units[_Unit]):
 
     def _load(self, unit: _Unit) -> None:
         """Start fetching the rows of its minibatches."""
-        assert unit.minibatches is not None
         start = time.perf_counter()
         with torch.cuda.stream(self._stream):
             keep = self._of_edges is not None or not self._placement.graph.types.is_single

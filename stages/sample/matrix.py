@@ -84,17 +84,15 @@ class RemoteContext(Context):
     """Inputs of callbacks over block rows: `graph` has the numbers of nodes and edges and in-degrees only, and `A`
     nothing but its products."""
 
-    products: RowProducts | None = None
+    products: RowProducts = field(kw_only=True)
 
     def multiply(self, Q: Sparse, A: Sparse | None = None) -> Sparse:
         """See `Context.multiply`. Waits for the rows."""
-        assert self.products is not None
         if A is None or A is self.A:
             return self.products.multiply(Q, self.kernel)
         return super().multiply(Q, A)
 
     def _edges(self) -> EdgeList:
-        assert self.products is not None
         return self.products.edges(self.known.nodes)
 
 

@@ -111,5 +111,5 @@ def relabelled(dataset: Dataset, old: npt.NDArray[np.integer], new: npt.NDArray[
         return {"labels": dataset.labels[old], "split": split}
     table = dataset.pair_table
     moved = np.concatenate([new[table[:, :2]], table[:, 2:]], axis=1).astype(np.int64)
-    own = {"labels": moved} if dataset.pairs is None else {"labels": dataset.labels, "pairs": moved}
+    own = {"labels": dataset.labels, "pairs": moved} if dataset.has_edge_labels else {"labels": moved}
     return {**own, "split": dataset.split}

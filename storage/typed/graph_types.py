@@ -155,8 +155,10 @@ class GraphTypes:
         }
 
     @classmethod
-    def of_record(cls, record: Mapping[str, Any]) -> "GraphTypes":
-        """The types of a `record`. Raises InputError if it is not one."""
+    def of_record(cls, record: Mapping[str, Any] | None) -> "GraphTypes":
+        """The types of a `record`; `SINGLE` without one. Raises InputError if it is not one."""
+        if record is None:
+            return SINGLE
         try:
             names, offsets = [str(n) for n in record["node_types"]], [int(o) for o in record["offsets"]]
             relations = [(str(a), str(b), str(c)) for a, b, c in record["relations"]]

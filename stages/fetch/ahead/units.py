@@ -76,8 +76,9 @@ class Unit:
     def __init__(self, first_step: int, last_step: int) -> None:
         """`last_step` is exclusive."""
         self.first_step, self.last_step = first_step, last_step
-        self.minibatches: dict[Key, MiniBatch] | None = None
-        """None until all have arrived."""
+        self.minibatches: dict[Key, MiniBatch] = {}
+        self.has_arrived = False
+        """True once all minibatches are there."""
 
 
 @dataclass(frozen=True)
@@ -175,8 +176,10 @@ class UnitOfRows(Unit):
 
     def __init__(self, first_step: int, last_step: int) -> None:
         super().__init__(first_step, last_step)
-        self.got: dict[Key, Collected] | None = None
-        """Rows of each minibatch, often in one array; none that are to be read where they lie. None: not there yet."""
+        self.got: dict[Key, Collected] = {}
+        """Rows of each minibatch, often in one array; none that are to be read where they lie."""
+        self.is_fetched = False
+        """True once the rows are there."""
         self.bytes = 0
         self.edges: Collected | None = None
         """Rows of the edges of all minibatches, in order."""
@@ -232,18 +235,16 @@ class RowsAhead(Units[UnitOfRows]):
             self._units.append(unit)
         work = self._work(unit)
         with self._changed:
-            unit.minibatches = work
+            unit.minibatches, unit.has_arrived = work, True
             self._changed.notify_all()
 
     def _load(self, unit: UnitOfRows) -> None:
         """Fetch their rows."""
-        assert unit.minibatches is not None
-        work = unit.minibatches
         start = time.perf_counter()
-        got, edges = self._collected(unit, list(work.values()))
+        got, edges = self._collected(unit, list(unit.minibatches.values()))
         self.exchange_s += time.perf_counter() - start
         with self._changed:
-            unit.got, unit.edges = got, edges
+            unit.got, unit.edges, unit.is_fetched = got, edges, True
             unit.bytes = bytes_of([*got.values(), *([] if edges is None else [edges])])
             self._step_bytes = max(self._step_bytes, -(-unit.bytes // (unit.last_step - unit.first_step)))
             self._changed.notify_all()
@@ -288,17 +289,14 @@ class RowsAhead(Units[UnitOfRows]):
                 self._changed.wait(WAIT_S)
 
     def get(self, epoch: int, index: int) -> MiniBatch:
-        unit = self._wait(epoch, index, lambda u: u.minibatches is not None)
-        assert unit.minibatches is not None
-        return unit.minibatches[epoch, index]
+        return self._wait(epoch, index, lambda u: u.has_arrived).minibatches[epoch, index]
 
     def edge_rows(self, work: MiniBatch) -> Iterator[Tensor]:
         """Rows of the edges of each list (see `gather.edge_lists`) of a minibatch from `get`; nothing if they
         are read where they lie, or not at all."""
-        unit = self._wait(work.epoch, work.index, lambda u: u.got is not None)
+        unit = self._wait(work.epoch, work.index, lambda u: u.is_fetched)
         if unit.edges is None:
             return
-        assert unit.minibatches is not None
         at = 0
         for key, m in unit.minibatches.items():
             for ids in self._lists_of(m):
@@ -309,8 +307,7 @@ class RowsAhead(Units[UnitOfRows]):
     def rows(self, work: MiniBatch) -> Collected | None:
         """Rows, the position of each node's among them, and the nodes' degrees, for a minibatch from `get`; None if
         they are to be read where they lie."""
-        unit = self._wait(work.epoch, work.index, lambda u: u.got is not None)
-        assert unit.got is not None
+        unit = self._wait(work.epoch, work.index, lambda u: u.is_fetched)
         return unit.got.get((work.epoch, work.index))
 
     def release(self, epoch: int, index: int) -> None:
