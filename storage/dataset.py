@@ -1,7 +1,7 @@
 """The dataset message: graph, features, labels and split."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -23,8 +23,21 @@ WITHOUT_ACCURACY = ("regression", "link")
 """Tasks whose outputs are no classes."""
 SPLITS = ("train", "val", "test")
 """The sets of a `Split`, in its order."""
-PAIR_ARRAYS = ("pair_time", "pairs", "pair_features")
-"""Attributes of a `Dataset` that are arrays of pairs, or None."""
+Check = Callable[["Dataset", npt.NDArray[Any]], None]
+"""Raises InputError if an array does not fit a dataset."""
+
+
+@dataclass(frozen=True)
+class ArrayOfPairs:
+    """Declaration of an array of pairs, beside its field: what writers, readers, digests and reorderings know of it."""
+
+    digested_as: str
+    """Its entry in the record of the labels' digest, which has it if the array is there."""
+    check: Check
+
+
+def _of_pairs(digested_as: str, check: Check) -> dict[str, ArrayOfPairs]:
+    return {"array": ArrayOfPairs(digested_as, check)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,13 +97,21 @@ class Dataset:
     """Name of each node in the input: `NodeNames` if they were read. None if nodes are called by their numbers."""
     class_names: tuple[str, ...] | None = None
     """Name of each class, or target, in the input. None if they are called by their numbers."""
-    pair_time: npt.NDArray[Any] | None = None
+    pair_time: npt.NDArray[Any] | None = field(
+        default=None,
+        metadata=_of_pairs("times", lambda data, a: check_times("pair_time", a, len(data.pair_table))),
+    )
     """int64 or float64 [N], of links and labelled edges: the time of each pair, which is predicted from earlier edges
     only. None: pairs have no times."""
-    pairs: npt.NDArray[np.int64] | None = None
+    pairs: npt.NDArray[np.int64] | None = field(
+        default=None,
+        metadata=_of_pairs("pairs", lambda data, a: check_pairs(a, data.num_nodes, data.graph.types, columns=2)),
+    )
     """int64 [N, 2], source and destination of the edges that `labels` and `split` are of. None: they are of nodes, or
     the task is link."""
-    pair_features: npt.NDArray[np.float32] | None = None
+    pair_features: npt.NDArray[np.float32] | None = field(
+        default=None, metadata=_of_pairs("features", lambda data, a: _check_pair_features(a, len(data.pair_table)))
+    )
     """float32 [N, K], of `pairs`, which their prediction reads; None: they have none."""
     hides_pairs: bool = False
     """True if a pair of `pairs` is predicted without its own edge: those of val and test are left out of the graph, and
@@ -282,10 +303,9 @@ class Dataset:
             raise InputError(f"{seen}; expected a task of {', '.join(TASKS)}, and a whole number")
         if self.task == "link":
             check_pairs(self.labels, n, self.graph.types)
-        elif self.pairs is not None:
-            self._check_labelled_pairs(self.pairs)
-        if self.of_pairs and self.pair_time is not None:
-            check_times("pair_time", self.pair_time, len(self.pair_table))
+        arrays = {name: getattr(self, name) for name in PAIR_ARRAYS} if self.of_pairs else {}
+        for name, array in present_items(arrays).items():
+            PAIR_ARRAYS[name].check(self, array)
         if self.task == "link":
             self.split.check(len(self.labels), "pair")
             return self._check_names()
@@ -305,19 +325,6 @@ class Dataset:
     @property
     def _unit(self) -> str:
         return "edge" if self.has_edge_labels else "node"
-
-    def _check_labelled_pairs(self, pairs: npt.NDArray[np.int64]) -> None:
-        check_pairs(pairs, self.num_nodes, self.graph.types, columns=2)
-        rows = self.pair_features
-        if rows is None:
-            return
-        if rows.dtype != np.float32 or rows.ndim != 2 or len(rows) != len(pairs) or not rows.shape[1]:
-            raise InputError(
-                f"features of labelled edges are {rows.dtype}{list(rows.shape)}; expected float32 [{len(pairs)}, K]"
-            )
-        if not np.isfinite(rows).all():
-            bad = int(np.argmin(np.isfinite(rows).all(1)))
-            raise InputError(f"features of labelled edges hold NaN or infinite values (first: row {bad}); correct them")
 
     def _check_names(self) -> "Dataset":
         n = self.num_nodes
@@ -353,6 +360,20 @@ class Dataset:
                 raise InputError(f"the {what} holds infinite values; correct them, or make them NaN (not known)")
         elif not (np.isin(self.labels, (0, 1)) | np.isnan(self.labels)).all():
             raise InputError("the multi-label matrix holds values other than 0 and 1; correct the labels")
+
+
+PAIR_ARRAYS: dict[str, ArrayOfPairs] = {f.name: f.metadata["array"] for f in fields(Dataset) if f.metadata}
+"""Arrays of pairs, as they are declared."""
+
+
+def _check_pair_features(rows: npt.NDArray[Any], count: int) -> None:
+    if rows.dtype != np.float32 or rows.ndim != 2 or len(rows) != count or not rows.shape[1]:
+        raise InputError(
+            f"features of labelled edges are {rows.dtype}{list(rows.shape)}; expected float32 [{count}, K]"
+        )
+    if not np.isfinite(rows).all():
+        bad = int(np.argmin(np.isfinite(rows).all(1)))
+        raise InputError(f"features of labelled edges hold NaN or infinite values (first: row {bad}); correct them")
 
 
 def is_labelled(labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

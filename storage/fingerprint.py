@@ -186,13 +186,10 @@ def features_digest(features: FeatureStore) -> str:
 def labels_digest(arrays: Mapping[str, str], hides_pairs: bool) -> str:
     """Digest of the labels of nodes or pairs, and of what belongs to these, from those of the arrays: ``labels`` and,
     where there are any, `PAIR_ARRAYS`."""
-    if "pairs" not in arrays and "pair_time" not in arrays:
-        return arrays["labels"]
-    record: dict[str, Any] = {"pairs": arrays["labels"]}
+    of_pairs = {a.digested_as: arrays[name] for name, a in PAIR_ARRAYS.items() if name in arrays}
     if "pairs" in arrays:
-        record = {"values": arrays["labels"], "pairs": arrays["pairs"], "hidden": hides_pairs}
-    of_pairs = {"times": "pair_time", "features": "pair_features"}
-    return digest_record(record | {key: arrays[name] for key, name in of_pairs.items() if name in arrays})
+        return digest_record({"values": arrays["labels"], "hidden": hides_pairs, **of_pairs})
+    return digest_record({"pairs": arrays["labels"], **of_pairs}) if of_pairs else arrays["labels"]
 
 
 class DatasetDigests:

@@ -228,10 +228,6 @@ class LazyDataset(Dataset):
         return open_features(self._store, self.features_access)
 
     @cached_property
-    def labels(self) -> npt.NDArray[Any]:
-        return self._store.read("labels")
-
-    @cached_property
     def split(self) -> Split:
         split = Split(*(self._store.read(name) for name in SPLITS))
         with proving(self._store.path):
@@ -277,7 +273,7 @@ class LazyDataset(Dataset):
         return Dataset(**own | {"graph": graph})
 
 
-for _view, _names in ((LazyGraph, GRAPH_ARRAYS), (LazyDataset, PAIR_ARRAYS)):
+for _view, _names in ((LazyGraph, GRAPH_ARRAYS), (LazyDataset, ("labels", *PAIR_ARRAYS))):
     for _name in _names:
         _read = cached_property(partial(lambda name, view: view.read_array(name), _name))
         _read.__set_name__(_view, _name)
