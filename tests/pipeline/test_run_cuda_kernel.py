@@ -9,6 +9,7 @@ import millrace as mr
 from millrace.stages import kernels
 from millrace.stages.kernels.runtime import triton_rng
 from millrace.stages.sample import SAMPLERS
+from millrace.stages.sample.layerwise import LayerwiseSampler
 from millrace.stages.sample.matrix import MatrixSampler
 from millrace.stages.sample.temporal import TemporalSampler
 from millrace.storage.errors import InputError, MissingExtraError
@@ -43,11 +44,13 @@ def test_the_kernel_does_not_show(tmp_path, sampler):
 
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
 def test_every_kernel_has_every_sampler(name):
-    """Samplers that are no single kernel are left out: those written as matrices, and those that draw by time."""
+    """Samplers that are no single kernel are left out: those written as matrices, and those that draw by time. Those
+    of a number of nodes for each layer have one in common."""
     without = (MatrixSampler, TemporalSampler)
     own = [sampler for sampler in SAMPLERS if not issubclass(SAMPLERS.find(sampler), without)]
     assert len(own) >= 4
-    assert all(callable(getattr(kernels.sampling_backend(name), sampler)) for sampler in own)
+    functions = {"layers" if issubclass(SAMPLERS.find(s), LayerwiseSampler) else s for s in own}
+    assert all(callable(getattr(kernels.sampling_backend(name), function)) for function in functions)
 
 
 def test_the_kernel_does_not_show_by_time(tmp_path):
