@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ..stages.fetch.ahead.units import distinct
-from ..stages.memory.bytes_left import bytes_left
 from ..stages.partition.stage import owned_nodes
 from ..stages.self_loops import degree_of
 from ..storage.dataset_store import features_on_disk
@@ -26,6 +25,7 @@ from ..storage.queue.object_store import queue_at
 from ..storage.queue.packed_rows import FORMS, Form, PackedRows, RowForm, RowWriter
 from ..storage.queue.seed_data import SeedData
 from ..storage.queue.zarr import ZarrQueue
+from ..storage.store.bytes_left import bytes_left
 from ..storage.store.full_disk import needing_space
 from ..storage.typed.features import TypedFeatures
 from ..storage.urls import is_url

@@ -26,6 +26,7 @@ from .graph import GRAPH_ARRAYS, Graph, degree_summary
 from .node_names import INTEGER_NAMES, name_arrays, open_names
 from .optional import present_items
 from .store.arrays import Rows, write_arrays
+from .store.bytes_left import fits_in_memory
 from .store.committed_folder import committed_folder, sweep_leftovers
 from .store.full_disk import needing_space
 from .store.manifest import write_manifest
@@ -266,13 +267,15 @@ def check_graph_access(store: Store, place: str) -> None:
 
 def graph_array(store: Store, name: str, place: GraphAccess) -> Any:
     """One of `GRAPH_DIGESTS` of a dataset store, in memory or mapped; None if there is none. Values are not checked.
+    An array for which memory has no room is mapped where it can be, whatever the place.
 
     Raises:
         StoreError: it is absent or damaged.
     """
     if name not in store:
         return None
-    return store.mapped(name) if place == "mapped" else store.read(name)
+    is_mapped = place == "mapped" or (store.is_mappable(name) and not fits_in_memory(store.bytes_of(name)))
+    return store.mapped(name) if is_mapped else store.read(name)
 
 
 def check_loaded(store: Store, dataset: Dataset, graph: GraphAccess) -> None:

@@ -6,7 +6,6 @@ The driver of a run works on it: counts and digests come from the manifest. Rank
 # Fields become cached properties, which behave the same to readers.
 # pyrefly: ignore-errors[bad-override]
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import cached_property, partial
@@ -246,8 +245,7 @@ class LazyDataset(Dataset):
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays and features in memory."""
-        entries = self._store.entries.values()
-        arrays = sum(math.prod(e["shape"]) * np.dtype(e["dtype"]).itemsize for e in entries)
+        arrays = sum(map(self._store.bytes_of, self._store.entries))
         return arrays + sum(n for key, n in self._store.meta.items() if key.startswith("features_bytes"))
 
     def read(self) -> "LazyDataset":

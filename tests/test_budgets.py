@@ -39,7 +39,9 @@ BUDGETS: dict[str, float] = {
     # Other data is scaled, filled and matched as the run's own was, which was wrong without a word: 198.
     # convert takes edges that GPUs have sorted in pieces; notes when a run starts say that an epoch is one step, and
     # that edges of weight 0 are drawn; PyG's arguments of NeighborSampler, a plan's unknown system, closed clients: 58.
-    "lines_code": 67_305,
+    # Rows of a file that memory has no room for come past the cache of pages, 128 reads under way: 96, and a unit of 25
+    # minibatches takes half of what a bare reader takes, and a sixth of its processor time.
+    "lines_code": 67_401,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 35.4,
     "none_checks_of_types": 14,
@@ -49,7 +51,7 @@ BUDGETS: dict[str, float] = {
     "see_only_docstrings": 0,
     "any_annotations": 1814,
     "optional_arguments": 970,
-    "hasattr": 46,
+    "hasattr": 45,
     "calls_over_6_positional": 0,
     "max_positional_args_at_a_call": 6,
     "banned_words": 0,

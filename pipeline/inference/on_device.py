@@ -4,11 +4,11 @@ import torch
 from torch import Tensor, nn
 
 from ...stages.evaluate import temporal
-from ...stages.memory.bytes_left import fits_in_memory
 from ...stages.models.base import reads_edges
 from ...stages.sample.temporal import timed_graph
 from ...storage.dataset import Dataset
 from ...storage.features import FeatureStore
+from ...storage.store.bytes_left import fits_in_memory
 from ..config.load import Job
 
 

@@ -193,7 +193,7 @@ def free_bytes() -> int:
     """Free memory of this process's first GPU, less what CUDA takes for a process. Raises like `own_device`."""
     import torch
 
-    from ...stages.memory.bytes_left import bytes_left
+    from ...storage.store.bytes_left import bytes_left
 
     device = own_device()
     return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else bytes_left()

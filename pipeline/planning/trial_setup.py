@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from ...stages.fetch.ahead.units import MOST_STEPS
-from ...stages.memory.bytes_left import bytes_at_most
 from ...stages.models import MODELS
 from ...stages.models.base import reads_edges
 from ...stages.partition.base import make_book
@@ -22,6 +21,7 @@ from ...storage.dataset_store import FeaturesFormat, write_dataset
 from ...storage.errors import InputError, MissingExtraError
 from ...storage.lazy_dataset import LazyDataset
 from ...storage.plural import counted
+from ...storage.store.bytes_left import bytes_at_most
 from ..config.load import Job, build, resolve
 from ..config.records import make_system, without_partitioner
 from ..config.schema import LossOptions, Schedule

@@ -20,7 +20,6 @@ from ...stages.evaluate.scored import scored, split_rows, temporal_scored
 from ...stages.evaluate.temporal import Chunk, Draws
 from ...stages.fetch.visit import PREFETCH_BYTES, Visits
 from ...stages.learned.beside import WithLearned
-from ...stages.memory.bytes_left import fits_in_memory
 from ...stages.messages import Part, RankJob
 from ...stages.models.base import Stack
 from ...stages.neighbourhood.full_batch import arrange
@@ -31,6 +30,7 @@ from ...stages.policies import FetchPolicy
 from ...storage.errors import Interrupted
 from ...storage.features import CountedFeatures, FeatureStore
 from ...storage.links.pairs import Pairs
+from ...storage.store.bytes_left import fits_in_memory
 from ..config.systems import System
 from ..setup.prepare import Prepared
 from ..telemetry.events import Emit, StageAdvanced

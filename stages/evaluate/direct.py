@@ -19,9 +19,9 @@ from torch import Tensor
 from ...storage.features import FeatureStore, in_place
 from ...storage.graph import Graph
 from ...storage.optional import present
+from ...storage.store.bytes_left import fits_in_memory
 from ..kernels.runtime.threads import at_most, side_by_side
 from ..memory.arena import Arena, reusing
-from ..memory.bytes_left import fits_in_memory
 from ..models.base import Stack
 from ..models.parts import ConvParts
 from ..neighbourhood.destinations import Aggregate, Destinations, LayerRows, as_bfloat16, positions

@@ -21,9 +21,9 @@ from ...storage.errors import RunError
 from ...storage.features import ArrayFeatures, FeatureStore, MappedFeatures
 from ...storage.graph import Graph, index_dtype
 from ...storage.lazy_dataset import LazyGraph
+from ...storage.store.bytes_left import fits_in_memory
 from ...storage.store.npy import HEADER_BYTES, make_npy, put_npy
 from ...storage.typed.graph_types import SINGLE, GraphTypes
-from ..memory.bytes_left import fits_in_memory
 from ..models.base import Stack, keeps_edges, layered
 from ..models.parts import ConvParts, LayerCounts
 from ..neighbourhood.destinations import LayerRows

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from ...storage.features import CountedFeatures, FeatureStore
 from ...storage.partition.book import RangeBook
+from ...storage.store.bytes_left import bytes_left
 from ...storage.typed.features import stores_on_disk
 from ..comm.base import Group
 from ..feed.collective_feed import SampledByOwners
 from ..feed.queue_feed import Sampled
-from ..memory.bytes_left import bytes_left
 from ..messages import Phase, Placement, RankJob
 from ..placement.row_blocks import Grid
 from ..policies import Feed, SamplePolicy

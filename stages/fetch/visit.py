@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from ...storage.errors import InputError
 from ...storage.features import ArrayFeatures
+from ...storage.store.bytes_left import bytes_left
 from ..comm.base import Group
 from ..kernels.runtime.device_memory import to_device
 from ..learned.beside import WithLearned
 from ..learned.table import LearnedTable
 from ..links.decoders import decoder_of
-from ..memory.bytes_left import bytes_left
 from ..messages import Fetched, PairsToScore, RankJob
 from ..models.base import layered, reads_blocks
 from ..neighbourhood.base import Neighbourhood

@@ -7,15 +7,19 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import RunError
+from .bytes_left import fits_in_memory
+
+if TYPE_CHECKING:
+    from .row_reads import Ring
 
 Bytes = npt.NDArray[np.uint8]
 GAP_BYTES = 8 << 10
@@ -25,8 +29,8 @@ READ_BYTES = 1 << 20
 """Most bytes of a read."""
 WINDOW_BYTES = 64 << 20
 """Bytes of reads that are announced ahead of reading them."""
-PIECE_BYTES = 2 << 20
-"""Bytes that are read before their rows are taken: what was read is still in the processor's cache then."""
+LARGE_BYTES = 8 << 20
+"""Bytes of rows from which on a request passes the cache of pages, if the file has no room there."""
 SAMPLES = 128
 """Rows of a request that are looked for in the system's cache of pages."""
 PAUSE = "the file system there may have gone, or another process has cut the file short"
@@ -39,6 +43,15 @@ class Reads:
     bytes: int = 0
     count: int = 0
     seconds: float = 0.0
+
+
+class _OfThread(threading.local):
+    """What a thread has of a file."""
+
+    def __init__(self) -> None:
+        self.reads = Reads()
+        self.has_tried, self.ring = False, cast("Ring | None", None)
+        """None where none can be had, or nobody has tried."""
 
 
 class RowFile:
@@ -56,7 +69,7 @@ class RowFile:
             OSError: it cannot be opened.
         """
         self.path, self.first, self.row_bytes, self.num_rows = path, first, row_bytes, num_rows
-        self._own = threading.local()
+        self._own = _OfThread()
         self._handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         # Otherwise each read in this order reads ahead of itself.
         os.posix_fadvise(self._handle, 0, 0, os.POSIX_FADV_RANDOM)
@@ -68,8 +81,6 @@ class RowFile:
     @property
     def reads(self) -> Reads:
         """What this thread has read."""
-        if not hasattr(self._own, "reads"):
-            self._own.reads = Reads()
         return self._own.reads
 
     def is_cached(self, ids: npt.NDArray[np.integer]) -> bool:
@@ -139,88 +150,48 @@ class RowFile:
         """
         if not len(ids) or not self.row_bytes:
             return
-        start = time.perf_counter()
-        windows = list(self._windows(np.asarray(ids, np.int64)))
-        buffer, announced = np.empty(0, np.uint8), 1
-        self._announce(windows[0])
-        # Announcing takes the system about as long as reading what is there: of many windows a thread does it.
-        with ThreadPoolExecutor(1) as other:
-            for k, window in enumerate(windows):
-                while announced < min(len(windows), k + 1 + WINDOW_BYTES // PIECE_BYTES):
-                    other.submit(self._announce, windows[announced])
-                    announced += 1
-                own = slice(window.begin, window.end)
-                size = int(window.lengths.sum())
-                if places is None and size == (window.end - window.begin) * self.row_bytes:
-                    # No row is skipped or repeated.
-                    self._fill(window, out[own].reshape(-1))
-                    continue
-                if len(buffer) < size:
-                    buffer = np.empty(size, np.uint8)
-                self._fill(window, buffer[:size])
-                rows = buffer[:size].reshape(-1, self.row_bytes)
-                if places is None:
-                    np.take(rows, window.places, axis=0, out=out[own], mode="clip")
-                else:
-                    out[places[own]] = rows[window.places]
+        # Needs numba.
+        from .row_reads import read_rows
+
+        start, ids, at = time.perf_counter(), np.asarray(ids, np.int64), 0
+        places = np.arange(len(ids)) if places is None else np.asarray(places, np.int64)
+        seen, buffer = np.zeros(2, np.int64), np.empty(max(READ_BYTES, self.row_bytes), np.uint8)
+        ring = self._ring() if len(ids) * self.row_bytes >= LARGE_BYTES else None
+        if ring and not ring.read(ids, out, places, GAP_BYTES, seen):
+            self._own.ring = ring = None
+        while not ring and at < len(ids):
+            mine, of_file = (ids[at:], out, places[at:], buffer), (self._handle, self.first, self.row_bytes)
+            at += read_rows(*of_file, *mine, GAP_BYTES, READ_BYTES, WINDOW_BYTES, seen)
+            if at < len(ids):
+                self._require(int(ids[at]))
         reads = self.reads
-        reads.bytes += sum(int(w.lengths.sum()) for w in windows)
-        reads.count += sum(len(w.lengths) for w in windows)
+        reads.bytes, reads.count = reads.bytes + int(seen[0]), reads.count + int(seen[1])
         reads.seconds += time.perf_counter() - start
 
-    def _windows(self, ids: npt.NDArray[np.int64]) -> Iterator["_Window"]:
-        """The reads of ascending ids, some after the other."""
-        row = self.row_bytes
-        step = np.diff(ids)
-        is_new = np.concatenate([[True], (step - 1) * row > GAP_BYTES])
-        # A range that is longer than a read is cut at multiples of its length from its own start.
-        start = ids[is_new][np.cumsum(is_new) - 1]
-        number = (ids - start) // max(1, READ_BYTES // row)
-        is_new[1:] |= (np.diff(number) > 0) & ~is_new[1:]
-        begins = np.flatnonzero(is_new)
-        lasts = np.append(begins[1:], len(ids)) - 1
-        firsts, counts = ids[begins], ids[lasts] - ids[begins] + 1
-        rows_before = np.cumsum(counts) - counts
-        cut = np.flatnonzero(np.diff(rows_before * row // PIECE_BYTES)) + 1
-        for a, b in zip([0, *cut.tolist()], [*cut.tolist(), len(begins)]):
-            begin, end = int(begins[a]), int(lasts[b - 1]) + 1
-            in_range = np.repeat(np.arange(a, b), np.diff(np.append(begins[a:b], end)))
-            places = rows_before[in_range] - rows_before[a] + ids[begin:end] - firsts[in_range]
-            yield _Window(begin, end, self.first + firsts[a:b] * row, counts[a:b] * row, places)
+    def _ring(self) -> "Ring | None":
+        """For reads of this thread past the cache of pages; None where the file has room there, or the system has no
+        such reads."""
+        # Needs numba.
+        from .row_reads import Ring
 
-    def _announce(self, window: "_Window") -> None:
-        for at, size in zip(window.offsets.tolist(), window.lengths.tolist()):
-            os.posix_fadvise(self._handle, at, size, os.POSIX_FADV_WILLNEED)
+        if fits_in_memory(self.num_rows * self.row_bytes):
+            return None
+        if not self._own.has_tried:
+            self._own.has_tried = True
+            with suppress(OSError):
+                self._own.ring = Ring(self._handle, self.first, self.row_bytes)
+        return self._own.ring
 
-    def _fill(self, window: "_Window", into: Bytes) -> None:
-        view, done = into.data, 0
-        for at, size in zip(window.offsets.tolist(), window.lengths.tolist()):
-            end = done + size
-            while done < end:
-                try:
-                    got = os.preadv(self._handle, [view[done:end]], at)
-                except OSError as e:
-                    raise self._failed(e.strerror or str(e), (at - self.first) // self.row_bytes) from e
-                if not got:
-                    raise self._failed("it ends there", (at - self.first) // self.row_bytes)
-                done, at = done + got, at + got
+    def _require(self, row: int) -> None:
+        """Raises RunError unless a row can be read."""
+        self.require_whole()
+        try:
+            os.preadv(self._handle, [bytearray(self.row_bytes)], self.first + row * self.row_bytes)
+        except OSError as e:
+            raise self._failed(e.strerror or str(e), row) from e
 
     def _failed(self, why: str, row: int) -> RunError:
         return RunError(
             f"{self.path} cannot be read at row {row} of {self.num_rows} ({why}): {PAUSE}; write the store again, then "
             "--resume"
         )
-
-
-@dataclass(frozen=True, eq=False)
-class _Window:
-    """Some reads, and the rows to take from them."""
-
-    begin: int
-    end: int
-    """Positions of the ids."""
-    offsets: npt.NDArray[np.int64]
-    """Byte in the file that each read begins with."""
-    lengths: npt.NDArray[np.int64]
-    places: npt.NDArray[np.int64]
-    """[end - begin], row of each id among those read."""

@@ -1,5 +1,6 @@
 """Stores: small metadata and arrays in one committed folder."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,11 @@ class Store:
     def is_mappable(self, name: str) -> bool:
         """True if the array `name` lies in an uncompressed file."""
         return is_npy(self.entries.get(name, {}))
+
+    def bytes_of(self, name: str) -> int:
+        """Bytes of the array `name` in memory."""
+        entry = self.entries[name]
+        return math.prod(entry["shape"]) * np.dtype(entry["dtype"]).itemsize
 
     def mapped(self, name: str) -> npt.NDArray[Any]:
         """The array `name` of an uncompressed file, read-only, as a map that all processes share. Of its contents

@@ -65,7 +65,6 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> list[RowFile]:
     monkeypatch.setattr(RowFile, "is_cached", lambda self, ids: self.require_whole() or not len(ids))
     monkeypatch.setattr(RowFile, "read", noting)
     monkeypatch.setattr(row_file, "WINDOW_BYTES", 8192)
-    monkeypatch.setattr(row_file, "PIECE_BYTES", 4096)
     return read
 
 

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from ....storage.features import FeatureStore
 from ....storage.graph import Graph
+from ....storage.store.bytes_left import bytes_left
 from ....storage.store.row_file import GAP_BYTES
 from ...kernels import destinations_on_host
 from ...kernels.runtime.threads import side_by_side
-from ...memory.bytes_left import bytes_left
 from ...neighbourhood.destinations import Aggregate, LayerRows, as_bfloat16, positions
 from .rows import StoredRows
 

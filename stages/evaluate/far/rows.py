@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ....storage.errors import RunError
+from ....storage.store.bytes_left import fits_in_memory
 from ....storage.store.row_file import RowFile
 from ...comm.base import Group
-from ...memory.bytes_left import fits_in_memory
 
 MESSAGE_BYTES = 64 << 20
 """Rows that ranks tell each other at a time."""

@@ -12,12 +12,12 @@ import numpy.typing as npt
 from ....storage.features import FeatureStore, MappedFeatures
 from ....storage.minibatch import MiniBatch
 from ....storage.optional import present
+from ....storage.store.bytes_left import bytes_left
 from ....storage.store.row_file import WINDOW_BYTES, Reads
 from ....storage.typed.features import reads_together, stores_on_disk
 from ...comm.base import Group
 from ...comm.solo import Solo
 from ...memory.arena import Arena
-from ...memory.bytes_left import bytes_left
 from ...messages import Placement, RankJob
 from ...policies import Feed
 from .packed_rows import SampledRows
@@ -160,7 +160,8 @@ class RowsFromDisk(RowsAhead):
     def _minibatches(self, step: int, wait: bool) -> dict[Key, MiniBatch] | None:
         """This rank's minibatches of a step; None if they are not there and nobody waits."""
         epoch, indices, last = self._plan.mine(step)
-        self._feed.expect(epoch, last)
+        if wait:
+            self._feed.expect(epoch, last)
         take, mine = self._feed.get if wait else self._feed.peek, dict[Key, MiniBatch]()
         for index in indices:
             found = self._waiting.pop((epoch, index), None) or take(epoch, index)

@@ -14,13 +14,13 @@ from millrace.stages.evaluate import scored
 from millrace.stages.evaluate.far import rows as rows_module
 from millrace.stages.evaluate.layerwise import infer, outputs
 from millrace.stages.evaluate.limits import Limits
-from millrace.stages.memory import bytes_left
 from millrace.stages.models import MODELS
 from millrace.stages.neighbourhood.base import Loops
 from millrace.storage.dataset import Dataset, Split
 from millrace.storage.errors import InputError, RunError
 from millrace.storage.features import ArrayFeatures, MappedFeatures
 from millrace.storage.graph import Graph, from_edges
+from millrace.storage.store import bytes_left
 from millrace.tests.contracts.accuracies import accuracy, evaluate
 
 F, C = 5, 3

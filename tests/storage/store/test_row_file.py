@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.storage.errors import RunError
-from millrace.storage.store import row_file
+from millrace.storage.store import row_file, row_reads
 from millrace.storage.store.row_file import RowFile
 
 FIRST, ROWS = 40, 300
@@ -28,16 +28,20 @@ def made(folder, row_bytes):
     gap=st.sampled_from([0, 1, 70, 10**6]),
     read=st.sampled_from([1, 64, 5000, 1 << 20]),
     window=st.sampled_from([1, 4000, 1 << 30]),
-    ahead=st.integers(1, 3),
+    depth=st.integers(1, 3),
     scattered=st.booleans(),
+    past_cache=st.booleans(),
 )
-def test_rows_are_those_of_numpy(tmp_path_factory, ids, row, gap, read, window, ahead, scattered):
+def test_rows_are_those_of_numpy(tmp_path_factory, ids, row, gap, read, window, depth, scattered, past_cache):
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_file, "LARGE_BYTES", 0 if past_cache else 1 << 30)
+        patch.setattr(row_file, "fits_in_memory", lambda num_bytes: False)
+        patch.setattr(row_reads, "SLOT_BYTES", read)
+        patch.setattr(row_reads, "DEPTH", depth)
         for name, value in (
             ("GAP_BYTES", gap),
             ("READ_BYTES", read),
-            ("WINDOW_BYTES", ahead * window),
-            ("PIECE_BYTES", window),
+            ("WINDOW_BYTES", window),
         ):
             patch.setattr(row_file, name, value)
         rows, file = made(tmp_path_factory.mktemp("rows"), row)
@@ -46,9 +50,11 @@ def test_rows_are_those_of_numpy(tmp_path_factory, ids, row, gap, read, window, 
         out = np.full((len(ids), row), 9, np.uint8)
         file.read(ids[order], out, order if scattered else None)
         np.testing.assert_array_equal(out, rows[ids if scattered else ids[order]])
-        if gap == 0 and len(ids):
+        if past_cache and len(ids):
+            assert type(file._own.ring) is row_reads.Ring, "the file system has reads past the cache"
+        elif gap == 0 and len(ids):
             assert file.reads.bytes == len(np.unique(ids)) * row, "nothing else is read"
-            if read == window == 1:
+            if read == 1:
                 assert file.reads.count == len(np.unique(ids)), "rows are read whole"
 
 
@@ -92,8 +98,31 @@ def test_a_file_in_the_cache_is_known(tmp_path, monkeypatch):
     assert not file.is_cached(every[100:200])
 
 
+@pytest.mark.parametrize("why", ["small", "room", "system", "ends"])
+def test_rows_come_by_the_cache_where_reads_past_it_cannot_be_had(tmp_path, monkeypatch, why):
+    monkeypatch.setattr(row_file, "LARGE_BYTES", 1000 if why == "small" else 1)
+    monkeypatch.setattr(row_file, "fits_in_memory", lambda num_bytes: why == "room")
+    if why == "system":
+        monkeypatch.setattr(row_reads, "CALLS", {})
+    rows, file = made(tmp_path, 100)
+    ids, out = np.array([7, 9, 299]), np.empty((3, 100), np.uint8)
+    if why == "ends":
+        # The ring reads another file, which ends before the rows do.
+        (tmp_path / "short").write_bytes(b"\1" * 900)
+        with (tmp_path / "short").open("rb") as short:
+            file._own.has_tried, file._own.ring = True, row_reads.Ring(short.fileno(), FIRST, 100)
+    for _ in range(2):
+        file.read(ids, out, None)
+        np.testing.assert_array_equal(out, rows[ids])
+    assert (file._own.has_tried, file._own.ring) == (why not in ("small", "room"), None)
+    assert file.reads.bytes == 2 * (file.reads.bytes // 2) > 0
+
+
+@pytest.mark.parametrize("past_cache", [False, True])
 @pytest.mark.parametrize("cached", [True, False])
-def test_a_file_cut_short_is_a_sentence(tmp_path, cached):
+def test_a_file_cut_short_is_a_sentence(tmp_path, monkeypatch, cached, past_cache):
+    monkeypatch.setattr(row_file, "LARGE_BYTES", 1 if past_cache else 1 << 30)
+    monkeypatch.setattr(row_file, "fits_in_memory", lambda num_bytes: False)
     _, file = made(tmp_path, 100)
     os.truncate(file.path, FIRST + 100 * 50 + 7)
     ids = np.array([3, 40, 60])
@@ -108,8 +137,11 @@ def test_a_disk_that_fails_is_a_sentence(tmp_path, monkeypatch):
     def fails(*args):
         raise OSError(5, "Input/output error")
 
+    kept = os.dup(file._handle)
+    os.dup2(os.open(file.path, os.O_WRONLY), file._handle)
+    with pytest.raises(RunError, match=r"at row 7 of 300 \(Bad file descriptor\).*--resume"):
+        file.read(np.array([7, 9]), np.empty((2, 100), np.uint8), None)
+    os.dup2(kept, file._handle)
     monkeypatch.setattr(os, "preadv", fails)
-    with pytest.raises(RunError, match=r"at row 7 of 300 \(Input/output error\).*--resume"):
-        file.read(np.array([7]), np.empty((1, 100), np.uint8), None)
     with pytest.raises(RunError, match=r"at row 7 of 300 \(Input/output error\)"):
         file.is_cached(np.array([7]))

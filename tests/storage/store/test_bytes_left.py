@@ -4,8 +4,8 @@ import resource
 
 import pytest
 
-from millrace.stages.memory import bytes_left as module
-from millrace.stages.memory.bytes_left import bytes_at_most, bytes_left, fits_in_memory
+from millrace.storage.store import bytes_left as module
+from millrace.storage.store.bytes_left import bytes_at_most, bytes_left, fits_in_memory
 
 MIB = 1 << 20
 
