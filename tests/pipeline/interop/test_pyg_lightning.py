@@ -104,7 +104,8 @@ def test_lightning_trains_nodes(ranks: int) -> None:
 
 @needs_lightning
 @pytest.mark.filterwarnings("ignore")
-def test_lightning_trains_links() -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_lightning_trains_links(ranks: int) -> None:
     data = graph()
     module = millrace.LightningLinkData(
         data,
@@ -114,7 +115,7 @@ def test_lightning_trains_links() -> None:
         neg_sampling="binary",
         loader="link_neighbor",
     )
-    trainer(devices=1).fit(Model(), module)
+    trainer(devices=ranks, strategy="auto" if ranks == 1 else "ddp_fork").fit(Model(), module)
 
 
 @needs_lightning
