@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ..stages.partition.clustered import Clustered
 from ..storage.dataset import Dataset
@@ -23,7 +24,7 @@ from .machine.compilers import check_compiler
 from .not_read import not_read, one_step
 from .opening import open_with_cluster
 from .setup.checks import check_available, check_matmul_precision
-from .setup.configure import configure
+from .setup.configure import configure, sections_of
 from .setup.open_data import absolute_source, opened_from_python
 from .setup.open_queue import PACKED, check_samples, cut_as, holds_seeds, open_samples, own_queue, with_packed
 from .setup.prepare import Prepared, prepare
@@ -126,15 +127,29 @@ def configured(call: RunCall) -> tuple[Job, Any]:
         config = {**(config or {}), "model": with_model((config or {}).get("model"), model)}
         model = None
     model = as_record_or_module(model)
+    if started:
+        config = {k: v for k, v in (config or {}).items() if k not in sections_of(system, model)}
     if call.resume and isinstance(config, Mapping) and "executor" not in options:
         config = without_executor({**config, **{k: v for k, v in options.items() if k == "ranks"}})
     job = config if isinstance(config, Job) else configure(config or {}, system=system, model=model, **options)
     if started and out is not None:
         check_connections(job, local_folder(out))
+    if isinstance(model, nn.Module) and not isinstance(config, Job) and not call.resume:
+        _check_seed(job, model)
     given = [*sorted(options), *(["system"] if isinstance(system, str) else [])]
     if isinstance(config, Job) and given:
         raise InputError(f"options {given} were given beside a resolved configuration; pass one or the other")
     return job, model
+
+
+def _check_seed(job: Job, model: nn.Module) -> None:
+    """Refuse a seed of initial parameters beside a module that has its own, where nothing else is drawn by it."""
+    drawn = any(map(is_lazy, model.parameters())) or job.learned.width or job.read.task == "link"
+    if job.seeds.initial is not None and not drawn and job.read.labels_of == "nodes":
+        raise InputError(
+            f"seeds.initial is {job.seeds.initial}, but the model, a {type(model).__name__}, has its initial "
+            "parameters; leave it out, and call torch.manual_seed before you make the module"
+        )
 
 
 def _check_machine(job: Job) -> None:

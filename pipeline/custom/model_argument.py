@@ -1,6 +1,5 @@
 """The ``model`` argument of Python callers: records, modules and PyG convolutions."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -13,7 +12,6 @@ from ...stages.models.pyg.model import PyGModel
 from ...stages.models.relational import TypedInput
 from ...storage.dataset import Task, counted_outputs
 from ...storage.errors import InputError
-from ..config.aliases import SHORTHANDS
 
 
 def as_record_or_module(model: Any) -> Any:
@@ -49,17 +47,6 @@ def _is_convolution(module: nn.Module) -> bool:
         any(c.__name__ == "MessagePassing" for c in type(module).__mro__)
         and {"x", "edge_index"} <= forward_parameters(module).keys()
     )
-
-
-def check_no_model_options(model: Any, options: Mapping[str, Any]) -> None:
-    """Refuse model options if the model is an object, which has its own.
-
-    Raises:
-        InputError: names the options.
-    """
-    given = [f"{name}={options[name]!r}" for name in options if SHORTHANDS.get(name, ("",))[0] == "model"]
-    if given:
-        raise InputError(f"{', '.join(given)} would not reach the model, a {type(model).__name__}; set it there")
 
 
 def check_widths(

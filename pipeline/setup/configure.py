@@ -10,9 +10,10 @@ from ...stages.partition.given import Given
 from ...storage.errors import InputError
 from ..config.aliases import with_options
 from ..config.load import Job, resolve
+from ..config.plain_values import quoted
 from ..config.records import is_record, table_of
 from ..config.systems import SYSTEMS, System
-from ..custom.model_argument import as_record_or_module, check_no_model_options
+from ..custom.model_argument import as_record_or_module
 
 
 def configure(
@@ -20,25 +21,44 @@ def configure(
 ) -> Job:
     """A resolved configuration from tables, shorthands and the records passed by a Python caller."""
     table = with_options(config, {k: table_of(v) if k == "sampler" and is_record(v) else v for k, v in options.items()})
-    layers = None
-    model = as_record_or_module(model)
-    if model is not None:
-        check_no_model_options(model, options)
-        layers = as_model(model).num_layers if isinstance(model, nn.Module) else model.layers
-        table["model"] = {"layers": layers} if isinstance(model, nn.Module) else table_of(model)
-    if system is not None:
-        if not isinstance(system, System | str):
-            raise InputError(f"system is a {type(system).__name__}; expected a name such as 'bulk', or mr.bulk(...)")
-        table["system"] = system if isinstance(system, str) else system.name
-    if isinstance(system, System):
-        table |= tables_of_system(system)
-    job = resolve(table)
+    if not isinstance(system, System | str | None):
+        raise InputError(f"system is a {type(system).__name__}; expected a name such as 'bulk', or mr.bulk(...)")
+    job = resolve(with_sections(table, sections_of(system, as_record_or_module(model))))
     if (name := str(job.sampler.get("name"))).startswith("__main__:") and job.executor == "dask":
         raise InputError(
             f"the sampler {name.partition(':')[2]} is defined in the script or notebook that runs, which ranks and "
             "sampling tasks cannot import; put it into a module of its own, and import it from there"
         )
     return job
+
+
+def sections_of(system: System | str | None, model: Any) -> dict[str, Any]:
+    """Keys of a configuration that a caller's system and model describe; the model is a record or a module."""
+    sections = {} if system is None else {"system": system} if isinstance(system, str) else tables_of_system(system)
+    if isinstance(model, nn.Module):
+        return {**sections, "model": {"layers": as_model(model).num_layers}}
+    return sections if model is None else {**sections, "model": table_of(model)}
+
+
+def with_sections(table: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with sections that objects describe.
+
+    Raises:
+        InputError: the configuration has a key of such a section that the object says otherwise, or doesn't have.
+    """
+    for name, said in sections.items():
+        if name == "system":  # by name: another one than that of the configuration
+            continue
+        given, told = (t if isinstance(t, Mapping) else {"": t} for t in (table.get(name, {}), said))
+        for key, value in given.items():
+            made = told.get(key, given)
+            if (list(made) if isinstance(made, tuple) else made) != value:
+                whose = "model" if name == "model" else "system"
+                raise InputError(
+                    f"{f'{name}.{key}'.strip('.')} is {quoted(value)}, but the {whose} is an object, which decides "
+                    f"that; set it in the {whose}, or leave it out"
+                )
+    return {**table, **sections}
 
 
 def check_cut_in_file(system: System, what: str) -> None:
@@ -48,8 +68,8 @@ def check_cut_in_file(system: System, what: str) -> None:
 
 
 def tables_of_system(system: System) -> dict[str, Any]:
-    """Sections of a configuration that describe a system."""
-    table: dict[str, Any] = {}
+    """Keys of a configuration that describe a system."""
+    table: dict[str, Any] = {"system": system.name}
     if (sampler := system.sample.sampler) is not None:
         table["sampler"] = table_of(sampler)
     if (cut := system.partition.partitioner) is not None and not isinstance(cut, Given):

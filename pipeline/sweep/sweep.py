@@ -25,7 +25,7 @@ from ..custom.model_argument import as_record_or_module
 from ..custom.own_code import check_beside, split_loss, split_options
 from ..custom.user_module import module_named
 from ..precompute import precompute
-from ..setup.configure import check_cut_in_file, tables_of_system
+from ..setup.configure import check_cut_in_file, sections_of, with_sections
 from ..setup.open_data import absolute_source
 from ..setup.result import read_result, write_json
 from ..setup.run_folder import locked
@@ -123,11 +123,10 @@ def _sweep(
     base = with_options(dict(config or {}), {k: table_of(v) if is_record(v) else v for k, v in options.items()})
     if isinstance(system := base.get("system"), System):
         check_cut_in_file(system, "a sweep takes")
-        base |= {"system": system.name, **tables_of_system(system)}
+        base = with_sections(base, sections_of(system, None))
     if (model := code.get("model")) is not None:
         net = as_record_or_module(module_named(model) if isinstance(model, str) else model)
-        layers = net.num_layers if isinstance(net, nn.Module) else net.layers
-        base["model"] = {"layers": layers} if isinstance(net, nn.Module) else table_of(net)
+        base = with_sections(base, sections_of(None, net))
         if not isinstance(net, nn.Module):
             del code["model"]
     if isinstance(dataset, str | Path):

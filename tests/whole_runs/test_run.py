@@ -365,7 +365,11 @@ def test_early_stopping_is_kept_over_a_resume(sbm, tmp_path):
             "one number per layer",
         ),
         ({"model": torch.nn.Linear(2, 2)}, mr.InputError, "num_layers"),
-        ({"model": mr.GraphSAGE(layers=2), "hidden": 8}, mr.InputError, "hidden=8 would not reach the model"),
+        (
+            {"model": mr.GraphSAGE(layers=2), "hidden": 8},
+            mr.InputError,
+            "model.hidden is 8, but the model is an object",
+        ),
         ({"model": mr.GraphSAGE}, mr.InputError, "is the class SAGE"),
         ({"model": print}, mr.InputError, "is a builtin_function_or_method; expected a record"),
         ({"resume": True}, mr.InputError, "no run to resume"),

@@ -1,0 +1,82 @@
+import pytest
+from torch import nn
+
+import millrace as mr
+from millrace.pipeline.setup.configure import configure, sections_of
+
+SAGE = mr.GraphSAGE(hidden=8, layers=1)
+
+
+class OwnLayer(nn.Module):
+    num_layers = 1
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(4, 2)
+
+    def layer(self, i, neighbourhood, h):
+        return self.dense(neighbourhood.mean(h))
+
+
+BULK = mr.bulk(mr.NeighborSampler((2,)))
+
+
+@pytest.mark.parametrize(
+    ("system", "options", "key"),
+    [
+        (BULK, {"fanout": [30]}, "sampler.fanout is [30]"),
+        (BULK, {"sampler": "labor"}, "sampler.name is 'labor'"),
+        (BULK, {"sampler": {"sizes": [4]}}, "sampler.sizes is [4]"),
+        (BULK, {"config": {"sampler": {"fanout": [30]}}}, "sampler.fanout is [30]"),
+        (BULK, {"config": {"bulk": {"topology": "partitioned"}}}, "bulk.topology is 'partitioned'"),
+        (mr.sar(), {"sar": {"mode": "rematerialize"}}, "sar.mode is 'rematerialize'"),
+        (mr.sar(), {"partition": "hash"}, "partition.method is 'hash'"),
+        (mr.retexo(), {"retexo": {"mode": "v1"}}, "retexo.mode is 'v1'"),
+    ],
+)
+def test_what_an_object_says_otherwise_is_refused(system, options, key):
+    config = options.pop("config", {})
+    with pytest.raises(mr.InputError) as e:
+        configure(config, system=system, **options)
+    assert (
+        str(e.value) == f"{key}, but the system is an object, which decides that; set it in the system, or leave it out"
+    )
+
+
+def test_the_same_said_twice_is_taken():
+    job = configure({"bulk": {"topology": "replicated"}}, system=BULK, fanout=[2], sampler="neighbor")
+    assert job.sampler["fanout"] == [2]
+
+
+@pytest.mark.parametrize("model", [SAGE, OwnLayer()], ids=["record", "module"])
+def test_keys_of_a_model_beside_an_object_are_refused(model):
+    with pytest.raises(mr.InputError, match=r"model\.hidden is 9, but the model is an object, which decides that"):
+        configure({"model": {"hidden": 9}}, model=model)
+
+
+def test_a_name_leaves_the_sections_to_the_configuration():
+    assert sections_of("bulk", None) == {"system": "bulk"}
+    assert configure({"system": "sar", "sampler": {"fanout": [3]}}, system="bulk").sampler["fanout"] == [3]
+
+
+def test_a_run_goes_on_with_its_objects(tmp_path):
+    data = mr.open_dataset("sbm:nodes=40,classes=2,features=4")
+    given = {"system": BULK, "model": SAGE, "batch_size": 8}
+    mr.run(data, out=tmp_path / "run", epochs=1, **given)
+    assert mr.run(data, out=tmp_path / "run", resume=True, epochs=2, **given).epochs == 2
+
+
+def test_a_seed_of_initial_parameters_is_refused_beside_a_module_that_has_them(tmp_path):
+    data = mr.open_dataset("sbm:nodes=40,classes=2,features=4")
+    with pytest.raises(
+        mr.InputError, match=r"seeds\.initial is 1, but the model, a OwnLayer, has its initial parameters"
+    ):
+        mr.run(data, model=OwnLayer(), fanout=[2], seeds={"initial": 1})
+
+
+def test_keys_that_a_schedule_does_not_read_are_refused():
+    with pytest.raises(
+        mr.InputError, match="schedule 'cosine' does not read 'every'; leave it out, or set name to step"
+    ):
+        configure({"train": {"schedule": {"name": "cosine", "every": 3}}})
+    assert configure({"train": {"schedule": {"name": "plateau", "factor": 0.5}}}).train.schedule.factor == 0.5
