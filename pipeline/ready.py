@@ -122,13 +122,12 @@ def configured(call: RunCall) -> tuple[Job, Any]:
     """The resolved configuration, and a model that it cannot name."""
     system, model, config, options, out = call.system, call.model, call.config, call.options, call.out
     if started := call.resume and config is None:
-        config = _started_config(out, call.dataset)
+        objects = sections_of(system, None if isinstance(model, Mapping | str) else as_record_or_module(model))
+        config = {k: v for k, v in _started_config(out, call.dataset).items() if k not in objects}
     if isinstance(model, Mapping | str) and not isinstance(config, Job):
         config = {**(config or {}), "model": with_model((config or {}).get("model"), model)}
         model = None
     model = as_record_or_module(model)
-    if started:
-        config = {k: v for k, v in (config or {}).items() if k not in sections_of(system, model)}
     if call.resume and isinstance(config, Mapping) and "executor" not in options:
         config = without_executor({**config, **{k: v for k, v in options.items() if k == "ranks"}})
     job = config if isinstance(config, Job) else configure(config or {}, system=system, model=model, **options)

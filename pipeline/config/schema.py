@@ -68,7 +68,8 @@ class Schedule(Section):
             if self.name not in names and getattr(self, key) != type(self).model_fields[key].default:
                 raise PydanticCustomError(
                     "unread",
-                    f"schedule '{self.name}' does not read '{key}'; leave it out, or set name to {' or '.join(names)}",
+                    "schedule '{name}' does not read '{key}'; leave it out, or set name to {names}",
+                    {"name": self.name, "key": key, "names": " or ".join(names)},
                 )
         return self
 

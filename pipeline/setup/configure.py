@@ -32,15 +32,16 @@ def configure(
     return job
 
 
-def sections_of(system: System | str | None, model: Any) -> dict[str, Any]:
+def sections_of(system: System | str | None, model: object) -> dict[str, object]:
     """Keys of a configuration that a caller's system and model describe; the model is a record or a module."""
-    sections = {} if system is None else {"system": system} if isinstance(system, str) else tables_of_system(system)
-    if isinstance(model, nn.Module):
-        return {**sections, "model": {"layers": as_model(model).num_layers}}
-    return sections if model is None else {**sections, "model": table_of(model)}
+    sections: dict[str, object] = tables_of_system(system) if isinstance(system, System) else {"system": system}
+    if model is not None:
+        is_own = isinstance(model, nn.Module)
+        sections["model"] = {"layers": as_model(model).num_layers} if is_own else table_of(model)
+    return {k: v for k, v in sections.items() if v is not None}
 
 
-def with_sections(table: Mapping[str, Any], sections: Mapping[str, Any]) -> dict[str, Any]:
+def with_sections(table: Mapping[str, object], sections: Mapping[str, object]) -> dict[str, object]:
     """A configuration with sections that objects describe.
 
     Raises:
