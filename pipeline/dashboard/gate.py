@@ -50,8 +50,7 @@ def guard(application: Any, token: str, hosts: Collection[str], any_address: boo
 
 
 def known_hosts(scheduler: Any) -> tuple[set[str], bool]:
-    """Hosts in the addresses of a scheduler's dashboard, and True if one of them stands for all addresses of the
-    machine."""
+    """Hosts in the addresses of a scheduler's dashboard, and True if one stands for all the machine's addresses."""
     bound = str(scheduler.http_server.address)
     hosts = {*LOOPBACK, bound, urlsplit(scheduler.address).hostname or ""} - {""}
     if bound not in LOOPBACK:

@@ -1,5 +1,4 @@
-"""Driver's side of the page: adds it to the scheduler, and sends what no worker knows. Failures here never reach the
-run."""
+"""Driver's side of the page: adds it to the scheduler, and sends what no worker knows. Its failures end no run."""
 
 import queue
 import threading

@@ -196,8 +196,7 @@ def arrays_of(s: Candidate) -> Mapping[str, tuple[int, ...]]:
 
 
 def device_memory_of(s: Candidate, seen: TrialResult, most_seen: int) -> Parts:
-    """Memory of tensors on the GPU of the largest rank; see `memory_of`. Evaluation takes up to half of what is free
-    there."""
+    """Memory of tensors on the largest rank's GPU; see `memory_of`. Evaluation takes up to half of what is free."""
     if not s.at.gpus:
         return {}
     worst, gpu, growth = int(np.argmax(seen.peak_device_bytes)), s.job.gpu, s.at.growth
@@ -239,8 +238,7 @@ def table_bytes(s: Candidate, nodes: float, minibatches: float) -> int:
 
 
 def resident_bulks(s: Candidate, seen: TrialResult) -> float:
-    """Memory of the most bulks that a rank may have on its GPU, beyond those of the trial, whose queue has room for
-    one."""
+    """Memory of the most bulks that a rank may have on its GPU, beyond the trial's, whose queue has room for one."""
 
     def most(minibatches: float, ranks: int, epochs: int, max_bytes: int) -> float:
         of_rank = math.ceil(minibatches / ranks)

@@ -1,5 +1,4 @@
-"""Bytes and memory of a table of learnt features: rows of its owners, those that travel, and all of them at a
-checkpoint."""
+"""Bytes and memory of a table of learnt features: owners' rows, those that travel, and all at a checkpoint."""
 
 from dataclasses import dataclass
 

@@ -22,8 +22,7 @@ class Link:
         return all(isinstance(n, Real) for n in numbers) and self.bandwidth > 0 and self.latency_s >= 0
 
     def seconds(self, num_bytes: float, waits: float) -> float:
-        """Time of so many bytes. Every message that is waited for takes a round trip, since it is sent once the
-        receiver is ready."""
+        """Time of so many bytes. A message that is waited for takes a round trip: it is sent to a ready receiver."""
         return num_bytes / self.bandwidth + 2 * waits * self.latency_s
 
 
@@ -33,8 +32,7 @@ LINKS: dict[str, Link] = {
     "edge": Link(20e6 / 8, 40e-3),
     "proximity": Link(1e6 / 8, 10e-3),
 }
-"""Typical links: 25 Gb/s Ethernet; a gigabit between cities; a mobile uplink; Bluetooth. Round numbers, not
-measurements."""
+"""Typical links in round numbers: 25 Gb/s Ethernet; a gigabit between cities; a mobile uplink; Bluetooth."""
 
 
 def link_named(name: str) -> Link:

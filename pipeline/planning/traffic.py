@@ -115,8 +115,7 @@ class _PartTraffic(NamedTuple):
     cut: CutCounts
 
     def visits(self, prune: bool) -> None:
-        """Full-batch training: rows and their gradients, layer by layer. A pruned layer leaves out rows that no train
-        node depends on."""
+        """Full-batch training: rows and gradients by layer. A pruned layer omits rows that no train node depends on."""
         moved, s, cut = self
         width, dtype, types = s.at.numbers.edge_features, TORCH_DTYPES[s.job.dtype], s.at.dataset.graph.types
         learned, features = s.job.learned, s.job.learned.num_read(s.at.numbers.features)

@@ -98,8 +98,7 @@ def section(run: RunRecord, line: Timeline | None, summary: Summary, pictures: d
 
 
 def _by_class(result: dict[str, Any]) -> dict[str, Any]:
-    """The test split by class: rows of a table, what each class is taken for, and the confusion matrix of few
-    classes."""
+    """The test split by class: rows of a table, what each class is taken for, and few classes' confusion matrix."""
     counts, confusion = result.get("per_class"), result.get("confusion")
     keys = ("support", "precision", "recall", "f1")
     width = len((counts or {}).get("support", ()))

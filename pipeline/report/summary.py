@@ -15,8 +15,7 @@ from .timeline import ROWS, WAITING, Timeline
 WORTH_SAYING = 0.10
 """Share of the ranks' time below which a stage appears in tables only."""
 SLOW_START = 0.25
-"""Share of a run's time before its first step above which the summary mentions it, and the time after it gets its own
-picture."""
+"""Share of a run's time before its first step above which the summary mentions it and the rest gets a picture."""
 BOTTLENECK = 0.25
 """Share of the ranks' time in training above which a stage counts as a bottleneck."""
 

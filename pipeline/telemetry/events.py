@@ -106,17 +106,14 @@ class Pulse:
     bytes: dict[str, dict[str, int]]
     """Bytes by channel and kind, as in `Result.bytes`; zeros are left out."""
     sent_to: dict[str, dict[str, list[int]]]
-    """Bytes sent to each rank, by channel and kind; zeros are left out. All-reduces go round a ring and are not
-    included."""
+    """Bytes sent to each rank, by channel and kind, without zeros and without all-reduces, which go round a ring."""
     rss_bytes: int
     queue: dict[str, int]
-    """Contents of the queue that this rank fills: ``bulks``, ``bytes`` and their ``bound``; empty where others fill
-    it."""
+    """Contents of the queue that this rank fills: ``bulks``, ``bytes`` and their ``bound``; empty if others do."""
     hot: dict[str, int]
     """See `Result.hot_rows`."""
     own_bytes: int = 0
-    """Part of `rss_bytes` that is anonymous or shared memory: without pages of files, which the system can take
-    back."""
+    """Part of `rss_bytes` that is anonymous or shared: without pages of files, which the system can take back."""
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,7 @@ def recorded(path: Path, emit: Emit, resume: bool) -> Iterator[Emit]:
 
 
 def is_kept(number: int) -> bool:
-    """True if the event of this number, from 0 on, is written: all of the first `KEPT`, then `KEPT` / 2 of each
-    doubling."""
+    """True if the event of this number, from 0 on, is written: the first `KEPT`, then `KEPT` / 2 of each doubling."""
     return number % (1 << (number // KEPT).bit_length()) == 0
 
 

@@ -42,8 +42,7 @@ class Clock:
 
     @contextmanager
     def following(self, **counts: Callable[[], float]) -> Iterator[None]:
-        """Count seconds that are measured elsewhere; each function returns those since the block began, in any
-        thread."""
+        """Count seconds measured elsewhere: each function returns those since the block began, in any thread."""
         with self._lock:
             self._followed |= counts
         try:
