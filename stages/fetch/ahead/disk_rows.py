@@ -42,7 +42,7 @@ class DiskRows:
         """Rows that were asked for, and the reads that brought them, of files."""
         self.is_wanted: Callable[[], bool] = lambda: True
         """False: reading may stop, and rows may be lacking or have any values."""
-        self._seen = np.empty(0, np.bool_)
+        self._seen, self._count = np.empty(0, np.bool_), 0
         """Rows that are in the unit so far."""
         # Fresh pages for a unit would cost as much as reading it. Two units are held: none that is free besides.
         self._buffers = Arena(idle_steps=0, huge_pages=False)
@@ -53,13 +53,14 @@ class DiskRows:
 
     def begin(self) -> None:
         """Begin a unit."""
-        self._seen = np.zeros(self.features.num_rows, np.bool_)
+        self._seen, self._count = np.zeros(self.features.num_rows, np.bool_), 0
 
     def adds(self, work: MiniBatch) -> int:
         """Bytes of rows that a minibatch adds to the unit: those that none before it needed."""
-        new = np.unique(work.nodes[~self._seen[work.nodes]])
-        self._seen[new] = True
-        return len(new) * self.row_bytes
+        before, self._seen[work.nodes] = self._count, True
+        # Counting is quick, and sorting is not.
+        self._count = int(np.count_nonzero(self._seen))
+        return (self._count - before) * self.row_bytes
 
     def collected(self, work: list[MiniBatch]) -> list[Collected]:
         """Rows of each minibatch of a unit, all in one array, each row once. Raises what `collect` raises."""
