@@ -37,7 +37,7 @@ HERE = Path(__file__).resolve().parent
 NAMES = ("convert", "parts", "sample", "owners", "sar", "bulk", "evaluate", "predict")
 OF = {"owners": ("rank",), "sar": ("rank",), "bulk": ("rank", "worker", "scheduler")}
 """By command: what can be stopped; of others a worker and the scheduler."""
-LATE = ("committed", "written", "ended", "result")
+LATE = ("committed", "file", "written", "ended", "result")
 """Stages after which a command is as good as done."""
 OF_RANKS = ("start", "step", "validate", "checkpoint", "test", "model", "put")
 """How stages begin in which there are ranks."""

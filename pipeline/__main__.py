@@ -10,11 +10,13 @@ def main() -> None:
     """Run one command. Signals are handled from before the first slow import until the process has ended."""
     quiet_start()
     from .cli import main as command
+    from .machine.deadline import leave_in_time
 
     try:
         command()
     finally:
         quiet_end()
+        leave_in_time(getattr(sys.exc_info()[1], "code", 1))
         # It gives its thread a fifth of a second to end, and prints a traceback on a busy machine. The process ends.
         if zarr := sys.modules.get("zarr.core.sync"):
             atexit.unregister(zarr.cleanup_resources)

@@ -107,8 +107,7 @@ class Graph:
     edge_id: npt.NDArray[np.int64] | None = field(default=None, metadata=_of_edges("edge_id", "int64"))
     """int64 [E], the position of each edge in its input, or None."""
     part_offsets: npt.NDArray[np.int64] | None = field(
-        default=None,
-        metadata={"array": GraphArray("graph", lambda g, a: check_offsets(a, g.num_nodes), later=False)},
+        default=None, metadata={"array": GraphArray("graph", lambda g, a: check_offsets(a, g.num_nodes), later=False)}
     )
     """int64 [P+1], the first node of each part and V, if nodes were renumbered part by part; else None."""
     types: GraphTypes = SINGLE
@@ -276,11 +275,7 @@ def degree_summary(degrees: npt.NDArray[np.integer], counts: npt.NDArray[np.inte
         if not total
         else [int(degrees[np.searchsorted(before, at, side="right")]) for at in ((total - 1) // 2, total // 2)]
     )
-    return {
-        "median": sum(middle) // 2,
-        "largest": int(degrees.max(initial=0)),
-        "zero": int(counts[degrees == 0].sum()),
-    }
+    return {"median": sum(middle) // 2, "largest": int(degrees.max(initial=0)), "zero": int(counts[degrees == 0].sum())}
 
 
 AT_ONCE = 1 << 22

@@ -31,8 +31,7 @@ def partition(
     parts: Annotated[int, typer.Option(help="P, the number of partitions.")],
     out: Annotated[Path | None, typer.Option(help="Folder of the partitions.")] = None,
     into: Annotated[
-        Path | None,
-        typer.Option(help="Instead of --out: store of the dataset, nodes renumbered part by part."),
+        Path | None, typer.Option(help="Instead of --out: store of the dataset, nodes renumbered part by part.")
     ] = None,
     method: Annotated[
         str | None,
@@ -42,8 +41,7 @@ def partition(
         ),
     ] = None,
     balance: Annotated[
-        str | None,
-        typer.Option(help="nodes | edges | train, for contiguous (not train) and metis-streamed."),
+        str | None, typer.Option(help="nodes | edges | train, for contiguous (not train) and metis-streamed.")
     ] = None,
     passes: Annotated[
         int | None, typer.Option(help="Times that ldg, fennel or metis-streamed reads the graph.  [default: 1, 1, 8]")

@@ -29,9 +29,5 @@ def report(
 
     written = write([expanded(run) for run in runs], out)
     lines = [line for record in written.runs for line in (record["headline"], *record["findings"])]
-    record = {
-        "page": str(written.path),
-        "pictures": [str(p) for p in written.pictures.values()],
-        "runs": written.runs,
-    }
+    record = {"page": str(written.path), "pictures": [str(p) for p in written.pictures.values()], "runs": written.runs}
     show("\n".join([*lines, f"report in {written.path}"]), record, as_json)

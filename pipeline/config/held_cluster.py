@@ -7,6 +7,7 @@ from typing import Any
 
 from ...storage.errors import InputError
 from ...storage.optional import present_items
+from ...storage.store.regular import file_text
 
 _held: dict[str, Any] = {}
 """Clients and clusters of this process by the address of their scheduler."""
@@ -70,7 +71,7 @@ def address_in(text: str) -> str:
     if "://" in text or not (path.suffix == ".json" or path.is_file()):
         return text
     try:
-        address = json.loads(path.read_text(encoding="utf-8"))["address"]
+        address = json.loads(file_text(path))["address"]
         if not isinstance(address, str):
             raise TypeError("its address is no text")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as e:

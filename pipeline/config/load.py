@@ -159,6 +159,8 @@ def read_run_table(path: Path) -> dict[str, Any]:
         InputError: see `read_toml`.
     """
     table = read_any_run_table(path)
+    if not table:
+        raise StoreError(f"{path} is empty, which no run writes: it is damaged; copy it again")
     check_code(table, path)
     return table
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...storage.errors import InputError
+from ...storage.store.paths import is_utf8
 
 MOST_DEPTH = 8
 MOST_CHARACTERS = 1 << 20
@@ -62,8 +63,8 @@ def require_sound(value: Any, key: str = "", depth: int = 0) -> None:
     elif isinstance(value, list | tuple):
         for inner in value:
             require_sound(inner, key, depth + 1)
-    elif isinstance(value, str) and "\0" in value:
-        raise InputError(f"{where} holds a NUL character; remove it")
+    elif isinstance(value, str) and ("\0" in value or not is_utf8(value)):
+        raise InputError(f"{where} holds a NUL character, or a byte that is not UTF-8; remove it")
     elif isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
         raise InputError(f"{where} is a whole number of {value.bit_length()} bits; expected at most 64")
     elif isinstance(value, float) and not math.isfinite(value):

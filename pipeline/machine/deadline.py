@@ -21,6 +21,8 @@ _folders = set[str]()
 """Temporary folders that would be left."""
 _checkpoints: list[Path] = []
 """Folders in which checkpoints of the runs at hand are written."""
+_end = [float("inf")]
+"""Time on the monotonic clock at which this process ends, since it got a signal."""
 
 
 @contextmanager
@@ -68,6 +70,7 @@ def ended_in_time(signals: Collection[int]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    _end[0] = float("inf")
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before, owner = signal.set_wakeup_fd(writing, warn_on_full_buffer=False), os.getpid()
     thread = threading.Thread(target=_watch, args=(reading, frozenset(signals)), name="deadline", daemon=True)
@@ -84,20 +87,37 @@ def ended_in_time(signals: Collection[int]) -> Iterator[None]:
 
 
 def _watch(reading: int, signals: frozenset[int]) -> None:
-    limit = float(os.environ.get("MILLRACE_STOP_S", END_S))
-    end, sizes, changed = float("inf"), -1, 0.0
+    sizes, changed = -1, 0.0
     while True:
-        left = end - time.monotonic()
+        left = _end[0] - time.monotonic()
         ready, _, _ = select.select([reading], [], [], None if left == float("inf") else max(0.0, min(left, 0.5)))
         numbers = os.read(reading, 4096) if ready else b""
         if b"\0" in numbers:
             return
-        if end == float("inf") and signals & set(numbers):
-            end = time.monotonic() + limit
-        if end < float("inf") and (written := _bytes_written()) != sizes:
+        if signals & set(numbers):
+            _end[0] = min(_end[0], time.monotonic() + limit_s())
+        if _end[0] < float("inf") and (written := _bytes_written()) != sizes:
             sizes, changed = written, time.monotonic()
-        if time.monotonic() >= end and not (sizes > 0 and time.monotonic() - changed < WRITING_S):
+        if time.monotonic() >= _end[0] and not (sizes > 0 and time.monotonic() - changed < WRITING_S):
             end_now()
+
+
+def limit_s() -> float:
+    """Seconds from a signal to the end."""
+    with suppress(ValueError):
+        return float(os.environ.get("MILLRACE_STOP_S", END_S))
+    return END_S
+
+
+def leave_in_time(code: int) -> None:
+    """Let this process, whose command is done, end in time with an exit code: Python waits for processes that it has
+    started, and one may be stopped. After a signal, the time is what that has left."""
+
+    def leave() -> None:
+        time.sleep(max(0.0, min(_end[0] - time.monotonic(), limit_s())))
+        end_now(code)
+
+    threading.Thread(target=leave, name="leaving", daemon=True).start()
 
 
 def _bytes_written() -> int:
@@ -110,7 +130,7 @@ def _bytes_written() -> int:
     return total
 
 
-def end_now() -> None:
+def end_now(code: int = 130) -> None:
     """End all processes that this one has started, and this one. Nothing is cleaned up but temporary folders."""
     import psutil
 
@@ -122,6 +142,9 @@ def end_now() -> None:
             child.kill()
     for folder in list(_folders):
         shutil.rmtree(folder, ignore_errors=True)
-    which = f"; {len(children)} of its processes did not end by themselves" if children else ""
-    os.write(2, f"millrace: interrupted{which}; what was committed stays\n".encode())
-    os._exit(130)
+    which = f"{len(children)} of its processes did not end by themselves" if children else ""
+    if code == 130:
+        which = f"interrupted{'; ' * bool(which)}{which}; what was committed stays"
+    if which:
+        os.write(2, f"millrace: {which}\n".encode())
+    os._exit(code)

@@ -1,5 +1,6 @@
 """The terminal's view of a run: a live bar on a terminal, plain lines elsewhere. Everything goes to standard error."""
 
+import os
 import sys
 import threading
 import time
@@ -38,7 +39,9 @@ class Terminal:
     """Prints events. Use as a context manager; call it with events."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or _Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        # Some shells without a terminal set COLUMNS=0, in which nothing would be shown.
+        columns = {k: v for k, v in os.environ.items() if (k, v) != ("COLUMNS", "0")}
+        self.console = console or _Console(file=sys.stderr, highlight=False, soft_wrap=True, _environ=columns)
         # With FORCE_COLOR rich takes a log file for a terminal; a live bar would fill it with garbage.
         self._live = self.console.is_terminal and not self.console.is_dumb_terminal and self.console.file.isatty()
         self._bar: Progress | None = None

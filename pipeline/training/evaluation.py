@@ -59,12 +59,7 @@ Score = Callable[[nn.Module, str], Scored | None]
 
 
 def scores(
-    prepared: Prepared,
-    system: System,
-    model: nn.Module,
-    job: RankJob,
-    out: Path,
-    progress: Callable[[], Progress],
+    prepared: Prepared, system: System, model: nn.Module, job: RankJob, out: Path, progress: Callable[[], Progress]
 ) -> Score:
     """Choose how ranks evaluate: together, each its own rows, if they hold parts; else the first rank of each machine
     with the threads of all its ranks, or the first rank alone.
@@ -160,12 +155,7 @@ def _leaders(prepared: Prepared, model: nn.Module, group: Group, in_parts: bool)
 
 
 def _by_leaders(
-    prepared: Prepared,
-    policy: FetchPolicy,
-    model: nn.Module,
-    job: RankJob,
-    out: Path,
-    progress: Callable[[], Progress],
+    prepared: Prepared, policy: FetchPolicy, model: nn.Module, job: RankJob, out: Path, progress: Callable[[], Progress]
 ) -> Score:
     """Leaders evaluate the whole data in bounded memory; the others wait for the result. Rows that `policy` keeps on
     the device are read there."""

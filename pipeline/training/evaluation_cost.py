@@ -42,12 +42,7 @@ def multiply_adds(model: nn.Module, counts: Sequence[EdgeCounts], *, training: b
 
 
 def validation_note(
-    model: nn.Module,
-    minibatch: Sequence[EdgeCounts],
-    minibatches: int,
-    graph: Graph,
-    val: np.ndarray,
-    every: int,
+    model: nn.Module, minibatch: Sequence[EdgeCounts], minibatches: int, graph: Graph, val: np.ndarray, every: int
 ) -> str | None:
     """A sentence on the cost of a validation, if it takes more than `SHARE` of an epoch and `LEAST`.
 

@@ -10,6 +10,7 @@ from ...storage.errors import InputError, StoreError, first_line
 from ...storage.fingerprint import digest_arrays
 from ...storage.graph import Graph
 from ...storage.partition.book import TableBook, open_book
+from ...storage.store.regular import opened_file
 from .base import check_parts
 
 
@@ -44,7 +45,7 @@ class Given:
         if path.is_dir():
             return cls._of_parts(path)
         try:
-            with path.open("rb") as file:
+            with opened_file(path) as file:
                 owners = np.lib.format.read_array(file, allow_pickle=False)
         except Exception as e:  # for a damaged header, NumPy passes on whatever Python's parser raises
             raise InputError(

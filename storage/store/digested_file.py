@@ -22,7 +22,7 @@ def check_file(path: Path, digest: str | None) -> None:
     Raises:
         StoreError: it is damaged.
     """
-    if digest is not None and digest != file_sha256(path):
+    if digest is not None and (path.is_dir() or digest != file_sha256(path)):
         raise StoreError(
             f"{path} does not match its digest in result.json: it is damaged; copy it again, or write it again by "
             f"`millrace run --resume --out {path.parent}`"

@@ -15,14 +15,21 @@ def check_no_url(path: str | os.PathLike[str], expected: str) -> None:
         raise InputError(f"{found[1]}//{found[2]} is a URL; expected {expected}")
 
 
+def is_utf8(text: str) -> bool:
+    """False for the name of a file that is no text, whose bytes Python keeps as surrogates."""
+    return text.encode(errors="ignore").decode() == text
+
+
 def expanded(path: str | os.PathLike[str]) -> Path:
     """The path with `~` expanded, which shells leave alone in `--out=~/runs`; a file that is there under such a name is
     taken as it is.
 
     Raises:
-        InputError: the home folder does not exist.
+        InputError: the home folder does not exist, or the path is no text.
     """
     found = Path(path)
+    if not is_utf8(str(path)):
+        raise InputError(f"{str(path)!r} has bytes that are not UTF-8, which no record can hold; give it another name")
     try:
         return found.expanduser()
     except RuntimeError as e:

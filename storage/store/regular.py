@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 
 from ..errors import StoreError
@@ -22,8 +23,8 @@ def opened_file(path: Path) -> io.BufferedReader:
         # A pipe without a writer would block the open itself.
         number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as e:
-        if e.errno == errno.ENXIO:  # a socket
-            raise StoreError(f"{path} is a socket; expected a file") from None
+        if e.errno == errno.ENXIO:  # a socket, or a device that is not there
+            refuse_special(path)
         raise
     kind = stat.S_IFMT(os.fstat(number).st_mode)
     if kind == stat.S_IFREG:
@@ -32,6 +33,20 @@ def opened_file(path: Path) -> io.BufferedReader:
     if kind == stat.S_IFDIR:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     raise StoreError(f"{path} is {KINDS.get(kind, 'no file')}; expected a file")
+
+
+def refuse_special(path: Path) -> None:
+    """Refuse what is neither a file nor a folder, also directly in a folder. What is not there is left alone.
+
+    Raises:
+        StoreError: names the first pipe, socket or device.
+    """
+    found = [str(path)]
+    with suppress(OSError, ValueError), os.scandir(path) as entries:
+        found += [e.path for e in entries if not (e.is_file(follow_symlinks=False) or e.is_dir(follow_symlinks=False))]
+    for place in found:
+        if os.path.exists(place) and not (os.path.isfile(place) or os.path.isdir(place)):
+            raise StoreError(f"{place} is {KINDS[stat.S_IFMT(os.stat(place).st_mode)]}; expected a file")
 
 
 def file_bytes(path: Path) -> bytes:

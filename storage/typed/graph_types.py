@@ -234,10 +234,7 @@ def edges_of_types(graph: Any) -> list[int]:
 
 
 def check_edge_type(
-    types: GraphTypes,
-    edge_type: npt.NDArray[Any],
-    indptr: npt.NDArray[np.int64],
-    indices: npt.NDArray[np.integer],
+    types: GraphTypes, edge_type: npt.NDArray[Any], indptr: npt.NDArray[np.int64], indices: npt.NDArray[np.integer]
 ) -> None:
     """Raise InputError unless `edge_type` has the relation of each edge, in ascending order within a row, and edges
     have ends of the types of their relations."""

@@ -1,6 +1,7 @@
 """Small faults of users' machines and folders: each is a sentence, or none at all."""
 
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -116,4 +117,66 @@ def test_a_worker_that_ends_while_the_cluster_starts(tmp_path: Path, monkeypatch
     assert code == 3
     assert said.splitlines()[-1] == (
         "millrace: a worker of the cluster did not start (Nanny failed to start worker process); give the command again"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["inspect {}", "run --dataset {} --out r", "convert {} --out s", "predict {run} --dataset {} --out p.csv"],
+)
+def test_sources_that_never_end_are_refused_at_once(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    suffixes = "csv csv.gz npz npy parquet pt mtx mat txt json graphml graph"
+    names = ["f", *(f"f.{suffix}" for suffix in suffixes.split())]
+    for name in names:
+        os.mkfifo(name)
+    Path("tables").mkdir()
+    Path("tables/nodes.csv").write_text("id,label\n0,a\n1,b\n")
+    os.mkfifo("tables/edges.csv")
+    for name, kind in [
+        *((n, "a pipe") for n in (*names, "tables")),
+        ("/dev/zero", "a device"),
+        ("/dev/null", "a device"),
+    ]:
+        code, _, said = command(*(word.format(name, run=run) for word in words.split()))
+        assert code == 2 and f" is {kind}; expected a file" in said and len(said.splitlines()) <= 2, (name, said)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["report {}", "run --dataset {} --out r", "init {}", "convert digits --out {}", "predict {run} --out {}.csv"],
+)
+def test_paths_that_are_no_text_are_refused(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = os.fsdecode(b"r\xff")
+    code, _, said = command(*(word.format(name, run=run) for word in words.split()))
+    assert code == 2 and "not UTF-8" in said and len(said.splitlines()) == 1
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(InputError, match="'dataset' holds a NUL character, or a byte that is not UTF-8"):
+        mr.run(dataset="digits", config={"dataset": name})
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_what_lies_in_the_place_of_a_model_is_named(run: Path, tmp_path: Path, kind: str) -> None:
+    copied = Path(shutil.copytree(run, tmp_path / "run"))
+    (copied / "model.pt").unlink()
+    make = {"pipe": os.mkfifo, "folder": Path.mkdir, "device": lambda p: p.symlink_to("/dev/zero")}[kind]
+    make(copied / "model.pt")
+    for words in (("predict", copied, "--out", tmp_path / "p.csv"), ("evaluate", copied)):
+        code, _, said = command(*words)
+        assert code == 2 and "model.pt" in said and "not finished" not in said and len(said.splitlines()) <= 2, said
+
+
+@pytest.mark.parametrize("words", ["predict {} --out {}.csv", "evaluate {}"])
+def test_an_empty_job_of_a_run_is_damaged_and_not_the_defaults(run: Path, tmp_path: Path, words: str) -> None:
+    copied = Path(shutil.copytree(run, tmp_path / "run"))
+    (copied / "job.toml").write_text("# nothing\n")
+    code, _, said = command(*words.format(copied, copied).split())
+    assert (
+        code == 2
+        and said == f"millrace: {copied}/job.toml is empty, which no run writes: it is damaged; copy it again\n"
     )

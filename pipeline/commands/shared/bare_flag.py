@@ -26,6 +26,6 @@ def with_bare_flag(flag: str, bare: str, others: tuple[str, ...]) -> type[TyperC
 
 
 CLASSES: Mapping[str, type[TyperCommand]] = {
-    "sample": with_bare_flag("--features", "own", ("own", "float32", "float16", "bfloat16", "int8")),
+    "sample": with_bare_flag("--features", "own", ("own", "float32", "float16", "bfloat16", "int8"))
 }
 """Classes of the commands that have such a flag, by the command's name."""

@@ -73,20 +73,16 @@ EpochsFlag = Annotated[int | None, typer.Option(help="Passes over the train spli
 SystemFlag = Annotated[str | None, typer.Option(help="bulk | grappa | retexo | sar  [default: bulk]")]
 LrFlag = Annotated[float | None, typer.Option(help="Learning rate.  [default: 0.003]")]
 ExecutorFlag = Annotated[
-    str | None,
-    typer.Option(help="inline (this process) | dask (a cluster)  [default: inline for one rank, else dask]"),
+    str | None, typer.Option(help="inline (this process) | dask (a cluster)  [default: inline for one rank, else dask]")
 ]
 OfClusterFlag = Annotated[
-    str | None,
-    typer.Option("--scheduler", help="Address of a Dask scheduler; by default a cluster is started here."),
+    str | None, typer.Option("--scheduler", help="Address of a Dask scheduler; by default a cluster is started here.")
 ]
 HostFlag = Annotated[
-    str | None,
-    typer.Option(help="An address of this machine that workers and ranks can reach.  [default: 127.0.0.1]"),
+    str | None, typer.Option(help="An address of this machine that workers and ranks can reach.  [default: 127.0.0.1]")
 ]
 ReuseFlag = Annotated[
-    str | None,
-    typer.Option(help="once | cycle: reuse --samples of fewer epochs from the start.  [default: once]"),
+    str | None, typer.Option(help="once | cycle: reuse --samples of fewer epochs from the start.  [default: once]")
 ]
 TrackFlag = Annotated[
     list[str] | None,

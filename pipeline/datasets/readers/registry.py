@@ -11,6 +11,7 @@ from ....storage.dataset_store import open_dataset_store
 from ....storage.registry import Registry
 from ....storage.store.manifest import MANIFEST
 from ....storage.store.paths import expanded
+from ....storage.store.regular import refuse_special
 from ..cleaning.options import OF_TABLES, ReadOptions
 from ..cleaning.raw import Raw
 from ..generated.digits import read_digits
@@ -292,8 +293,10 @@ def reader_of(source: object) -> Reader | None:
     """The reader that recognises a source; None if none does.
 
     Raises:
-        InputError: none does, and a reader of another package cannot be imported.
+        InputError: none does, and a reader of another package cannot be imported; it is a pipe or the like.
     """
+    if isinstance(source, str | Path):
+        refuse_special(expanded(source))
     # Readers of other packages come last: a source of a known kind imports none of them.
     return next((reader for name in READERS if (reader := READERS.find(name)).recognises(source)), None)
 

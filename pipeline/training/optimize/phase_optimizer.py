@@ -40,12 +40,7 @@ class PhaseOptimizer:
     """The optimiser of a phase with its learning-rate schedule, gradient clipping and average of parameters."""
 
     def __init__(
-        self,
-        update: UpdatePart,
-        reduce: ReducePolicy,
-        rules: StepRules,
-        module: nn.Module,
-        span: ScheduleSpan,
+        self, update: UpdatePart, reduce: ReducePolicy, rules: StepRules, module: nn.Module, span: ScheduleSpan
     ) -> None:
         """
         Args:

@@ -9,12 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from millrace.pipeline.machine.deadline import temporary_folder
+from millrace.pipeline.machine.deadline import END_S, limit_s, temporary_folder
 
 BEGIN = """
 import hashlib, os, signal, subprocess, sys, time
 from pathlib import Path
-from millrace.pipeline.machine.deadline import checkpoints_in, ended_in_time, removed_at_end
+from millrace.pipeline.machine.deadline import checkpoints_in, ended_in_time, leave_in_time, removed_at_end
 
 signal.signal(signal.SIGTERM, lambda *_: None)
 place = Path(sys.argv[1])
@@ -36,6 +36,16 @@ with ended_in_time({signal.SIGTERM}), checkpoints_in(place), open(aside / "state
         file.write(b"x")
         time.sleep(0.1)
 """
+LEAVING = """
+import multiprocessing
+
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+child.start()
+os.kill(child.pid, signal.SIGSTOP)
+print(child.pid, flush=True)
+leave_in_time(3)
+sys.exit(3)  # Python waits for the child
+"""
 
 
 def started(script: str, place: Path) -> subprocess.Popen[str]:
@@ -55,6 +65,22 @@ def test_a_kernel_that_works_for_an_hour_and_a_stopped_child_are_ended(tmp_path:
     assert said == "millrace: interrupted; 1 of its processes did not end by themselves; what was committed stays\n"
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     assert not (tmp_path / "left").exists()
+
+
+def test_a_stopped_child_does_not_keep_a_command_that_is_done(tmp_path: Path) -> None:
+    process = started(LEAVING, tmp_path)
+    assert process.stdout is not None
+    child = psutil.Process(int(process.stdout.readline()))
+    _, said = process.communicate(timeout=120)
+    assert (process.returncode, said) == (3, "millrace: 1 of its processes did not end by themselves\n")
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_limit_that_is_no_number_is_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLRACE_STOP_S", "soon")
+    assert limit_s() == END_S
+    monkeypatch.setenv("MILLRACE_STOP_S", "2.5")
+    assert limit_s() == 2.5
 
 
 def test_a_checkpoint_that_is_being_written_is_waited_for(tmp_path: Path) -> None:

@@ -195,3 +195,10 @@ def test_a_notebook_has_plain_lines_on_standard_output(monkeypatch, capsys):
         told(Note("so it is"))
     assert shown.getvalue() == "note: so it is\n"
     assert capsys.readouterr().err == ""
+
+
+def test_a_shell_of_no_columns_hides_nothing(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "0")
+    with Terminal() as terminal:
+        terminal(Note("seen"))
+    assert capsys.readouterr().err == "note: seen\n"

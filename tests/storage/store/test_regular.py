@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from millrace.storage.errors import StoreError
-from millrace.storage.store.regular import file_bytes, file_text, opened_file
+from millrace.storage.store.regular import file_bytes, file_text, opened_file, refuse_special
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
@@ -32,3 +32,23 @@ def test_what_is_absent_or_a_folder_is_told_by_the_system(tmp_path: Path) -> Non
         opened_file(tmp_path / "none")
     with pytest.raises(IsADirectoryError):
         opened_file(tmp_path)
+
+
+def test_a_folder_with_a_pipe_in_it_is_refused_and_others_are_not(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "a").touch()
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path, tmp_path / "a", tmp_path / "loop", tmp_path / "none", Path("x" * 5000), Path("a\0b")):
+        refuse_special(path)
+    os.mkfifo(tmp_path / "edges.csv")
+    for path in (tmp_path, tmp_path / "edges.csv"):
+        with pytest.raises(StoreError, match=r"edges\.csv is a pipe; expected a file"):
+            refuse_special(path)
+    with pytest.raises(StoreError, match="/dev/zero is a device"):
+        refuse_special(Path("/dev/zero"))
+
+
+@pytest.mark.skipif(os.path.exists("/dev/tty") and os.isatty(0), reason="there is a terminal")
+def test_a_device_that_is_not_there_is_no_socket() -> None:
+    with pytest.raises(StoreError, match="/dev/tty is a device; expected a file"):
+        opened_file(Path("/dev/tty"))
