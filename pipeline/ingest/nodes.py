@@ -19,6 +19,7 @@ from ..datasets.cleaning.node_ids import check_id_column, have_gaps
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.raw import GivenLabels
 from ..datasets.cleaning.splits import make_split
+from ..datasets.readers.csv_file import is_text_read
 from ..datasets.readers.parquet import sets_of
 from ..datasets.schema.columns import Columns
 from . import features as feature_tasks
@@ -104,7 +105,7 @@ class NodeTable:
         items = [(self.folder, self.table, k, span, *more) for k, span in enumerate(self.spans)]
         self.scanned = self._run("scan", "reading ids and labels", scan_nodes, items)
         what, nulls = f"nodes.{self.columns.id}", sum(r["nulls"] for r in self.scanned)
-        check_id_column(what, pa.int64(), nulls, self.table.is_text_read(self.columns.id or ""))
+        check_id_column(what, pa.int64(), nulls, is_text_read(self.table.source, self.columns.id))
         kind, ranges = "rows", self.ranges
         if ids_are_text:
             kind = "text"

@@ -13,6 +13,7 @@ from ..datasets.cleaning.class_names import MOST_VALUES, by_value, one_hot_value
 from ..datasets.cleaning.node_ids import as_ids, check_id_column, check_one_kind, is_text
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.readers import derived_tables as derived
+from ..datasets.readers.csv_file import is_text_read
 from ..datasets.readers.described import Ends
 from ..datasets.readers.tables import is_read_as_it_is
 from ..datasets.schema.columns import Columns
@@ -70,7 +71,7 @@ def called_by_text(columns: Ends) -> bool:
     or a column is neither."""
     kinds = {what: table.schema.field(name).type for what, table, name in columns}
     for what, table, name in columns:
-        check_id_column(what, kinds[what], 0, table.is_text_read(name))
+        check_id_column(what, kinds[what], 0, is_text_read(table.source, name))
     if all(t.numbers.get(name, False) or pa.types.is_integer(kinds[what]) for what, t, name in columns):
         return False
     check_one_kind(kinds)

@@ -33,6 +33,7 @@ from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.raw import Faults, about, noted, refuse
 from ..datasets.cleaning.typed import note_of_types, reversed_relations
 from ..datasets.readers import described
+from ..datasets.readers.csv_file import is_text_read
 from ..datasets.readers.parquet import labels_of
 from ..datasets.schema.columns import NONE
 from ..datasets.schema.source import GraphTables
@@ -115,12 +116,11 @@ class Ingest:
         self.source, tables = open_tables(self.source, options, self.stages, self.budget, self.typed)
         source, self.notes = self.source, list(self.source.notes)
         options = replace(options, relation_column=None) if self.typed else options
-        if self.settings.is_divided and options.split is None:
-            options = replace(options, split=NONE)
-        schema = described.schema_of_open(source, tables, options, self.notes)
+        options = replace(options, split=options.split or NONE) if self.settings.is_divided else options
+        draws = not (self.settings.split or options.split)
+        schema = described.schema_of_open(source, tables, options, self.notes, draws)
         described.check_read_on_gpus(source, schema, options)
         self.read, self.target = schema.record(), schema.target
-        described.check_unread_columns(schema, tables, options, not (self.settings.split or options.split))
         every = [(t.with_widths((*own.labels, *own.features)), own) for t, own in zip(tables, schema.of_tables)]
         nodes, edges = ([own for own in every if own[0].source.kind == kind] for kind in ("nodes", "edges"))
         target_first = sorted(nodes, key=lambda each: each[0].source.type != self.target)
@@ -258,7 +258,7 @@ class Ingest:
                     f"{own.table.called}.{own.columns.ends[side]}",
                     pa.string() if text else pa.int64(),
                     seen["nulls"][side],
-                    own.table.is_text_read(own.columns.ends[side]),
+                    is_text_read(own.table.source, own.columns.ends[side]),
                     seen["unknown"][side] * named,
                     seen["first_unknown"][side],
                 )

@@ -27,7 +27,6 @@ from ..datasets.readers.tables import (
     as_text,
     check_ratio,
     in_folder,
-    is_text_read,
     joined,
     needs_nodes,
     plain,
@@ -116,10 +115,6 @@ class Table:
     """True if its first paths are those of the user's files, one for each."""
     row_ids: str = ""
     """Column of ids that only the last path has; those of other rows are their numbers."""
-
-    def is_text_read(self, column: str) -> bool:
-        """True for a column of ids where numbers are read as text."""
-        return is_text_read(self.source, column)
 
     @property
     def files(self) -> tuple[File, ...]:

@@ -88,6 +88,12 @@ def without_ignored(found: Numbered, ignored: tuple[str, ...], notes: list[str],
             f"{some} {'is read as a class' if len(strange) == 1 else 'are read as classes'}: if that means no label, "
             f"set ignored_labels={','.join(strange)}."
         )
+    parts = {name: [part.strip() for part in re.split("[;|,]", name)] for name in names}
+    uses = Counter(part for own in parts.values() for part in own)
+    shared = {name for name, own in parts.items() if own[1:] and any(p in parts or uses[p] > 2 for p in own)}
+    if joint := min(shared, default=None):
+        said = f"'{joint}' is read as a class: if it is several labels of one {unit}"
+        notes.append(f"{said}, give a column of 0 and 1 for each (label_columns).")
     alike = defaultdict(list)
     for name in names:
         alike[str(int(name)) if name.isdecimal() else name.casefold()].append(f"'{name}'")

@@ -4,7 +4,8 @@ tabs), or by what else separates its header; a list of edges by number needs no 
 import csv
 import io
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,9 +15,14 @@ from pyarrow import csv as arrow_csv
 from ....storage.errors import InputError
 from ..cleaning.arrow import pc, reading
 from ..schema.files import CSV
+from ..schema.source import SourceTable
+from ..schema.words import end_words, id_columns, label_columns
+from .foreign.kinds import check_no_matrix
 
 EDGES = "src,dst"
 """Header of a table of edges; one of numbers alone may lack it."""
+HEAD_LINES = 100
+"""Lines by which a header is told from rows."""
 BLOCK_BYTES = 1 << 20
 """Bytes of a file that are parsed at a time; no row may be longer."""
 Begin = Callable[[pa.Schema], Callable[[pa.Table], None]]
@@ -44,6 +50,11 @@ def is_csv(path: Named) -> bool:
     return path.name.lower().endswith(CSV)
 
 
+def is_text_read(table: SourceTable, column: str | None) -> bool:
+    """True if numbers are text in a column of ids: of CSV, or one that names of folders are."""
+    return column in table.folders or (bool(table.files) and is_csv(table.files[0]))
+
+
 def never(name: str) -> bool:
     """False."""
     return False
@@ -65,7 +76,7 @@ def read_csv(path: Path, as_text: AsText, example: str, as_label: AsText = never
     """
     layout = _Layout(path, as_text, example, as_label)
     with layout.reading():
-        reading = arrow_csv.ReadOptions(column_names=layout.own_names)
+        reading = arrow_csv.ReadOptions(column_names=layout.own_names, skip_rows=layout.skipped)
         table = arrow_csv.read_csv(path, reading, layout.parsing, layout.converting({}))
     return layout.named(table)
 
@@ -118,7 +129,7 @@ class _Layout:
     def __init__(self, path: Path, as_text: AsText, example: str, as_label: AsText) -> None:
         self.path, self.as_text, self.as_label = path, as_text, as_label
         usual = "\t" if ".tsv" in path.name.lower() else ","
-        self._names, delimiter, has_header = _header(path, usual, example)
+        self._names, delimiter, has_header, self.skipped = _header(path, usual, example)
         # pyarrow reads the header's row too, and removes a byte order mark.
         self.own_names = None if has_header else self._names
         self.parsing = arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
@@ -130,13 +141,15 @@ class _Layout:
     def converting(self, types: dict[str, pa.DataType]) -> arrow_csv.ConvertOptions:
         """Treatment of values, with the types of some columns."""
         text = {n: pa.string() for n in self._names if self.is_text(n.strip())}
+        nulls = [*arrow_csv.ConvertOptions().null_values, r"\N"]
         return arrow_csv.ConvertOptions(
-            column_types=types | text, strings_can_be_null=True, quoted_strings_can_be_null=False
+            column_types=types | text, strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=nulls
         )
 
     def opened(self, types: dict[str, pa.DataType]) -> arrow_csv.CSVStreamingReader:
         """Reader of blocks, with the types of some columns."""
-        blocks = arrow_csv.ReadOptions(block_size=BLOCK_BYTES, column_names=self.own_names)
+        rows: Any = {"column_names": self.own_names, "skip_rows": self.skipped}
+        blocks = arrow_csv.ReadOptions(block_size=BLOCK_BYTES, **rows)
         return arrow_csv.open_csv(self.path, blocks, self.parsing, self.converting(types))
 
     def reading(self) -> Any:
@@ -181,12 +194,15 @@ def typed_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return found.cast(pa.date32()) if found.type == pa.string() and _is_cast(found, pa.date32()) else found
 
 
-def _header(path: Path, usual: str, example: str) -> tuple[list[str], str, bool]:
-    """Names of the columns, what separates them, and whether the first line names them."""
+def _header(path: Path, usual: str, example: str) -> tuple[list[str], str, bool, int]:
+    """Names of the columns, what separates them, whether the first line names them, and lines above it: comments, and
+    ``sep=;`` of spreadsheets."""
     try:
         with pa.input_stream(str(path), compression="detect") as raw:
-            line = io.TextIOWrapper(raw, "utf-8-sig", newline="")
-            names = next(csv.reader(line, delimiter=usual), [])
+            text = io.TextIOWrapper(raw, "utf-8-sig", newline="")
+            lines = [*islice(text, HEAD_LINES)]
+            above = _lines_above(lines)
+            names = next(csv.reader(chain(lines[above:], text), delimiter=usual), [])
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, pa.ArrowException) as e:
         raise InputError(
             f"{path} cannot be read as CSV in UTF-8 ({e}); expected a header such as {example} in its first line"
@@ -195,15 +211,17 @@ def _header(path: Path, usual: str, example: str) -> tuple[list[str], str, bool]
     if len(names) == 1 and (other := next((c for c in ";\t|," if c != usual and c in names[0]), None)):
         names, delimiter = next(csv.reader(names, delimiter=other)), other
     stripped = [n.strip() for n in names]
+    numeric = all(map(_is_number, stripped))
     if not any(stripped):
         raise InputError(f"{path} is empty, or its first line is; expected a header such as {example} there")
-    if all(_is_number(n) for n in stripped):
+    _check_begin(path, lines[above + 1 :], stripped, delimiter, example)
+    if numeric:
         if example != EDGES or len(names) < 2:
             raise InputError(
                 f"{path} has no header: its first line is '{delimiter.join(names)[:80]}'; put one such as {example} "
                 "above it"
             )
-        return [*EDGES.split(","), *(f"column_{i}" for i in range(3, len(names) + 1))], delimiter, False
+        return [*EDGES.split(","), *(f"column_{i}" for i in range(3, len(names) + 1))], delimiter, False, above
     if again := sorted({n for n in stripped if n and stripped.count(n) > 1}):
         raise InputError(f"{path}: the header names '{again[0][:80]}' more than once; give every column its own name")
     if len(names) == 1 and " " in stripped[0]:
@@ -211,7 +229,30 @@ def _header(path: Path, usual: str, example: str) -> tuple[list[str], str, bool]
             f"{path}: the header '{names[0][:80]}' is one column; separate columns by commas, not by ' ', or "
             "call a list of edges .txt"
         )
-    return names, delimiter, True
+    return names, delimiter, True, above
+
+
+def _lines_above(lines: Sequence[str]) -> int:
+    """Number of the lines above a header: ``sep=;``, and comments with fewer columns than the line below them."""
+    above = int(bool(lines) and re.fullmatch(r'"?sep=.?"?', lines[0].strip()) is not None)
+    cells = [max(line.count(c) for c in ",;\t|") for line in lines]
+    first = next((k for k, line in enumerate(lines) if k >= above and not line.startswith("#")), above)
+    return next((k for k in range(above, first) if cells[k] >= cells[first]), first)
+
+
+def _check_begin(path: Path, lines: Sequence[str], names: Sequence[str], delimiter: str, example: str) -> None:
+    """Raise InputError for a header without any word that is known, if the rows below say that it is one of them, or
+    that they are those of a matrix."""
+    is_edges = example == EDGES
+    if any(end_words(names)) if is_edges else id_columns(names) or label_columns(names):
+        return
+    rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter)]
+    if is_edges:
+        check_no_matrix(path, [row if _is_number(names[0]) else row[1:] for row in rows])
+    for i, name in enumerate(names):
+        if not _is_number(name or "0") and any(name in (*row[i : i + 1], *row[: 2 * is_edges]) for row in rows):
+            said = f"{path} has no header: its first line '{delimiter.join(names)[:80]}' has the value '{name}'"
+            raise InputError(f"{said}, as rows below have; put one such as {example} above it")
 
 
 def _is_number(text: str) -> bool:

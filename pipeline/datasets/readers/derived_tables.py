@@ -16,6 +16,7 @@ from ..cleaning.options import ReadOptions
 from ..cleaning.typed import check_relations
 from ..schema.roles import schema_of
 from ..schema.source import GraphTables, SourceTable
+from .csv_file import is_text_read
 from .described import Ends, OpenTable, check_edge_rows, ends_at
 from .tables import ReadTable, in_folder, joined, plain
 
@@ -51,7 +52,7 @@ def with_nodes_of_edges(
 def ids_in_memory(ends: Ends) -> pa.Array:
     """The ids in columns of tables whose rows are in memory, in ascending order."""
     columns = {what: next(read.pieces((name,)))[name].drop_null() for what, read, name in ends}
-    from_csv = {what for what, read, name in ends if read.is_text_read(name)}
+    from_csv = {what for what, read, name in ends if is_text_read(read.source, name)}
     return new_ids(list(as_one_kind(columns, from_csv).values()))
 
 

@@ -1,6 +1,7 @@
 """Tables whose columns are known and whose rows may lie in files: their schema, and what they are refused for before
 rows are read. In memory and in pieces alike."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -13,10 +14,10 @@ from ....storage.typed.graph_types import RelationType
 from ..cleaning.clean import check_no_target
 from ..cleaning.options import ReadOptions
 from ..cleaning.typed import OF_NODES, check_followed
-from ..schema.columns import Columns
+from ..schema.columns import Columns, is_text
 from ..schema.roles import Schema, schema_of
-from ..schema.source import GraphTables, SourceTable
-from ..schema.unread import check_sets, check_unread
+from ..schema.source import GraphTables, Problems, SourceTable
+from .parquet import are_numbers
 from .parquet_rapids import gpus_to_read
 from .tables import check_columns
 
@@ -50,9 +51,6 @@ class OpenTable(Protocol):
     def num_rows(self) -> int:
         """Number of its rows."""
 
-    def is_text_read(self, column: str) -> bool:
-        """True for a column of ids where numbers are read as text."""
-
     def pieces(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """The rows of some columns, in pieces."""
 
@@ -85,7 +83,12 @@ def check_read_on_gpus(source: GraphTables, schema: Schema, options: ReadOptions
 
 
 def schema_of_open(
-    source: GraphTables, tables: Sequence[OpenTable], options: ReadOptions, notes: list[str], has_edges: bool = True
+    source: GraphTables,
+    tables: Sequence[OpenTable],
+    options: ReadOptions,
+    notes: list[str],
+    draws_split: bool,
+    has_edges: bool = True,
 ) -> Schema:
     """The schema of a source whose tables are open, in their order.
 
@@ -94,6 +97,7 @@ def schema_of_open(
         tables: opened.
         options: give columns roles.
         notes: get those of the schema.
+        draws_split: without columns of a split, one is drawn.
         has_edges: whether tables of edges have their rows.
 
     Raises:
@@ -101,9 +105,13 @@ def schema_of_open(
     """
     for table in tables:
         if table.source.kind == "nodes" and table.source.files and not table.num_rows:
-            raise _no_nodes(source.path, table.source)
-    schema = schema_of(source, [t.schema for t in tables], options, [t.pieces for t in tables])
+            file = table.source.files[0].name
+            if table.source.type is None:
+                raise InputError(f"{source.path}: there are no nodes; expected a row for each node in {file}")
+            raise InputError(f"node type '{table.source.type}' has no nodes; expected a row for each in {file}")
+    schema = schema_of(source, [t.schema for t in tables], options, [t.pieces for t in tables], draws_split)
     notes += schema.notes
+    _check_text(schema, tables, options)
     for table, columns in zip(tables, schema.of_tables):
         if table.source.files:
             check_columns(table.heads, table.source, columns, options)
@@ -114,17 +122,24 @@ def schema_of_open(
     return schema
 
 
-def check_unread_columns(schema: Schema, tables: Sequence[OpenTable], options: ReadOptions, draws_split: bool) -> None:
-    """Raise InputError for a column of nodes that is not read, and looks like ids, or if `draws_split` like a split."""
-    own = list(zip(tables, schema.of_tables))
-    for table, columns in own:
-        if table.source.kind == "edges":
-            continue
-        if draws_split:
-            check_sets(columns, table.schema, table.pieces, schema.source.path)
-        if options.id is None:
-            ends = [(edges.pieces, name) for _, edges, name in ends_at(table.source, own)]
-            check_unread(columns, table.schema, table.pieces, ends, schema.source.path)
+def _check_text(schema: Schema, tables: Sequence[OpenTable], options: ReadOptions) -> None:
+    """Raise InputError for columns of features or weights that are text other than numbers."""
+    problems, named = Problems(), list(options.names("one_hot") or ())
+    for table, columns in zip(tables, schema.of_tables):
+        for name in (*columns.features, *filter(None, (columns.weight,))):
+            kind = table.schema.field(name).type
+            pieces = (piece[name] for piece in table.pieces((name,))) if is_text(kind) else ()
+            if (texts := next((of for of in pieces if not are_numbers(of)), None)) is None:
+                continue
+            first = next(v for v in texts.unique().drop_null().to_pylist() if not are_numbers(pa.chunked_array([[v]])))
+            text = f"column {columns.table}.{name} is {kind}; expected numbers, not '{first[:40]}'"
+            if name == columns.weight or re.fullmatch(r"\W*\d[\d.,' ]*\W*", first):
+                problems.add(f"{text}: write numbers such as 1234.5")
+            else:
+                named.append(name)
+                problems.add(f"{text}: one_hot={name} makes each value a feature", one_hot=",".join(named))
+    if problems.texts:
+        raise InputError(problems.message(schema.source.path, options.given))
 
 
 def ends_at(nodes: SourceTable, tables: Sequence[tuple[OpenTable, Columns]]) -> Ends:
@@ -132,13 +147,6 @@ def ends_at(nodes: SourceTable, tables: Sequence[tuple[OpenTable, Columns]]) -> 
     edges = [(read, own) for read, own in tables if read.source.kind == "edges"]
     every = [(read, own, own.ends[i]) for read, own in edges for i in read.source.sides_at(nodes)]
     return [(f"{own.table}.{name}", read, name) for read, own, name in every]
-
-
-def _no_nodes(source: object, table: SourceTable) -> InputError:
-    file = table.files[0].name if table.files else table.title
-    if table.type is None:
-        return InputError(f"{source}: there are no nodes; expected a row for each node in {file}")
-    return InputError(f"node type '{table.type}' has no nodes; expected a row for each in {file}")
 
 
 def check_edge_rows(source: object, rows: Sequence[tuple[SourceTable, int]]) -> list[str]:

@@ -18,6 +18,7 @@ from ..schema.roles import Schema, schema_of
 from ..schema.source import GraphTables
 from . import derived_tables as derived
 from . import described
+from .csv_file import is_text_read
 from .parquet import feature_names, feature_rows, labels_of, numbers_of, sets_of, split_bits, times_of
 from .parquet_rapids import is_read, ordered_edges
 from .reader import Request
@@ -97,8 +98,10 @@ class _Reading:
         self.source = source
         reads = iter(nodes), iter(edges)
         every = [next(reads[t.kind == "edges"]) for t in source.tables]
-        self.every, self.notes = every, list(source.notes)
-        self.schema: Schema = described.schema_of_open(source, every, options, self.notes, has_edges=not on_gpu)
+        self.notes = list(source.notes)
+        self.schema: Schema = described.schema_of_open(
+            source, every, options, self.notes, draws_split, has_edges=not on_gpu
+        )
         self.edges, self.on_gpu = list(zip(edges, self.schema.edges)), on_gpu
         self.nodes = {str(r.source.type): _Nodes(r, c) for r, c in zip(nodes, self.schema.nodes)}
         described.check_read_on_gpus(self.source, self.schema, options)
@@ -113,8 +116,8 @@ class _Reading:
         else:
             if self.on_gpu:  # the CPU reads names, and reports defects
                 self.on_gpu, read = False, read_rows(read.source, self.options)
-                described.check_edge_rows(self.path, [(read.source, read.num_rows)])
-                self.edges, self.every = [(read, columns)], [own.read, read]
+                described.schema_of_open(self.source, [own.read, read], self.options, [], self.draws_split)
+                self.edges = [(read, columns)]
             self._number()
             edges = {read.source.type: self._edges_of(k) for k, (read, _) in enumerate(self.edges)}
         nodes = {}
@@ -162,11 +165,10 @@ class _Reading:
 
     def _number(self) -> None:
         """Number the nodes of all types, and the ends of edges."""
-        described.check_unread_columns(self.schema, self.every, self.options, self.draws_split)
         for k, (read, columns) in enumerate(self.edges):
             for i, t in enumerate(self._types_of(k)):
                 name = columns.ends[i]
-                self.nodes[t].ends[k, i] = (f"{columns.table}.{name}", read.rows[name], read.is_text_read(name))
+                self.nodes[t].ends[k, i] = (f"{columns.table}.{name}", read.rows[name], is_text_read(read.source, name))
         options = described.numbering(self.source, self.options)
         for own in self.nodes.values():
             notes: list[str] = []
@@ -222,7 +224,7 @@ def _number_nodes(own: _Nodes, options: ReadOptions, notes: list[str], source: o
     of_ids = f"nodes.{key or 'id'}"
     columns: dict[str, pa.ChunkedArray] = {} if key is None else {of_ids: own.read.rows[key]}
     columns |= {what: column.drop_null() for what, column, _ in own.ends.values()}
-    from_csv |= {of_ids} if own.read.is_text_read(key or "id") else set()
+    from_csv |= {of_ids} if is_text_read(own.read.source, key) else set()
     columns = node_ids.as_one_kind(columns, from_csv)
     ids = columns.pop(of_ids, None)
     if ids is None and any(node_ids.is_text(column.type) for column in columns.values()):

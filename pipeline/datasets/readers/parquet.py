@@ -21,7 +21,7 @@ from ..schema.words import FLAGS, set_of
 
 def numbers_of(column: pa.ChunkedArray, what: str) -> AnyArray:
     """Numbers [V], nulls as NaN. Raises InputError for a column of anything else."""
-    if pa.types.is_decimal(column.type):
+    if pa.types.is_decimal(column.type) or (is_text(column.type) and are_numbers(column)):
         column = column.cast(pa.float64())
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)):
         raise NoNumbersError(f"column {what} is {column.type}; expected numbers")
@@ -31,6 +31,15 @@ def numbers_of(column: pa.ChunkedArray, what: str) -> AnyArray:
         if column.null_count or pa.types.is_boolean(column.type)
         else column.to_numpy()
     )
+
+
+def are_numbers(column: pa.ChunkedArray) -> bool:
+    """True for text that is numbers alone, such as 2.5; what is null does not count."""
+    try:
+        column.cast(pa.float64())
+    except pa.ArrowException:
+        return False
+    return True
 
 
 def times_of(table: pa.Table, key: str | None, stem: str) -> AnyArray | None:

@@ -32,6 +32,8 @@ from .npz_members import BOMB_BYTES
 EXAMPLES = {"edges": EDGES, "nodes": "id,label"}
 NODES = ("nodes", "target", "targets")
 """Words in the names of files of nodes, where that of edges has ``edges``: ``musae_target.csv``."""
+DATA = (".npy", ".npz", ".json", ".pt", ".pkl", ".mat", ".mtx", ".h5", ".hdf5", ".xlsx")
+"""Suffixes of files beside tables that are named as left out."""
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """Name of a folder whose rows have no value."""
 BOMB_RATIO = 2000
@@ -89,7 +91,7 @@ def tables_of_folder(
     left += [
         (n, why)
         for n in others
-        if n.lower().endswith(of_folder.SUFFIXES) and not n.lower().startswith(("nodes", "edges"))
+        if n.lower().endswith((*of_folder.SUFFIXES, *DATA)) and not n.lower().startswith(("nodes", "edges"))
     ]
     tables = tuple(
         _with_folder_columns(table, folder, options)
@@ -229,10 +231,6 @@ class ReadTable:
         """Number of its rows."""
         return self.rows.num_rows
 
-    def is_text_read(self, column: str) -> bool:
-        """True if ids that are numbers are text here."""
-        return is_text_read(self.source, column)
-
     def pieces(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """The rows of some columns, in one piece."""
         yield self.rows.select(list(columns))
@@ -300,11 +298,6 @@ def joined(tables: Sequence[pa.Table], of: SourceTable, files: Sequence[Any] = (
                     "with one schema"
                 ) from e
         raise InputError(f"{files[0].parent} cannot be read ({first_line(e)}); write the files again") from e
-
-
-def is_text_read(table: SourceTable, column: str) -> bool:
-    """True if numbers are text in a column of ids: of CSV, or one that names of folders are."""
-    return column in table.folders or (bool(table.files) and is_csv(table.files[0]))
 
 
 def check_columns(heads: Sequence[pa.Schema], table: SourceTable, columns: Columns, options: ReadOptions) -> None:

@@ -2,16 +2,15 @@
 words; in this order, and each column has one role."""
 
 import json
-import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ....storage.errors import nearest
-from ....storage.optional import present_items
 from ..cleaning.kept import READ, as_other
 from . import words
-from .source import Role, SourceTable
+from .source import Problems, Role, SourceTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
 NONE = "none"
 """Value of a key by which no column has its role; behind names: none has it if they are not there."""
+SWEPT = "read.feature_columns=*"
 SHOWN_COLUMNS = 8  # most columns named in a note
 
 
@@ -52,40 +52,14 @@ class Columns:
         return (*(() if self.split is None else (self.split,)), *self.masks.values())
 
     @property
+    def swept(self) -> tuple[str, ...]:
+        """Columns that are features since all that are left are."""
+        return tuple(name for name, role in self.roles.items() if role == ("feature", SWEPT))
+
+    @property
     def unread(self) -> tuple[str, ...]:
         """Columns without a meaning."""
         return tuple(name for name, (role, _) in self.roles.items() if role == "not read")
-
-
-@dataclass
-class Problems:
-    """Faults of a source's columns, which one message names together."""
-
-    texts: list[str] = field(default_factory=list)
-    keys: dict[str, str] = field(default_factory=dict)
-    """Keys of `ReadOptions` that settle them, with plausible values."""
-
-    def add(self, text: str, **keys: str | None) -> None:
-        """Add a fault, and the keys that would settle it; None: there is no plausible value."""
-        self.texts.append(text)
-        self.keys |= present_items(keys)
-
-    def message(self, source: object, given: Mapping[str, Any]) -> str:
-        """One message for all faults, with a command to paste, which keeps the options that are `given`."""
-        count = len(self.texts)
-        text = self.texts[0] if count == 1 else f"{source}: {count} problems: " + "; ".join(
-            f"({i}) {t.removeprefix(f'{source}: ')}" for i, t in enumerate(self.texts, 1)
-        )  # fmt: skip
-        if not self.keys:
-            return text
-        every = {k: ",".join(map(str, v)) if isinstance(v, tuple) else v for k, v in {**given, **self.keys}.items()}
-        sets = " ".join(f"--set {quoted(f'read.{key}={value}')}" for key, value in every.items())
-        return f"{text}. Try: millrace inspect {quoted(str(source))} {sets}"
-
-
-def quoted(text: str) -> str:
-    """A word of a shell's command line."""
-    return shlex.quote(text)
 
 
 def is_list(kind: "pa.DataType") -> bool:
@@ -231,7 +205,7 @@ class Assignment:
         """The column of the split, or those of flags by set."""
         named = self._of_key("split")
         if named == (NONE,):
-            for c in (*self._split_words(), *self._mask_words().values()):
+            for c in (*self._split_words(), *chain(*self._mask_words().values())):
                 self.give(c, "not read", "read.split=none")
             return None, {}
         if named:
@@ -244,7 +218,12 @@ class Assignment:
                     f"read.split has '{other}', which names no set; expected train_mask, val_mask, test_mask"
                 )
             return (None, masks) if masks else (named[0], {})
-        columns, masks = self.stated("split") or self._split_words(), self._mask_words()
+        columns, flags = self.stated("split") or self._split_words(), self._mask_words()
+        masks = {part: of[0] for part, of in flags.items()}
+        if more := [c for of in flags.values() for c in of[1:]]:
+            first = ",".join(masks.values())
+            said = f"{self.source}: {self.table.title} has several splits: {first}, and {', '.join(more)}"
+            self.problems.add(f"{said}; set read.split={first}, or others", split=first)
         if len(columns) + bool(masks) > 1:
             both = [*columns, *masks.values()]
             self.problems.add(
@@ -264,22 +243,19 @@ class Assignment:
         texts = [n for n in self.free() if words.fold(n) == "mask" and not is_numeric(self.kinds[n])]
         return [n for n in self.free() if words.fold(n) in words.SPLIT_COLUMNS] + texts
 
-    def _mask_words(self) -> dict[str, str]:
+    def _mask_words(self) -> dict[str, list[str]]:
         # Text in a column `test` may be anything; in one `test_mask` it flags.
         text = {n for n in self.free() if is_text(self.kinds[n]) and words.part_of(n) is None}
         free = [n for n in self.free() if n in text or (is_numeric(self.kinds[n]) and not is_list(self.kinds[n]))]
-        found: dict[str, str] = {}
-        for n in free:
-            if (part := words.mask_of(n)) is not None:
-                found.setdefault(part, n)
-        return {part: found[part] for part in words.PARTS if part in found}
+        found = {part: [n for n in free if words.mask_of(n) == part] for part in words.PARTS}
+        return {part: of for part, of in found.items() if of}
 
     def of_features(self, key: str, skip: Iterable[str] = ()) -> tuple[str, ...]:
         """Columns of features: those of the key, or those of their names. The rest is noted as not read."""
         others = [n for n in self.names if n not in self.roles and n not in skip and n]
         wanted, why = self.features, f"read.{key}"
         if wanted == ("*",):
-            wanted = tuple(n for n in others if is_numeric(self.kinds[n]) and not words.looks_like_id(n))
+            wanted, why = tuple(n for n in others if is_numeric(self.kinds[n]) and not words.looks_like_id(n)), SWEPT
             if wanted:
                 self.notes.append(f"Features of {self.table.title} ({key}=*): {', '.join(wanted)}.")
         elif wanted is None:
@@ -402,6 +378,8 @@ class Assignment:
             value = ",".join(takable) if len(takable) <= SHOWN_COLUMNS else "*"
             more = len(takable) > len(features)
             how = f" (edge_feature_columns={value} takes them as features)" if more else ""
+            if (kind := words.first_of(left, words.RELATIONS)) is not None and self.table.type is None:
+                how += f" (relation_column={kind} makes a relation of each of its values)"
             self.notes.append(f"Columns of edges were not read: {listed(left)}{how}.")
         return self.result(
             ends=ends, time=time, relation=relation, labels=labels, split=split, masks=masks, weight=weight,
@@ -410,7 +388,7 @@ class Assignment:
 
     def _check_no_sets(self) -> None:
         """A fault of a column of sets, which links are not divided by."""
-        if found := [*self._split_words(), *self._mask_words().values()]:
+        if found := [*self._split_words(), *chain(*self._mask_words().values())]:
             self.problems.add(
                 f"{self.source}: {self.table.title} has the column {found[0]}, and links are not divided by it: give "
                 "the file of edges as pairs=FILE too, which reads it, or set read.split=none to draw a split"
@@ -435,13 +413,18 @@ class Assignment:
             column = self.one(key, role, [c for c in by_words if c not in self.roles])  # ty: ignore
             ends.append(column if column is not None else "")
         if "" in ends and not several:
-            spare = [n for n in free if n not in ends and not (is_list(self.kinds[n]))]
+            spare = [n for n in free if n and n not in ends and not is_list(self.kinds[n])]
+            spare = spare if any(ends) else words.likely_ends(spare)
             for i, key in enumerate(("src", "dst")):
                 if not ends[i]:
                     column = spare.pop(0) if spare else None
                     hint = "" if column is None else f": set read.{key} to its name"
                     text = no_column(self.source, self.table.title, key, self.names)
                     self.problems.add(text + hint, **{key: column})
+        if self.table.type is None and (kinds := words.kinds_of_ends(ends)):
+            said = f"{' and '.join(ends)} are read as ids of one kind, so that equal ones are one node"
+            files = f"nodes-{kinds[0]}.csv, nodes-{kinds[1]}.csv and edges-{kinds[0]}-to-{kinds[1]}.csv"
+            self.notes.append(f"{said}: if there are two, give {files}.")
         return ends[0], ends[1]
 
 

@@ -16,8 +16,8 @@ from ....storage.errors import InputError, NoLabelsError
 from ....storage.plural import are
 from ....storage.typed.graph_types import RelationType
 from . import words
-from .columns import listed, quoted
-from .source import Kind, SourceTable
+from .columns import listed
+from .source import Kind, SourceTable, quoted
 
 MOST_MISSING = 4
 """Most files that are missing among numbered ones, more than there are."""

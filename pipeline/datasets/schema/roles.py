@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ....storage.errors import InputError, NoLabelsError, nearest
 from ..cleaning.raw import noted
 from . import words
-from .columns import NONE, ONE_OF_A_TABLE, Assignment, Columns, Problems, no_column
-from .source import GraphTables, Kind, Role, SourceTable
+from .columns import NONE, ONE_OF_A_TABLE, Assignment, Columns, no_column
+from .source import GraphTables, Kind, Problems, Role, SourceTable
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -102,14 +102,19 @@ def read_note(table: SourceTable, columns: Columns) -> str:
 
 
 def schema_of(
-    source: GraphTables, heads: Sequence["pa.Schema"], options: "ReadOptions", rows: "Sequence[Rows]" = ()
+    source: GraphTables,
+    heads: Sequence["pa.Schema"],
+    options: "ReadOptions",
+    rows: "Sequence[Rows]" = (),
+    draws_split: bool = True,
 ) -> Schema:
     """The schema of a source by the names and types of its columns, `heads`, one for each table.
 
-    `rows` of each table, if they are at hand, are looked at only for what a message proposes.
+    `rows` of each table, if they are at hand, are looked at for ids, and if `draws_split` for sets, in columns without
+    a role, and for what a message proposes.
 
     Raises:
-        InputError: names every column that is missing or unclear, and the keys that settle them.
+        InputError: names every column that is missing, unclear or not to be left unread, and the keys that settle them.
     """
     labelled = options.task != "link" and options.labels_of == "nodes"
     why_not = "the labels are those of edges" if options.labels_of == "edges" else "the task is link"
@@ -153,10 +158,10 @@ def schema_of(
                     notes.append(f"Columns of nodes-{t} were not read: {', '.join(unread)} ('{target}' is predicted).")
     else:
         unlabelled = bool(labelled and nodes and not found[nodes[0]][0].labels and options.named_labels is None)
-        if rows and len(nodes) == 1 and labelled and (unlabelled or problems.texts):
-            _add_unread(source, found, heads, options, problems, rows)
-        if unlabelled:
-            _add_missing_label(source, found[nodes[0]][0], heads, problems, rows[nodes[0]] if rows else None)
+    if rows:
+        _add_unread(source, found, heads, problems, rows, draws_split and labelled)
+    if unlabelled and not typed:
+        _add_missing_label(source, found[nodes[0]][0], heads, problems, rows[nodes[0]] if rows else None)
     if problems.texts:
         error = NoLabelsError if unlabelled and len(problems.texts) == 1 else InputError
         raise error(problems.message(source.path, options.given))
@@ -230,27 +235,32 @@ def _add_unread(
     source: GraphTables,
     found: Mapping[int, tuple[Columns, Assignment]],
     heads: Sequence["pa.Schema"],
-    options: "ReadOptions",
     problems: Problems,
     rows: "Sequence[Rows]",
+    draws_split: bool,
 ) -> None:
-    """Add the columns of nodes that have the ids of edges, or the sets of a split, beside other faults."""
+    """Add the columns of nodes without a role that have the ids of edges or the sets of a split, and files beside the
+    tables that by their names have a split."""
     from .unread import unread_ids, unread_sets
 
-    i = next(i for i, t in enumerate(source.tables) if t.kind == "nodes")
-    nodes, guess = found[i][0], (problems.keys.get("src"), problems.keys.get("dst"))
-    ends = [
-        (rows[k], name)
-        for k, t in enumerate(source.tables)
-        if t.kind == "edges"
-        for name in {own or other for own, other in zip(found[k][0].ends, guess)}
-        if name is not None and name in heads[k].names
-    ]
-    ids = unread_ids(nodes, heads[i], rows[i], ends) if options.id is None and "id" not in problems.keys else None
-    sets = unread_sets(nodes, heads[i], rows[i]) if options.split is None and "split" not in problems.keys else None
-    for key, column in (("id", ids), ("split", sets)):
-        if column is not None:
-            problems.add(column[1], **{key: column[0]})
+    guess = problems.keys.get("src"), problems.keys.get("dst")
+    edges = [(k, t) for k, t in enumerate(source.tables) if t.kind == "edges"]
+    for i, table in enumerate(source.tables):
+        nodes, given = found[i]
+        if table.kind == "edges":
+            continue
+        names = [(k, found[k][0].ends[side] or guess[side]) for k, t in edges for side in t.sides_at(table)]
+        ends = [(rows[k], name) for k, name in dict.fromkeys(names) if name and name in heads[k].names]
+        by_key = given.options.id is not None or "id" in problems.keys
+        if (ids := None if by_key else unread_ids(nodes, heads[i], rows[i], ends)) is not None:
+            problems.add(f"{source.path}: {ids[1]}", id=ids[0])
+        if draws_split and "split" not in problems.keys and (nodes.labels or not table.type) and not nodes.of_split:
+            if (sets := unread_sets(nodes, heads[i], rows[i])) is not None:
+                problems.add(f"{source.path}: {sets[1]}", split=sets[0])
+            stems = {name.partition(".")[0]: name for name, _ in source.left_out}
+            for name in [n for stem, n in stems.items() if words.is_split(stem) or words.mask_of(stem) == "train"][:1]:
+                said = f"{source.path}: {name} is not read, and by its name says which nodes train; add a column split"
+                problems.add(f"{said} (train, val, test) to the nodes, or set read.split=none to draw one", split=NONE)
 
 
 def target_of(labels: Mapping[str, Sequence[str]], options: "ReadOptions") -> str:

@@ -1,10 +1,12 @@
 """What a reader yields: tables of named columns, and where they came from. No column has a meaning yet."""
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ....storage.optional import present_items
 from ....storage.typed.graph_types import RelationType
 from ..cleaning.raw import Hint, type_text
 
@@ -93,3 +95,34 @@ class GraphTables:
     def edges(self) -> tuple[SourceTable, ...]:
         """Tables of edges, one for each relation."""
         return tuple(t for t in self.tables if t.kind == "edges")
+
+
+@dataclass
+class Problems:
+    """Faults of a source's columns, which one message names together."""
+
+    texts: list[str] = field(default_factory=list)
+    keys: dict[str, str] = field(default_factory=dict)
+    """Keys of `ReadOptions` that settle them, with plausible values."""
+
+    def add(self, text: str, **keys: str | None) -> None:
+        """Add a fault, and the keys that would settle it; None: there is no plausible value."""
+        self.texts.append(text)
+        self.keys |= present_items(keys)
+
+    def message(self, source: object, given: Mapping[str, Any]) -> str:
+        """One message for all faults, with a command to paste, which keeps the options that are `given`."""
+        count = len(self.texts)
+        text = self.texts[0] if count == 1 else f"{source}: {count} problems: " + "; ".join(
+            f"({i}) {t.removeprefix(f'{source}: ')}" for i, t in enumerate(self.texts, 1)
+        )  # fmt: skip
+        if not self.keys:
+            return text
+        every = {k: ",".join(map(str, v)) if isinstance(v, tuple) else v for k, v in {**given, **self.keys}.items()}
+        sets = " ".join(f"--set {quoted(f'read.{key}={value}')}" for key, value in every.items())
+        return f"{text}. Try: millrace inspect {quoted(str(source))} {sets}"
+
+
+def quoted(text: str) -> str:
+    """A word of a shell's command line."""
+    return shlex.quote(text)

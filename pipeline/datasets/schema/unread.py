@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ....storage.errors import InputError
 from ....storage.optional import present
 from ..cleaning.arrow import pc
 from . import words
@@ -15,37 +14,28 @@ from .columns import Columns, is_text
 
 SAMPLE_ROWS = 1 << 16
 """Rows of each table of edges whose ends are compared with the columns of nodes."""
+FEW = 0.1
+"""Share of rows up to which values of a column of ids are missing, or those of other rows."""
 MOST_CLASSES = 256
 """Most values of a column that is proposed for labels."""
 Rows = Callable[[Sequence[str]], Iterator[pa.Table]]
 """Rows of a table in pieces, by names of columns."""
 
 
-def check_unread(
-    nodes: Columns, kinds: pa.Schema, rows: Rows, ends: Sequence[tuple[Rows, str]], source: object
-) -> None:
-    """Check that no column of nodes that is not read has the ids that edges call nodes by.
+def unread_ids(
+    nodes: Columns, kinds: pa.Schema, rows: Rows, ends: Sequence[tuple[Rows, str]]
+) -> tuple[str, str] | None:
+    """A column that is not read, but has hardly a value twice, and at least as many of the ids that edges use as the
+    one that is read, and most of them; and a sentence on it. None: there is none.
 
     Args:
         nodes: of a table of nodes, whose ids no key names.
         kinds: the types of its columns.
         rows: of it.
         ends: tables of edges, each with a column whose values are nodes of this table.
-        source: for the message.
-
-    Raises:
-        InputError: a column has no value twice, and at least as many of these ids as the one that is read, and most of
-            them; names the key that settles it.
     """
-    if found := unread_ids(nodes, kinds, rows, ends):
-        raise InputError(f"{source}: {found[1]}")
-
-
-def unread_ids(
-    nodes: Columns, kinds: pa.Schema, rows: Rows, ends: Sequence[tuple[Rows, str]]
-) -> tuple[str, str] | None:
-    """The column that `check_unread` refuses, and what it says."""
-    candidates = [c for c in nodes.unread if c and _may_be_ids(kinds.field(c).type)]
+    swept = nodes.swept if nodes.id is None else ()
+    candidates = [c for c in (*nodes.unread, *swept) if c and _may_be_ids(kinds.field(c).type)]
     used = _sample(ends) if candidates else []
     total = sum(map(len, used))
     for column in candidates if total else ():
@@ -57,25 +47,17 @@ def unread_ids(
         if nodes.id is not None:
             other = f"read.id={nodes.id} to keep that column"
         share = "all" if found == total else "most"
+        state = "a feature (feature_columns=*)" if column in swept else "not read"
         return column, (
-            f"the column '{column}' of {nodes.table} is not read, but has {share} ids that edges use and no "
-            f"value twice; set read.id={column} to number nodes by it, or {other}"
+            f"the column '{column}' of {nodes.table} is {state}, but has {share} ids that edges use and hardly a value "
+            f"twice; set read.id={column} to number nodes by it, or {other}"
         )
     return None
 
 
-def check_sets(nodes: Columns, kinds: pa.Schema, rows: Rows, source: object) -> None:
-    """Check that no column of nodes that is not read has the sets of a split, where one would be drawn.
-
-    Raises:
-        InputError: names the column and the keys that settle it.
-    """
-    if found := unread_sets(nodes, kinds, rows) if nodes.labels else None:
-        raise InputError(f"{source}: {found[1]}")
-
-
-def unread_sets(nodes: Columns, kinds: pa.Schema, rows: Rows) -> tuple[str, str] | None:
-    """The column that `check_sets` refuses, and what it says."""
+def unread_sets(nodes: Columns, kinds: pa.Schema, rows: Rows) -> tuple[str | None, str] | None:
+    """A column that is not read and has the sets of a split, where one would be drawn, and a sentence on it; no column
+    if its words are not those of the sets. None: there is none."""
     for column in () if nodes.of_split else nodes.unread:
         if words.is_split(column):
             return column, (
@@ -84,19 +66,19 @@ def unread_sets(nodes: Columns, kinds: pa.Schema, rows: Rows) -> tuple[str, str]
             )
         if not is_text(kinds.field(column).type):
             continue
-        seen: set[str] = set()
-        flags = (*words.FLAGS[True], *words.FLAGS[False]) if words.mask_of(column) is not None else ()
+        seen = set[str]()
         for piece in rows((column,)):
-            seen |= {v.strip() for v in present(piece[column].unique().to_pylist())}
-            if not all(v == "" or words.set_of(v) or v.lower() in flags for v in seen):
+            seen |= {v.strip() for v in present(piece[column].unique().to_pylist())} - {""}
+            if len(seen) > MOST_CLASSES:
                 break
-        else:
-            if len({words.set_of(v) or v for v in seen if v}) > 1:
-                held = ", ".join(sorted(seen - {""}))
-                return column, (
-                    f"the column '{column}' of {nodes.table} is not read, but holds {held}; set "
-                    f"read.split={column} to read the split, or read.split=none to draw one"
-                )
+        flags = sum(words.FLAGS.values(), ()) if words.mask_of(column) is not None else ()
+        known = all(words.set_of(v) or v.lower() in flags for v in seen)
+        if len({words.set_of(v) or v for v in seen}) > 1 and (known or words.are_sets(seen)):
+            write = f"set read.split={column} to read the split" if known else "write train, val and test there"
+            return column if known else None, (
+                f"the column '{column}' of {nodes.table} is not read, but holds {', '.join(sorted(seen))}; {write}, or "
+                "set read.split=none to draw one"
+            )
     return None
 
 
@@ -136,17 +118,16 @@ def _sample(ends: Sequence[tuple[Rows, str]]) -> list[pa.ChunkedArray]:
 
 
 def _distinct(rows: Rows, column: str) -> pa.ChunkedArray | None:
-    """The values of a column if no two are the same and none is null; else None, mostly after the first piece."""
-    chunks: list[Any] = []
+    """The values of a column where hardly any is null or there twice; else None, mostly after the first piece."""
+    chunks, count = list[Any](), 0
     for piece in rows((column,)):
         values = piece[column]
-        if values.null_count or pc.count_distinct(values).as_py() < len(values):
+        if values.null_count + len(values) - pc.count_distinct(values).as_py() > FEW * len(values):
             return None
         chunks += values.chunks
-    if not chunks:
-        return None
-    whole = pa.chunked_array(chunks)
-    return whole if pc.count_distinct(whole).as_py() == len(whole) else None
+        count += len(values)
+    found = pa.chunked_array(chunks).unique().drop_null() if count else []
+    return pa.chunked_array([found]) if count and count - len(found) <= FEW * count else None
 
 
 def _found(values: pa.ChunkedArray, used: Sequence[Any]) -> int:
@@ -161,7 +142,7 @@ def _found_by_id(nodes: Columns, rows: Rows, used: Sequence[Any]) -> int:
     """Count the values that are `used` and are ids of the column that is read, or numbers of rows without one."""
     if nodes.id is not None:
         return _found(pa.chunked_array([c for piece in rows((nodes.id,)) for c in piece[nodes.id].chunks]), used)
-    count = sum(piece.num_rows for piece in rows(nodes.unread[:1]))
+    count = sum(piece.num_rows for piece in rows((*nodes.unread, *nodes.swept)[:1]))
     return _found(pa.chunked_array([pa.array(np.arange(count))]), used)
 
 

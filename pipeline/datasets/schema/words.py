@@ -27,6 +27,8 @@ WEIGHTS = ("weight", "edge_weight", "weights", "w")
 LABELS = ("label", "y", "class", "labels", "node_label", "class_label")
 LIKE_LABELS = {"label", "labels", "class", "classes", "target", "category", "kind", "outcome"}
 """Words in names that labels may have: proposed, never taken by themselves."""
+RELATIONS = ("relation", "rel", "rel_type", "relation_type", "edge_type", "type", "predicate", "etype")
+"""Columns that may be the relations of edges: proposed, never taken by themselves."""
 SPLIT_COLUMNS = ("split", "set", "subset", "data_split")
 PARTS = {
     "train": ("train", "training"),
@@ -114,6 +116,24 @@ def end_words(names: Sequence[str]) -> tuple[list[str], list[str]]:
     return first, second
 
 
+def likely_ends(names: Sequence[str]) -> list[str]:
+    """Columns that may be the two ends of edges, the likeliest first: ``x_id`` and ``y_id``, else ids, else any."""
+    ids = [n for n in names if looks_like_id(n) or fold(n).endswith("_index")]
+    by_kind = {n: (*fold(n).split("_"), "")[1:] for n in ids}
+    for n in ids:
+        if [*by_kind.values()].count(by_kind[n]) == 2:
+            return [other for other in ids if by_kind[other] == by_kind[n]]
+    return [*ids, *(n for n in names if n not in ids)]
+
+
+def kinds_of_ends(ends: Sequence[str]) -> list[str]:
+    """What two columns of ends are ids of, by their names: ``user`` and ``movie``; empty unless they say two kinds."""
+    kinds = [
+        m[1] for n in ends if end_words([n]) == ([], []) and (m := re.fullmatch(r"(.+)_(?:id|idx|index)", fold(n)))
+    ]
+    return kinds if len({*kinds}) == 2 else []
+
+
 def _called(names: Sequence[str], words: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Columns that are called by one of `words`, and what stands behind it in their names."""
     for name in names:
@@ -142,6 +162,12 @@ def set_of(value: str) -> str | None:
     return part_of(value) or _SHORT.get(fold(value))
 
 
+def are_sets(values: Collection[str]) -> bool:
+    """True for values in each of which is a word of a set, as in ``PublicTest``, and in one a word of the train set."""
+    found = [next(filter(None, map(part_of, fold(value).split("_"))), None) for value in values]
+    return None not in found and "train" in found
+
+
 def is_split(name: str) -> bool:
     """True for a name that says that its column divides the rows into sets or folds: ``dataset_split``, ``fold``."""
     return not {"split", "splits", "fold", "folds"}.isdisjoint(fold(name).split("_")) or fold(name) in SPLIT_COLUMNS
@@ -149,7 +175,7 @@ def is_split(name: str) -> bool:
 
 def mask_of(name: str) -> str | None:
     """Set whose members a column by this name flags; None: it is no mask."""
-    return part_of(re.sub(r"^(?:is|in|mask)_|_(?:mask|set|flag|split|idx|index)$", "", fold(name)))
+    return part_of(re.sub(r"^(?:is|in|mask)_|_(?:mask|set|flag|split|idx|index)(?:_?\d+)?$", "", fold(name)))
 
 
 def numbered_features(names: Collection[str]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from ...cleaning.arrow import reading
 from ...cleaning.node_ids import in_one_kind
 from ...cleaning.raw import Hint
 from ...schema.source import GraphTables, Role, SourceTable
+from .kinds import check_no_matrix
 from .networks import read_network
 
 ENDS = {
@@ -90,6 +91,7 @@ def layout_of(path: Path) -> Layout:
         raise InputError(f"{path} has no edges; expected a line for each: source and destination")
     separator = _separator(rows)
     split = [_cells(row, separator) for row in rows]
+    check_no_matrix(path, split)
     first, width = split[0], len(split[0])
     bad = [row for row, cells in zip(rows, split) if not 2 <= len(cells) == width <= MOST_COLUMNS]
     if bad:

@@ -6,9 +6,10 @@ Arrow is imported only when a source is read: it starts threads, which the serve
 import csv
 import gzip
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from .....storage.errors import InputError
 from ...schema.files import COMPRESSED, CSV
 
 EDGE_LISTS = (".txt", ".edges", ".edgelist", ".edge", ".el", ".wel", ".ncol")
@@ -78,3 +79,11 @@ def has_marks(line: str) -> bool:
 def separator_of(line: str) -> str:
     """The character that separates the columns of a header."""
     return max(",\t;|", key=line.count)
+
+
+def check_no_matrix(path: object, rows: Sequence[Sequence[str]]) -> None:
+    """Raise InputError for rows of three numbers or more that are 0 or 1 alone: an adjacency matrix."""
+    cells = {cell for row in rows for cell in row}
+    if rows and len(rows[0]) > 2 and cells <= {"0", "1", "0.0", "1.0"}:
+        said = f"{path} looks like an adjacency matrix, whose rows are 0 and 1"
+        raise InputError(f"{said}; expected an edge in each row: save it by scipy.io.mmwrite as .mtx")

@@ -66,7 +66,10 @@ def test_of_edges(tmp_path):
     ("options", "words"),
     [
         ({"one_hot": "town"}, "no table has the column 'town' that read.one_hot names"),
-        ({"feature_columns": "city"}, r"column nodes\.city is string; expected numbers: read\.one_hot=city"),
+        (
+            {"feature_columns": "city"},
+            r"nodes\.city is string; expected numbers, not '\w+': one_hot=city makes .* --set read\.one_hot=city",
+        ),
         ({"one_hot": 3}, "one_hot is 3; expected names of columns"),
     ],
 )

@@ -105,3 +105,15 @@ def test_labels_are_numbers_unless_zeros_are_before_them(tmp_path, labels, class
     else:
         assert data.class_names == classes
         assert [classes[y] for y in data.labels] == labels
+
+
+@pytest.mark.parametrize("above", ["sep=;\n", "# made on Monday\n# by us\n", '"sep=;"\n# x\n'])
+def test_lines_above_the_header(tmp_path, above):
+    (tmp_path / "g").mkdir()
+    (tmp_path / "g" / "nodes.csv").write_text(f"{above}id;age;label\n2;7;a\n0;\\N;b\n1;9;\\N\n", "utf-8-sig")
+    (tmp_path / "g" / "edges.csv").write_text(f"{above}#src;dst\n0;1\n1;2\n")
+    options = mr.ReadOptions(direction="directed", feature_columns="age", nan_features="zero")
+    dataset = same(tmp_path / "g", tmp_path, options)
+    assert dataset.features.gather(np.arange(3)).ravel().tolist() == [0, 9, 7]
+    assert dataset.labels.tolist() == [1, -1, 0]
+    assert dataset.graph.num_edges == 2

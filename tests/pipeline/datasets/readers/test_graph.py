@@ -298,3 +298,47 @@ def test_files_with_a_name_before_edges(tmp_path, names):
         mr.open_dataset(tmp_path)
     data = mr.open_dataset(edges, options=mr.ReadOptions(direction="directed"))
     assert data.num_classes == 2 and f"The nodes were read from {nodes}." in data.notes
+
+
+def test_numbers_that_are_text(tmp_path):
+    """Text of numbers in Parquet is read as numbers; other text is named with its first value, that of all tables."""
+    (folder := tmp_path / "g").mkdir()
+    nodes = {"id": list(range(V)), "age": [f"{v}.5" for v in range(V)], "label": [v % 2 for v in range(V)]}
+    edges = {"src": list(range(V)), "dst": [(v + 1) % V for v in range(V)], "weight": ["2"] * V}
+    pq.write_table(pa.table(nodes), folder / "nodes.parquet")
+    pq.write_table(pa.table(edges), folder / "edges.parquet")
+    options = mr.ReadOptions(direction="directed", feature_columns="age")
+    data = same(folder, tmp_path, options)
+    assert data.features.gather(np.arange(V)).ravel().tolist() == [v + 0.5 for v in range(V)]
+    assert data.graph.edge_weight.tolist() == [2] * V
+    pq.write_table(pa.table(nodes | {"age": ["7", "old"] * (V // 2)}), folder / "nodes.parquet")
+    pq.write_table(pa.table(edges | {"weight": ["1", "1,000"] * (V // 2)}), folder / "edges.parquet")
+    told = r"2 problems: .*nodes.age is string; .* not 'old': .*edges.weight is string; .* not '1,000': .*one_hot=age$"
+    with pytest.raises(InputError, match=told) as want:
+        mr.open_dataset(folder, options=options)
+    with pytest.raises(InputError) as got:
+        mr.convert(folder, tmp_path / "out", options=options, verbose=False)
+    assert str(got.value).replace("read.", "") == str(want.value).replace("read.", "")
+
+
+def test_ends_of_two_kinds_relations_and_joint_labels_are_noted(tmp_path):
+    nodes = "id,label\n" + "".join(f"{v},{'a;b' if v % 3 else 'b'}\n" for v in range(V))
+    edges = "userId,movieId,relation\n" + "".join(f"{v},{(v + 1) % V},r\n" for v in range(V))
+    for data in both_ways(tmp_path, nodes, edges, src="userId", dst="movieId"):
+        assert any("userId and movieId are read as ids of one kind" in note for note in data.notes)
+        assert any("relation_column=relation makes a relation of each" in note for note in data.notes)
+        assert any("'a;b' is read as a class: if it is several labels" in note for note in data.notes)
+
+
+@pytest.mark.parametrize(
+    ("header", "ends"),
+    [
+        ("relation,x_index,x_id,y_index,y_id", "src=x_index --set read.dst=y_index"),
+        ("rating,userId,movieId", "src=userId --set read.dst=movieId"),
+        ("first,second", "src=first --set read.dst=second"),
+    ],
+)
+def test_ends_that_are_proposed(tmp_path, header, ends):
+    edges = header + "\n" + "".join(",".join([str(v)] * (header.count(",") + 1)) + "\n" for v in range(V))
+    for found in both_ways(tmp_path, "id,label\n0,1\n1,0\n", edges):
+        assert found.endswith(f"--set direction=directed --set {ends}".replace("read.", "")), found

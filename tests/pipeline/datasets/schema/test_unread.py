@@ -113,3 +113,47 @@ def test_columns_named_after_a_split_are_not_left_for_a_drawn_one(tmp_path, name
     with pytest.raises(InputError, match=f"'{name}' of nodes is not read, but its name is one of a split"):
         mr.convert(folder, tmp_path / "out", options=mr.ReadOptions(**DIRECTED), verbose=False)
     assert same(folder, tmp_path, mr.ReadOptions(**DIRECTED, split="none")).split.train.size
+
+
+@pytest.mark.parametrize("row", ["1,52,a", ",9,b"], ids=["twice", "null"])
+def test_hardly_a_value_twice(tmp_path, row):
+    order = np.random.default_rng(0).permutation(20).tolist()
+    nodes = "code,age,label\n" + "".join(f"{v},{v},{'ab'[v % 2]}\n" for v in order) + f"{row}\n"
+    edges = "src,dst\n" + "".join(f"{v},{(v + 1) % 20}\n" for v in order)
+    refused(write(tmp_path / "g", nodes, edges), r"'code' of nodes is not read, but has all ids .* --set read\.id=code")
+
+
+def test_ids_among_all_features(tmp_path):
+    folder = write(tmp_path / "g")
+    told = r"'key' of nodes is a feature \(feature_columns=\*\), but has all ids that edges use"
+    refused(folder, told, feature_columns="*")
+    assert same(folder, tmp_path, mr.ReadOptions(**{**DIRECTED, "feature_columns": "*"}, id="none")).num_nodes == 4
+
+
+def test_values_that_name_sets_in_other_words(tmp_path):
+    sets = iter(("usage", "Training", "PublicTest", "PrivateTest", "Training"))
+    folder = write(tmp_path / "g", "".join(f"{line.replace('key', 'id')},{next(sets)}\n" for line in NODES.split()))
+    with pytest.raises(InputError, match=r"'usage' of nodes is not read, but holds PrivateTest, .* write train, val"):
+        mr.open_dataset(folder, options=mr.ReadOptions(**DIRECTED))
+    assert same(folder, tmp_path, mr.ReadOptions(**DIRECTED, split="none")).num_nodes == 4
+
+
+def test_masks_of_several_splits(tmp_path):
+    rows = iter(("train_mask_0,test_mask_0,train_mask_1,test_mask_1", "1,0,0,1", "0,1,1,0", "1,0,1,0", "0,1,0,1"))
+    folder = write(tmp_path / "g", "".join(f"{line.replace('key', 'id')},{next(rows)}\n" for line in NODES.split()))
+    first = "train_mask_0,test_mask_0"
+    with pytest.raises(InputError, match=f"nodes has several splits: {first}, and .* --set read.split={first}"):
+        mr.open_dataset(folder, options=mr.ReadOptions(**DIRECTED))
+    data = same(folder, tmp_path, mr.ReadOptions(**DIRECTED, split="train_mask_1,test_mask_1"))
+    assert [data.split.train.tolist(), data.split.test.tolist()] == [[0, 1], [2, 3]]
+    assert same(folder, tmp_path, mr.ReadOptions(**DIRECTED, split="none")).split.val.size
+
+
+@pytest.mark.parametrize("name", ["train.csv", "split.json", "train_idx.npy"])
+def test_files_of_sets_beside_tables(tmp_path, name):
+    folder = write(tmp_path / "g", NODES.replace("key", "id"))
+    (folder / name).write_bytes(b"0")
+    with pytest.raises(InputError, match=f"{name} is not read, and by its name says which nodes train"):
+        mr.open_dataset(folder, options=mr.ReadOptions(**DIRECTED))
+    data = same(folder, tmp_path, mr.ReadOptions(**DIRECTED, split="none"))
+    assert f"{name} was left out: its name begins with neither nodes nor edges." in data.notes
