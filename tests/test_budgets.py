@@ -41,7 +41,9 @@ BUDGETS: dict[str, float] = {
     # that edges of weight 0 are drawn; PyG's arguments of NeighborSampler, a plan's unknown system, closed clients: 58.
     # Rows of a file that memory has no room for come past the cache of pages, 128 reads under way: 96, and a unit of 25
     # minibatches takes half of what a bare reader takes, and a sixth of its processor time.
-    "lines_code": 67_401,
+    # Ids, splits, headers and matrices that were passed over without a word are read, or refused in one
+    # message with one command; text of numbers is read: 33, of 89.
+    "lines_code": 67_434,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 35.4,
     "none_checks_of_types": 14,
