@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from millrace.stages.sample.temporal import TemporalSampler
     from millrace.storage.dataset import Dataset, Split
     from millrace.storage.dataset_store import write_dataset
-    from millrace.storage.errors import InputError, MillraceError, RunError, StoreError
+    from millrace.storage.errors import DataWarning, InputError, MillraceError, RunError, StoreError
     from millrace.storage.graph import Graph, from_edges
     from millrace.storage.minibatch import Block, Bulk, MiniBatch
     from millrace.storage.partition.reorder import reorder
@@ -143,7 +143,7 @@ _HOMES = {
         "stages.sample.minibatches": "sample_minibatches",
         "storage.dataset": "Dataset Split",
         "storage.dataset_store": "write_dataset",
-        "storage.errors": "InputError MillraceError RunError StoreError",
+        "storage.errors": "DataWarning InputError MillraceError RunError StoreError",
         "storage.graph": "Graph from_edges",
         "storage.minibatch": "Block Bulk MiniBatch",
         "storage.partition.reorder": "reorder",
@@ -172,6 +172,7 @@ __all__ = [
     "Bulk",
     "Callback",
     "Cluster",
+    "DataWarning",
     "Dataset",
     "EdgePredictions",
     "Embeddings",

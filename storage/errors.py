@@ -56,6 +56,10 @@ class StoreError(InputError):
     """A store is absent, incomplete, damaged, of another schema, or made from something else."""
 
 
+class DataWarning(UserWarning):
+    """Data are not those that a run was trained on, or are not read as those were, and its predictions depend on it."""
+
+
 class RunError(MillraceError, RuntimeError):
     """A run failed after it had started. What was committed is intact and the run can be resumed."""
 

@@ -18,9 +18,9 @@ from ...storage.store.paths import expanded
 from ..datasets import ReadOptions
 from ..datasets.edge_labels import LabelledEdges, all_edges, edges_of_file
 from ..datasets.pairs import as_pairs
-from ..setup.open_data import with_keys
+from ..setup.open_data import as_event
 from ..setup.result import Result
-from ..telemetry.events import Emit, Note, StageEnded, StageStarted, silent
+from ..telemetry.events import Emit, StageEnded, StageStarted, cautioning
 from .by_tasks import Workers
 from .finished_run import TrainedRun, load
 from .links import ends_at, ends_called
@@ -45,7 +45,7 @@ def predict_edges(
     scheduler: object = None,
     cluster: object = None,
     client: object = None,
-    emit: Emit = silent,
+    emit: Emit = cautioning,
 ) -> EdgePredictions:
     """Predict the classes, or the values, of edges from the rows of their ends. Every layer reads all in-edges; with
     the sampler temporal, samples of the in-edges before each edge's time.
@@ -121,7 +121,7 @@ def predict_edges(
 def _noted(read: LabelledEdges, emit: Emit) -> LabelledEdges:
     """The edges that are read, whose notes are emitted."""
     for note in read.notes:
-        emit(Note(with_keys(note)))
+        emit(as_event(note))
     return read
 
 

@@ -16,7 +16,7 @@ from ...storage.dataset import IdArray
 from ...storage.errors import InputError
 from ..datasets import ReadOptions
 from ..setup.result import Result
-from ..telemetry.events import Emit, StageEnded, StageStarted, silent
+from ..telemetry.events import Emit, StageEnded, StageStarted, cautioning
 from .by_tasks import Workers
 from .files import PIECE_ROWS, AsArray, as_column, check_suffix, names_of, write_npy, write_zarr, written
 from .finished_run import TrainedRun
@@ -99,7 +99,7 @@ def embed(
     scheduler: object = None,
     cluster: object = None,
     client: object = None,
-    emit: Emit = silent,
+    emit: Emit = cautioning,
 ) -> Embeddings:
     """Embeddings of nodes, over all in-edges in every layer: what a model knows of a node before it says its class.
 

@@ -15,7 +15,7 @@ from ..custom.own_code import OwnCode
 from ..datasets import ReadOptions
 from ..setup.model import Outline, loss_of
 from ..setup.result import Result
-from ..telemetry.events import Emit, StageEnded, StageStarted, silent
+from ..telemetry.events import Emit, StageEnded, StageStarted, cautioning
 from ..telemetry.metrics_file import finite
 from .by_tasks import Workers
 from .finished_run import TrainedRun, load
@@ -32,7 +32,7 @@ def evaluate(
     scheduler: object = None,
     cluster: object = None,
     client: object = None,
-    emit: Emit = silent,
+    emit: Emit = cautioning,
 ) -> dict[str, Any]:
     """Accuracy, or errors of a regression, of a run's best parameters on each split, over full neighbourhoods, layer
     by layer; of a run by the sampler temporal over samples of what lies before each node or pair.

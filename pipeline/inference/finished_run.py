@@ -37,7 +37,7 @@ from ..setup.open_data import open_data
 from ..setup.python_inputs import check_module_importable, check_same_data, reading_before, with_kept_dataset
 from ..setup.result import DATA_CARD, Result, read_card, read_result
 from ..setup.run_folder import JOB, LEARNED, MODEL, RESULT, check_holds_run, learned_rows
-from ..telemetry.events import Emit, Note, silent
+from ..telemetry.events import Caution, Emit, Note, cautioning, silent
 from ..telemetry.main_metric import main_metric_of
 
 
@@ -58,7 +58,7 @@ class TrainedRun:
         self,
         source: Any = None,
         *,
-        emit: Emit = silent,
+        emit: Emit = cautioning,
         lazy: bool = False,
         labelled: bool = True,
         options: ReadOptions | None = None,
@@ -133,8 +133,7 @@ class TrainedRun:
             {of: [{k: v for k, v in c.items() if k not in left} for c in columns] for of, columns in each.items()}
             for each in (self._treatment, read)
         )
-        differs = own != other and any(map(any, (*own.values(), *other.values())))
-        if data.card is not None and differs:
+        if own != other and any(map(any, (*own.values(), *other.values()))):
             told = (
                 f"{data.name} was read before, by columns, values or scales of its own, which differ from those of the "
                 f"data of {self.folder}: give its tables, which are read as the run's were"
@@ -142,7 +141,7 @@ class TrainedRun:
             if not (self._treatment and read):
                 lacks = data.name if self._treatment else self.folder
                 told = f"{lacks} keeps no scales and values of its columns: see that {data.name} has those of the run"
-            emit(Note(told))
+            emit(Caution(told))
 
     @contextmanager
     def _proving(self) -> Iterator[None]:
@@ -180,15 +179,18 @@ class TrainedRun:
         name = self.config.dataset
         if is_url(name):
             emit(Note(f"reading {name}, which {self.folder} names"))
+        # Tables may have changed since: their columns are scaled and filled by the run's numbers.
+        kept = not _is_clean(name) and self._treatment
+        job = self.config.model_copy(update={"read": self.as_before(None)}) if kept else self.config
         try:
-            data = open_data(self.config, None, emit, lazy=lazy)
+            data = open_data(job, None, emit, lazy=lazy)
         except InputError:
             check_same_data(self.folder, name, None)
             raise
         check_same_data(self.folder, name, data)
         if changed := changed_since(self.result.fingerprint, data):
-            what = " and ".join(changed)
-            emit(Note(f"{what} of {data.name} are not those that {self.folder} was trained on: the data have changed"))
+            own = f"are not those that {self.folder} was trained on: the data have changed"
+            emit(Caution(f"{' and '.join(changed)} of {data.name} {own}"))
         return data
 
     def _other(self, source: Any, emit: Emit, lazy: bool, labelled: bool, options: ReadOptions | None) -> Dataset:
@@ -281,7 +283,7 @@ def load(
     *,
     model: Any = None,
     device: str | None = None,
-    emit: Emit = silent,
+    emit: Emit = cautioning,
     allow_code: str | Iterable[str] | None = None,
 ) -> TrainedRun:
     """Open a finished run.

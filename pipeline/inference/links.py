@@ -22,7 +22,7 @@ from ..datasets.links import like_edges
 from ..datasets.pairs import GivenPairs
 from ..setup.python_inputs import read_given
 from ..setup.result import Result
-from ..telemetry.events import Emit, StageEnded, StageStarted, silent
+from ..telemetry.events import Emit, StageEnded, StageStarted, cautioning
 from .by_tasks import Workers
 from .files import PIECE_ROWS, AsArray, as_column, check_suffix, names_of, write_npy, write_zarr, written
 from .finished_run import TrainedRun, load
@@ -99,7 +99,7 @@ def predict_links(
     scheduler: object = None,
     cluster: object = None,
     client: object = None,
-    emit: Emit = silent,
+    emit: Emit = cautioning,
 ) -> LinkScores:
     """Score pairs of nodes. Every layer reads all in-edges; with the sampler temporal, samples of the in-edges before a
     pair's time.

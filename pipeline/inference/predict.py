@@ -12,7 +12,7 @@ from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ..datasets import ReadOptions
 from ..setup.result import Result
-from ..telemetry.events import Emit, StageEnded, StageStarted, silent
+from ..telemetry.events import Emit, StageEnded, StageStarted, cautioning
 from .by_tasks import Workers
 from .embed import embed
 from .files import names_of
@@ -33,7 +33,7 @@ def predict(
     scheduler: object = None,
     cluster: object = None,
     client: object = None,
-    emit: Emit = silent,
+    emit: Emit = cautioning,
 ) -> Predictions:
     """Predict the classes, or the values, of nodes. Every layer reads all in-edges, as in `infer`.
 

@@ -27,7 +27,7 @@ from ...storage.times.moments import as_moments
 from ..datasets import ReadOptions
 from ..datasets.links import like_edges
 from ..setup.result import Result
-from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted, silent
+from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted, cautioning
 from .by_tasks import Workers
 from .finished_run import TrainedRun, load
 from .links import scale_of
@@ -56,7 +56,7 @@ def recommend(
     scheduler: object = None,
     cluster: object = None,
     client: object = None,
-    emit: Emit = silent,
+    emit: Emit = cautioning,
 ) -> Recommendations:
     """Find the k best destinations of each source, among all nodes that can be one. Left out are the source itself and,
     by default, its known links. Rows of nodes are those of `predict_links`.

@@ -19,7 +19,7 @@ from ...storage.lazy_dataset import LazyDataset
 from ...storage.node_names import INTEGER_NAMES
 from ...storage.store.manifest import write_manifest
 from ...storage.store.store import Store, open_store
-from ...storage.stored.data_card import CARD
+from ...storage.stored.facts import FACTS
 from ..config.load import Job
 from ..ingest import edges as edge_tasks
 from ..ingest.arrays import Matrix, Output, Piece, join_seams, make_outputs, seams_of, write_slice
@@ -33,8 +33,8 @@ from . import tasks
 
 LAYOUT = 2
 """Changes with the files of a renumbering under way: one of another version is not gone on with."""
-PERHAPS = ("has_unknown", "hides_pairs", "time_unit", "class_names", INTEGER_NAMES, CARD)
-"""Entries of a manifest that some datasets have, and that stay as they are."""
+PERHAPS = (*FACTS, "has_unknown", "time_unit", INTEGER_NAMES)
+"""Entries of a manifest that stay as they are; not all datasets have all."""
 SEAMS_PER_TASK = 16
 NAME_ROWS = 1 << 20
 """Names that one task writes."""
@@ -256,7 +256,6 @@ class _Relabelling:
         }
         degrees = source.meta.get("in_degree")
         meta = {
-            **{key: source.meta[key] for key in ("name", "num_classes", "task", "notes")},
             "features_format": "npy",
             **({} if matrix.kind is None else {"features_dtype": matrix.kind}),
             **({"graph_format": "npy"} if self.npy else {}),

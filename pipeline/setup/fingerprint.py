@@ -105,16 +105,23 @@ def sample_fingerprint(job: Job, dataset: Dataset, system: System) -> dict[str, 
 
 
 def changed_since(fingerprint: Mapping[str, str], dataset: Dataset) -> list[str]:
-    """Names of what a dataset has otherwise than the data of a run with this fingerprint: labels, train nodes, or both.
-    The rest is not compared, which for a large graph takes long."""
+    """Names of what a dataset has otherwise than the data of a run with this fingerprint: edges, features (of the rows
+    that `feature_sample_digest` reads), labels, train nodes."""
     digests = DatasetDigests(dataset)
-    found = {"labels": digests.combined("labels", "val"), "seeds": sets_digest(dataset, digests)}
+    found = {
+        "graph": digests["graph"],
+        "features": digests["feature_sample"],
+        "labels": digests.combined("labels", "val"),
+        "seeds": sets_digest(dataset, digests),
+        **({"edge_features": digests["edge_feature_sample"]} if dataset.num_edge_features else {}),
+    }
     differing = [key for key, value in found.items() if fingerprint.get(key, value) != value]
     if differing:
         # A run of an earlier version has other digests of the same arrays.
-        earlier = _sets_of_version_1(dataset)
-        differing = [key for key in differing if earlier[key] != fingerprint[key]]
-    return [{"labels": "labels", "seeds": "train nodes"}[key] for key in differing]
+        earlier = of_version_1({}, dataset)
+        differing = [key for key in differing if earlier.get(key) != fingerprint[key]]
+    called = {"graph": "edges", "seeds": "train nodes", "edge_features": "features of edges"}
+    return [called.get(key, key) for key in differing]
 
 
 def of_version_1(fingerprint: Mapping[str, str], dataset: Dataset) -> dict[str, str]:

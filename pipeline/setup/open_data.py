@@ -15,7 +15,8 @@ from ...storage.urls import is_url
 from ..assembly.data_part import sampled_at
 from ..config.load import Job
 from ..datasets import ReadOptions, is_name, open_dataset, open_graph
-from ..telemetry.events import Emit, Note, StageEnded, StageStarted
+from ..datasets.cleaning.kept import Cautioned
+from ..telemetry.events import Caution, Emit, Note, StageEnded, StageStarted
 
 
 def absolute_source(source: str | Path) -> str:
@@ -80,8 +81,13 @@ def open_data(
     told = f"{dataset.name}: {sizes}" + (f", {labels}" if labelled else "")
     emit(StageEnded("open", time.perf_counter() - start, told))
     for note in dataset.notes:
-        emit(Note(with_keys(note)))
+        emit(as_event(note))
     return dataset
+
+
+def as_event(note: str) -> Note:
+    """A reader's note as an event, with the keys of a job."""
+    return (Caution if isinstance(note, Cautioned) else Note)(with_keys(note))
 
 
 def _opened(spec: str | Path | object, job: Job, place: Any, graph: GraphAccess) -> Dataset:

@@ -1,12 +1,13 @@
 """Events that the core emits while it runs. It prints nothing: listeners do (progress, metrics file, dashboard)."""
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...storage.errors import Interrupted
+from ...storage.errors import DataWarning, Interrupted
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,11 @@ class Note:
     """A sentence that the user should know."""
 
     text: str
+
+
+@dataclass(frozen=True)
+class Caution(Note):
+    """A note that results depend on, which calls that print nothing give as a Python warning."""
 
 
 @dataclass(frozen=True)
@@ -148,6 +154,12 @@ class OnCluster(ABC):
 
 def silent(event: Event) -> None:
     """Ignore an event."""
+
+
+def cautioning(event: Event) -> None:
+    """Give a `Caution` as a Python warning, and ignore all other events."""
+    if isinstance(event, Caution):
+        warnings.warn(event.text, DataWarning, stacklevel=2)
 
 
 def both(*listeners: Emit) -> Emit:

@@ -7,6 +7,9 @@ from ..optional import present_items, when_present
 from ..store.store import Store
 from .data_card import CARD, card_of
 
+FACTS = ("name", "num_classes", "task", "notes", "class_names", "hides_pairs", "read_as", CARD)
+"""Entries of a manifest that `written_facts` makes: whoever writes a store of the same dataset takes them over."""
+
 
 def facts_of(store: Store) -> dict[str, Any]:
     """Fields of the dataset of a store, by their names. Raises StoreError if they are damaged."""

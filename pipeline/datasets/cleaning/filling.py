@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ....storage.errors import InputError, nearest
 from ....storage.plural import are, counted, were
 from ....storage.stored.data_card import TREATED
-from .kept import FeatureName, KeptColumn, fill_key, uses_statistics
+from .kept import PAIRS, FeatureName, KeptColumn, fill_key, uses_statistics
 from .moments import Moments, Scaling
 from .options import ReadOptions
 
@@ -310,11 +310,12 @@ def indicators_in(card: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 def check_indicators(options: ReadOptions, card: Sequence[Mapping[str, Any]]) -> None:
     """Refuse names of `ReadOptions.indicators` that are no columns of a card."""
+    wanted = [name for name in options.indicators or () if not name.startswith(f"{PAIRS}.")]
     known = [f"{column['of']}.{column['name']}" for column in card]
     # Earlier versions numbered columns.
     count = Counter(column["of"] for column in card)
     numbered = {f"{of}.column {c}" for of, columns in count.items() for c in range(columns)}
-    if unknown := [name for name in options.indicators or () if name not in known and name not in numbered]:
+    if unknown := [name for name in wanted if name not in known and name not in numbered]:
         listed = ", ".join(known[:SHOWN]) or "none"
         names = f"indicators names {', '.join(unknown)}, but the columns of features are {listed}"
         raise InputError(f"{names}{nearest(unknown[0], known)}")

@@ -20,6 +20,10 @@ KeptColumn = Mapping[str, Any]
 `deviation`, what fills it by the way of `fill_key`, and whether it is `indicated`. What does not apply is left out."""
 
 
+class Cautioned(str):
+    """A note on other data that predictions for them depend on."""
+
+
 class FeatureName(str):
     """Name of a column of features, with the column of the table that it is made of."""
 
@@ -66,11 +70,13 @@ class OtherOptions(ReadOptions):
         have chosen if `by_name`; those that are not among `names`; and notes."""
         kept = self.columns(of)
         bare = [c for c in self.names("one_hot") or () if c in names and not self.values(of, c)]
-        notes = [f"The values of {c} are this data's own, since the run kept none: train it again." for c in bare]
+        own = "are this data's own, since the run kept none: train it again"
+        notes: list[str] = [Cautioned(f"The values of {c} {own}.") for c in bare]
         if not kept or (by_name and not any(c in names for c in kept)):
             if kept and wanted:
                 ours, theirs = (", ".join(c[:SHOWN]) + (", ..." if len(c) > SHOWN else "") for c in (kept, wanted))
-                notes.append(f"Features of {of} are called {theirs}, and the run's {ours}: they are taken in order.")
+                called = f"Features of {of} are called {theirs}, and the run's {ours}"
+                notes.append(Cautioned(f"{called}: they are taken in order."))
             return wanted, [], notes
         if more := [c for c in wanted if c not in kept]:
             some = ", ".join(more[:SHOWN]) + (", ..." if len(more) > SHOWN else "")
@@ -106,4 +112,5 @@ def own_statistics(options: ReadOptions) -> str:
     ways = ["scaled by this data's own mean and deviation"] if options.normalize_features == "standard" else []
     if options.nan_features in ("mean", "median"):
         ways.append(f"filled by this data's own {options.nan_features}")
-    return f"Features were {' and '.join(ways)}, since the run kept none: train again to read other data as the run's."
+    how = f"Features were {' and '.join(ways)}, since the run kept none"
+    return Cautioned(f"{how}: train again to read other data as the run's.")

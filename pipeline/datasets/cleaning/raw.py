@@ -29,7 +29,7 @@ def type_text(kind: str | RelationType | None) -> str:
 def noted(kind: str | RelationType | None, notes: Iterable[str]) -> list[str]:
     """Notes on a node type or relation, with its name."""
     what = type_text(kind)
-    return [f"{what[0].upper()}{what[1:]}: {note[0].lower()}{note[1:]}" if what else note for note in notes]
+    return [type(note)(f"{what[0].upper()}{what[1:]}: {note[0].lower()}{note[1:]}") if what else note for note in notes]
 
 
 class UnequalListsError(InputError):

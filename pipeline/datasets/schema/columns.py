@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ....storage.errors import nearest
-from ..cleaning.kept import READ, as_other
+from ..cleaning.kept import READ, Cautioned, as_other
 from . import words
 from .source import Problems, Role, SourceTable
 
@@ -276,7 +276,7 @@ class Assignment:
                 continue
             values = ", ".join(json.loads((about := self.head.field(c).metadata or {}).get(b"one_hot", b"[]")))
             self.notes.append(f"Column {c} of {self.table.kind} is a feature for each value (one_hot): {values[:200]}.")
-            self.notes += filter(None, [about.get(b"unknown", b"").decode()])
+            self.notes += map(Cautioned, filter(None, [about.get(b"unknown", b"").decode()]))
             if c not in wanted and c in self.free():
                 self.give(c, "feature", "read.one_hot")
                 yield c
