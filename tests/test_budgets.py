@@ -43,7 +43,9 @@ BUDGETS: dict[str, float] = {
     # minibatches takes half of what a bare reader takes, and a sixth of its processor time.
     # Ids, splits, headers and matrices that were passed over without a word are read, or refused in one
     # message with one command; text of numbers is read: 33, of 89.
-    "lines_code": 67_434,
+    # A run's own tables are read by its record, changes of edges and features are seen, and DataWarning says from
+    # Python what predictions depend on: 23.
+    "lines_code": 67_457,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 35.4,
     "none_checks_of_types": 14,
