@@ -196,7 +196,7 @@ def check_same_data(folder: Path, name: str, found: Dataset | None) -> None:
     given = read_given(folder)
     if "dataset" not in given and found is None and Path(name).is_absolute() and not Path(name).exists():
         raise InputError(f"{name}, the dataset of {folder}, is not there any more; give its new place by --dataset")
-    if "dataset" not in given or (found is not None and given["dataset"] == _digests(found)):
+    if "dataset" not in given or (found is not None and given["dataset"] == digests_of(found)):
         return
     message = (
         f"{folder} was trained on a dataset given from Python, '{name}', too large to keep in its folder (above "
@@ -229,7 +229,7 @@ def read_given(folder: Path) -> dict[str, Any]:
     return record
 
 
-def _digests(dataset: Dataset) -> dict[str, str]:
+def digests_of(dataset: Dataset) -> dict[str, str]:
     """Digests of a dataset by `DIGESTS`, as in the fingerprint of a run."""
     digests = DatasetDigests(dataset)
     return {

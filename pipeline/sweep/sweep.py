@@ -24,9 +24,12 @@ from ..config.systems import SYSTEMS, System
 from ..custom.model_argument import as_record_or_module
 from ..custom.own_code import check_beside, split_loss, split_options
 from ..custom.user_module import module_named
+from ..dry_run import dry_run
 from ..precompute import precompute
 from ..setup.configure import check_cut_in_file, sections_of, with_sections
+from ..setup.fingerprint import sets_digest
 from ..setup.open_data import absolute_source
+from ..setup.python_inputs import digests_of
 from ..setup.result import read_result, write_json
 from ..setup.run_folder import locked
 from ..telemetry.console import console_events
@@ -144,6 +147,7 @@ def _sweep(
         if in_memory is not None:
             _keep(in_memory, out, emit)
         with several_runs():
+            _check_done(planned, out, code)
             stores, sampled_s = _shared_samples(planned, out, emit) if share else ({}, 0.0)
             done = _run_all(planned, out, stores, jobs, code, emit)
         rows, failures = _rows(planned, out, done)
@@ -165,9 +169,12 @@ def _keep(dataset: Any, out: Path, emit: Emit) -> None:
     """Write a dataset from Python where all runs read it."""
     from ..datasets import open_dataset
 
+    opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     if not (out / DATASET).exists():
-        write_dataset(out / DATASET, dataset if isinstance(dataset, Dataset) else open_dataset(dataset))
+        write_dataset(out / DATASET, opened)
         emit(Note(f"the dataset is written to {out / DATASET}, where all runs read it"))
+    elif _digests(opened) != _digests(open_dataset(out / DATASET)):
+        raise InputError(f"{out} holds a sweep over other data; give the same data to go on, or choose another --out")
 
 
 def _record(planned: Sequence[Point]) -> dict[str, object]:
@@ -193,6 +200,23 @@ def _begin(out: Path, planned: Sequence[Point]) -> None:
     elif any(p.name != ".lock" for p in out.iterdir()):
         raise InputError(f"{out} is not empty and holds no sweep; choose another --out")
     write_json(path, record)
+
+
+def _digests(dataset: Dataset) -> dict[str, str]:
+    return {**digests_of(dataset), "seeds": sets_digest(dataset)}
+
+
+def _check_done(planned: Sequence[Point], out: Path, code: Mapping[str, Any]) -> None:
+    """Refuse to go on where a run that is done has other data or code, as a resumed run does."""
+    done = next((p for p in planned if _is_done(out / p.name)), None)
+    if done is None:
+        return
+    if isinstance(name := code.get("model"), str):
+        code = {**code, "model": module_named(name)}
+    try:
+        dry_run(config=done.job, out=out / done.name, resume=True, **code)
+    except InputError as e:
+        raise InputError(f"{out} holds runs of other data or code ({e}); choose another --out") from None
 
 
 def _shared_samples(planned: Sequence[Point], out: Path, emit: Emit) -> tuple[dict[str, str], float]:

@@ -293,3 +293,33 @@ def test_tasks_train_what_one_process_does(tmp_path, monkeypatch):
     draw_only(monkeypatch)
     code, _, err = command("sweep", *arguments, "--jobs", "1", "--out", tmp_path / "1", "--report")
     assert code == 0 and (tmp_path / "1" / "report" / "report.html").is_file(), err
+
+
+def negated(out, y):
+    return -F.cross_entropy(out, y, reduction="none")
+
+
+def test_a_repeated_sweep_of_other_data_or_code_is_refused(tmp_path):
+    data, plain = mr.open_dataset(SOURCE), {**JOB, "epochs": 1, "jobs": 1, "verbose": False}
+    first = mr.sweep(data, grid={"lr": [0.02, 0.01]}, out=tmp_path / "kept", **plain)
+    assert mr.sweep(data, grid={"lr": [0.02, 0.01]}, out=tmp_path / "kept", **plain).rows == first.rows
+    for other in (mr.open_dataset(SOURCE, split="fraction:0.2,0.2"), mr.open_dataset(SOURCE.replace("0.3", "0.4"))):
+        with pytest.raises(mr.InputError, match="kept holds a sweep over other data; give the same data to go on"):
+            mr.sweep(other, grid={"lr": [0.02, 0.01]}, out=tmp_path / "kept", **plain)
+    with pytest.raises(
+        mr.InputError, match=r"kept holds runs of other data or code \(.*loss.*\); choose another --out"
+    ):
+        mr.sweep(data, grid={"lr": [0.02, 0.01]}, out=tmp_path / "kept", loss=negated, **plain)
+
+
+def test_tables_that_change_between_two_sweeps_are_refused(tmp_path):
+    tables = tmp_path / "tables"
+    tables.mkdir()
+    (tables / "edges.csv").write_text("src,dst\n" + "".join(f"{i},{(i + 1) % 40}\n" for i in range(40)))
+    rows = "id,x,label\n" + "".join(f"{i},{i % 2}.5,{i % 2}\n" for i in range(40))
+    (tables / "nodes.csv").write_text(rows)
+    given = {**JOB, "epochs": 1, "jobs": 1, "verbose": False, "read": {"feature_columns": "x"}}
+    mr.sweep(str(tables), grid={"lr": [0.02, 0.01]}, out=tmp_path / "kept", **given)
+    (tables / "nodes.csv").write_text(rows.replace("1.5", "2.5"))
+    with pytest.raises(mr.InputError, match=r"kept holds runs of other data or code \(.*features"):
+        mr.sweep(str(tables), grid={"lr": [0.02, 0.01]}, out=tmp_path / "kept", **given)
