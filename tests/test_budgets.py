@@ -45,7 +45,8 @@ BUDGETS: dict[str, float] = {
     # message with one command; text of numbers is read: 33, of 89.
     # A run's own tables are read by its record, changes of edges and features are seen, and DataWarning says from
     # Python what predictions depend on: 23.
-    "lines_code": 67_457,
+    # A repeated sweep of other data or code is refused: 19.
+    "lines_code": 67_476,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 35.4,
     "none_checks_of_types": 14,

@@ -318,7 +318,7 @@ def test_tables_that_change_between_two_sweeps_are_refused(tmp_path):
     (tables / "edges.csv").write_text("src,dst\n" + "".join(f"{i},{(i + 1) % 40}\n" for i in range(40)))
     rows = "id,x,label\n" + "".join(f"{i},{i % 2}.5,{i % 2}\n" for i in range(40))
     (tables / "nodes.csv").write_text(rows)
-    given = {**JOB, "epochs": 1, "jobs": 1, "verbose": False, "read": {"feature_columns": "x"}}
+    given = {**JOB, "epochs": 1, "jobs": 1, "verbose": False, "read": {"feature_columns": "x", "direction": "directed"}}
     mr.sweep(str(tables), grid={"lr": [0.02, 0.01]}, out=tmp_path / "kept", **given)
     (tables / "nodes.csv").write_text(rows.replace("1.5", "2.5"))
     with pytest.raises(mr.InputError, match=r"kept holds runs of other data or code \(.*features"):
