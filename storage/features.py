@@ -67,19 +67,8 @@ class ArrayFeatures:
         """
         if rows.ndim != 2 or not (narrow or rows.dtype in (np.float32, np.float64)):
             raise InputError(f"features are {rows.dtype}{list(rows.shape)}; expected float32 or float64 [V, F]")
-        self.rows = rows
-
-    @property
-    def num_rows(self) -> int:
-        return self.rows.shape[0]
-
-    @property
-    def num_features(self) -> int:
-        return self.rows.shape[1]
-
-    @property
-    def dtype(self) -> np.dtype[np.floating]:
-        return self.rows.dtype
+        self.rows, self.dtype = rows, rows.dtype
+        self.num_rows, self.num_features = rows.shape
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
         _check_ids(ids, self.num_rows)
@@ -156,18 +145,7 @@ class ZarrFeatures:
             raise StoreError(
                 f"{store.path}: '{name}' is {self._array.dtype}; expected float32 or float64: write the store again"
             )
-
-    @property
-    def num_rows(self) -> int:
-        return self._array.shape[0]
-
-    @property
-    def num_features(self) -> int:
-        return self._array.shape[1]
-
-    @property
-    def dtype(self) -> np.dtype[np.floating]:
-        return np.dtype(self._array.dtype)
+        (self.num_rows, self.num_features), self.dtype = self._array.shape, np.dtype(self._array.dtype)
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
         _check_ids(ids, self.num_rows)
@@ -212,23 +190,12 @@ class ConvertedFeatures:
 
     def __init__(self, inner: FeatureStore, dtype: npt.DTypeLike) -> None:
         self.inner = inner
-        self._dtype = np.dtype(dtype)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._dtype
-
-    @property
-    def num_rows(self) -> int:
-        return self.inner.num_rows
-
-    @property
-    def num_features(self) -> int:
-        return self.inner.num_features
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.num_rows, self.num_features = inner.num_rows, inner.num_features
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
         rows = self.inner.gather(ids)
-        converted: Any = np.empty(rows.shape, self._dtype) if out is None else out
+        converted: Any = np.empty(rows.shape, self.dtype) if out is None else out
         converted[...] = rows
         return converted
 
@@ -252,14 +219,7 @@ class WidenedFeatures:
             raise InputError(f"features kept as {kind} are {kept.dtype}[{kept.num_rows}, {kept.num_features}]")
         self.kept = kept
         self.kind: FeatureDtype = kind
-
-    @property
-    def num_rows(self) -> int:
-        return self.kept.num_rows
-
-    @property
-    def num_features(self) -> int:
-        return row_width(self.kind, self.kept.num_features)
+        self.num_rows, self.num_features = kept.num_rows, row_width(kind, columns)
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
         """See `FeatureStore.gather`. A few rows at a time are between the two forms."""
@@ -280,18 +240,7 @@ class CountedFeatures:
 
     def __init__(self, inner: FeatureStore, ledger: Ledger, channel: str) -> None:
         self.inner, self.ledger, self.channel = inner, ledger, channel
-
-    @property
-    def num_rows(self) -> int:
-        return self.inner.num_rows
-
-    @property
-    def num_features(self) -> int:
-        return self.inner.num_features
-
-    @property
-    def dtype(self) -> np.dtype[np.floating]:
-        return self.inner.dtype
+        self.num_rows, self.num_features, self.dtype = inner.num_rows, inner.num_features, inner.dtype
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
         rows = self.inner.gather(ids, out)

@@ -43,7 +43,7 @@ class Lockstep(Generic[T]):
         self._group, self._pieces, self._has_room, self._do, self._failed = group, pieces, has_room, do, failed
         self._prepare = prepare
         self._changed = threading.Condition()
-        self._closing = False
+        self.is_closing = False
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -65,11 +65,6 @@ class Lockstep(Generic[T]):
             raise RunError(f"{self._thread.name} failed: {type(e).__name__}: {e}") from e
 
     @property
-    def is_closing(self) -> bool:
-        """True once it is to do no more pieces."""
-        return self._closing
-
-    @property
     def is_over(self) -> bool:
         """True if the thread has ended."""
         return self._thread.ident is not None and not self._thread.is_alive()
@@ -77,7 +72,7 @@ class Lockstep(Generic[T]):
     def stop(self) -> None:
         """Do no more pieces. Errors that `prepare` raises from now on are ignored."""
         with self._changed:
-            self._closing = True
+            self.is_closing = True
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -97,16 +92,16 @@ class Lockstep(Generic[T]):
         try:
             for piece in self._pieces:
                 with self._changed:
-                    while not self._closing and not self._has_room(piece):
+                    while not self.is_closing and not self._has_room(piece):
                         self._changed.wait(LOOK_S)
                 try:
-                    if not self._closing:
+                    if not self.is_closing:
                         self._prepare(piece)
                 except Exception:
-                    if not self._closing:
+                    if not self.is_closing:
                         raise
                 # A rank that ends must not leave the others waiting in the next piece.
-                if self._group.any(self._closing):
+                if self._group.any(self.is_closing):
                     return
                 self._do(piece)
         except BaseException as e:

@@ -12,7 +12,6 @@ import copy
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from math import prod
 from typing import Any
 
@@ -20,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..comm.base import Overlap, Swap, nothing
+from ..comm.base import Swap
+from ..comm.solo import Solo
 from ..kernels.aggregation.attention_args import EdgeNumbers
 from ..kernels.aggregation.lists import InLists
 from ..memory.arena import SMALL, Arena, reusing
@@ -173,23 +173,11 @@ def _smaller_view(view: View, rank: int, scale: float) -> View:
     return View(num_dst, num_src, tuple(shards), wanted)
 
 
-class _Absent:
+class _Absent(Solo):
     """A `Group` whose other ranks contribute only zeros."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-
-    def counting(self, channel: str) -> nullcontext[None]:
-        return nullcontext()
-
-    def all_reduce(self, flat: Tensor, kind: str, overlap: Overlap = nothing) -> None:
-        """No effect."""
-
-    def any(self, flag: bool) -> bool:
-        return flag
-
-    def broadcast(self, flat: Tensor, source: int, kind: str) -> None:
-        """No effect."""
 
     def all_to_all(self, parts: list[Tensor], kind: str, into: list[Tensor] | None = None) -> list[Tensor]:
         return [p.zero_() for p in into] if into is not None else [torch.zeros_like(p) for p in parts]

@@ -232,15 +232,12 @@ class Visits(Fetcher):
         self._device = device
         of = (share.x, share.labels, share.edge_rows) if device is None else share.to_device(device)
         self._x, self._labels, self._edge_rows = of
+        self.device, self._dtype = self._x.device, self._x.dtype
+        """Where layers are computed, and in what."""
         self._halos: dict[int, Halo] = {}
         self._waited_s = 0.0
         self._ring = Ring(group, prefetch_bytes, device)
         self._pairs = None if share.pairs is None else self._of_pairs(share.pairs)
-
-    @property
-    def device(self) -> torch.device:
-        """Device on which layers are computed."""
-        return self._x.device
 
     def fetch(self, work: FullBatch) -> Fetched:
         ring = Ring(self.group, self._ahead_bytes, self._device)
@@ -289,10 +286,6 @@ class Visits(Fetcher):
             types = self.share.types
             self._halos[id(view)] = Halo(batch, view, self._dtype, self._edge_rows, self._device, types)
         return HaloNeighbourhood(self._halos[id(view)], ring)
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return self._x.dtype
 
     @property
     def exchange_s(self) -> float:

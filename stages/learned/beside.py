@@ -36,21 +36,14 @@ class WithLearned:
             rows: the learnt rows; None as long as there are none, so that only the widths are known.
             typed: whether the graph has several node types.
         """
-        self._dtype = np.dtype(dtype)
-        self.given = ConvertedFeatures(given, dtype) if given is not None and given.dtype != self._dtype else given
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.given = ConvertedFeatures(given, dtype) if given is not None and given.dtype != self.dtype else given
         self.num_rows, self.width, self.rows, self.typed = num_rows, width, rows, typed
+        self.num_features = width + (0 if given is None else given.num_features)
 
     def with_rows(self, rows: FeatureStore | None) -> "WithLearned":
         """The same with other learnt rows."""
-        return WithLearned(self.given, self.num_rows, self.width, self._dtype, rows, typed=self.typed)
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        return self._dtype
-
-    @property
-    def num_features(self) -> int:
-        return self.width + (0 if self.given is None else self.given.num_features)
+        return WithLearned(self.given, self.num_rows, self.width, self.dtype, rows, typed=self.typed)
 
     @property
     def learned_columns(self) -> slice:
@@ -60,7 +53,7 @@ class WithLearned:
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
         assert self.rows is not None, "there are no learnt rows yet"
-        both: Any = np.empty((len(ids), self.num_features), self._dtype) if out is None else out
+        both: Any = np.empty((len(ids), self.num_features), self.dtype) if out is None else out
         if self.given is not None:
             own = both[:, self.width :] if self.typed else both[:, : -self.width]
             own[:] = self.given.gather(ids)

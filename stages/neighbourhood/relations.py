@@ -93,6 +93,8 @@ class Relation:
         """
         self.type, self.sources, self.targets = type, sources, targets
         self.lists: Any = lists
+        self.num_src, self.num_dst, self.num_edges = lists.num_src, lists.num_dst, lists.num_edges
+        """Rows that are read, rows of the result, and edges present."""
         self._coefficient, self._make_scale, self._local, self._given = coefficient, scale, local, kernels
         self._make_edges = edges
 
@@ -100,21 +102,6 @@ class Relation:
     def name(self) -> str:
         """Name of the relation."""
         return self.type[1]
-
-    @property
-    def num_src(self) -> int:
-        """Rows that are read."""
-        return self.lists.num_src
-
-    @property
-    def num_dst(self) -> int:
-        """Rows of the result."""
-        return self.lists.num_dst
-
-    @property
-    def num_edges(self) -> int:
-        """Edges present."""
-        return self.lists.num_edges
 
     @cached_property
     def edge_features(self) -> Tensor:

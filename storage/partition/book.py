@@ -135,13 +135,8 @@ class TableBook:
 
     part_of: npt.NDArray[np.int16] | npt.NDArray[np.int32]
     """int16 or int32 [V], the owner of each node."""
-    parts: int
+    num_parts: int
     """P; the last partitions may be empty, so the table alone does not determine it."""
-
-    @property
-    def num_parts(self) -> int:
-        """P."""
-        return self.parts
 
     @property
     def num_nodes(self) -> int:
@@ -151,12 +146,12 @@ class TableBook:
     @property
     def fingerprint(self) -> str:
         """Digest of the table and of P."""
-        return digest_arrays(part_of=self.part_of.astype(np.int32), parts=np.array([self.parts], np.int64))
+        return digest_arrays(part_of=self.part_of.astype(np.int32), parts=np.array([self.num_parts], np.int64))
 
     @cached_property
     def _starts(self) -> IdArray:
-        starts = np.zeros(self.parts + 1, np.int64)
-        np.cumsum(np.bincount(self.part_of, minlength=self.parts), out=starts[1:])
+        starts = np.zeros(self.num_parts + 1, np.int64)
+        np.cumsum(np.bincount(self.part_of, minlength=self.num_parts), out=starts[1:])
         return starts
 
     @cached_property
@@ -196,10 +191,10 @@ class TableBook:
         t = self.part_of
         if t.dtype not in (np.int16, np.int32) or t.ndim != 1:
             raise InputError(f"part_of is {t.dtype}{list(t.shape)}; expected int16 or int32 [V]")
-        if self.parts < 1:
-            raise InputError(f"the partition book has {self.parts} partitions; expected at least 1")
-        if len(t) and (t.min() < 0 or t.max() >= self.parts):
-            raise InputError(f"part_of lies in [{t.min()}, {t.max()}]; expected [0, {self.parts})")
+        if self.num_parts < 1:
+            raise InputError(f"the partition book has {self.num_parts} partitions; expected at least 1")
+        if len(t) and (t.min() < 0 or t.max() >= self.num_parts):
+            raise InputError(f"part_of lies in [{t.min()}, {t.max()}]; expected [0, {self.num_parts})")
         return self
 
 
@@ -211,54 +206,44 @@ class HashBook:
 
     key: int
     """Key of the stream of words, uint64."""
-    nodes: int
+    num_nodes: int
     """V."""
-    parts: int
+    num_parts: int
     """P."""
     block: int = 0
     """Ids per block; 0: as many as keep the table below 2**24 numbers, and at least 2**18."""
 
     @property
-    def num_parts(self) -> int:
-        """P."""
-        return self.parts
-
-    @property
-    def num_nodes(self) -> int:
-        """V."""
-        return self.nodes
-
-    @property
     def fingerprint(self) -> str:
         """Digest of the key, V and P."""
-        return digest_arrays(hash=np.array([self.key, self.nodes, self.parts], np.uint64))
+        return digest_arrays(hash=np.array([self.key, self.num_nodes, self.num_parts], np.uint64))
 
     @cached_property
     def _block(self) -> int:
-        return self.block or max(1 << 18, self.nodes * self.parts >> 24)
+        return self.block or max(1 << 18, self.num_nodes * self.num_parts >> 24)
 
     @cached_property
     def _before(self) -> IdArray:
         """int64 [blocks + 1, P], nodes of each partition in all blocks before each block."""
-        blocks = -(-self.nodes // self._block)
-        counts = np.zeros((blocks + 1, self.parts), np.int64)
+        blocks = -(-self.num_nodes // self._block)
+        counts = np.zeros((blocks + 1, self.num_parts), np.int64)
         for b in range(blocks):
-            counts[b + 1] = np.bincount(self._owners(self._ids(b)), minlength=self.parts)
+            counts[b + 1] = np.bincount(self._owners(self._ids(b)), minlength=self.num_parts)
         return np.cumsum(counts, axis=0)
 
     def _ids(self, b: int) -> IdArray:
-        return np.arange(b * self._block, min(self.nodes, (b + 1) * self._block), dtype=np.int64)
+        return np.arange(b * self._block, min(self.num_nodes, (b + 1) * self._block), dtype=np.int64)
 
     def _owners(self, ids: Ids) -> npt.NDArray[np.int32]:
         words = node_words(self.key, ids)
-        return (((words >> np.uint64(32)) * np.uint64(self.parts)) >> np.uint64(32)).astype(np.int32)
+        return (((words >> np.uint64(32)) * np.uint64(self.num_parts)) >> np.uint64(32)).astype(np.int32)
 
     def _by_part(self, b: int) -> tuple[IdArray, IdArray]:
         """Positions in a block by owner, ascending within each, and where each owner's begin, [P + 1]."""
         owners = self._owners(self._ids(b))
         # NumPy sorts 16-bit integers by radix.
-        order = np.argsort(owners.astype(np.int16) if self.parts < 1 << 15 else owners, kind="stable")
-        starts = np.zeros(self.parts + 1, np.int64)
+        order = np.argsort(owners.astype(np.int16) if self.num_parts < 1 << 15 else owners, kind="stable")
+        starts = np.zeros(self.num_parts + 1, np.int64)
         np.cumsum(self._before[b + 1] - self._before[b], out=starts[1:])
         return order, starts
 
@@ -271,11 +256,11 @@ class HashBook:
 
     def part(self, ids: Ids) -> npt.NDArray[np.int32]:
         """int32 [n], the owner of each global id."""
-        return self._owners(_in_range(ids, self.nodes))
+        return self._owners(_in_range(ids, self.num_nodes))
 
     def local(self, ids: Ids) -> IdArray:
         """int64 [n], the local id of each global id."""
-        ids = _in_range(ids, self.nodes).astype(np.int64, copy=False)
+        ids = _in_range(ids, self.num_nodes).astype(np.int64, copy=False)
         local = np.empty(len(ids), np.int64)
         for b, places in self._in_blocks(ids // self._block):
             order, starts = self._by_part(b)
@@ -300,8 +285,8 @@ class HashBook:
 
     def owned(self, part: int) -> IdArray:
         """int64 [N], ascending."""
-        p = _known_part(part, self.parts)
-        ids = (self._ids(b) for b in range(-(-self.nodes // self._block)))
+        p = _known_part(part, self.num_parts)
+        ids = (self._ids(b) for b in range(-(-self.num_nodes // self._block)))
         return np.concatenate([np.empty(0, np.int64), *(block[self._owners(block) == p] for block in ids)])
 
     def sizes(self) -> IdArray:
@@ -310,7 +295,7 @@ class HashBook:
 
     def check(self) -> "HashBook":
         """Check the invariants. Raises InputError otherwise."""
-        if not 1 <= self.parts < 1 << 31 or self.nodes < 0 or not 0 <= self.key < 1 << 64 or self.block < 0:
+        if not 1 <= self.num_parts < 1 << 31 or self.num_nodes < 0 or not 0 <= self.key < 1 << 64 or self.block < 0:
             raise InputError(f"{self} is not a partition book; expected at least 1 part, 0 nodes, and a key of 64 bits")
         return self
 

@@ -41,30 +41,16 @@ class TypedFeatures:
         self.parts = parts
         """Store of each type."""
         self.offsets = offsets
-
-    @property
-    def widths(self) -> tuple[int, ...]:
+        self.widths = tuple(part.num_features for part in parts)
         """Columns of each type, [T]."""
-        return tuple(part.num_features for part in self.parts)
+        self.num_rows, self.num_features, self.dtype = offsets[-1], max(1, *self.widths), np.dtype(parts[0].dtype)
+        """See `FeatureStore`; at least 1 column."""
 
     @property
     def kind(self) -> FeatureDtype | None:
         """Form in which the rows of all types are kept, if they are widened when they are gathered; else None."""
         (kind, *others) = {part.kind if isinstance(part, WidenedFeatures) else None for part in self.parts}
         return None if others else kind
-
-    @property
-    def num_rows(self) -> int:
-        return self.offsets[-1]
-
-    @property
-    def num_features(self) -> int:
-        """See `FeatureStore.num_features`: at least 1."""
-        return max(1, *self.widths)
-
-    @property
-    def dtype(self) -> np.dtype[np.floating]:
-        return np.dtype(self.parts[0].dtype)
 
     def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
         if len(ids) and (ids.min() < 0 or ids.max() >= self.num_rows):
