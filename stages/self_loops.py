@@ -4,12 +4,11 @@ Degrees are then rows of three columns: the degree, that without the node's loop
 where it has none (as PyG's ``add_remaining_self_loops``: of several loops the last one stays, unweighted ones weigh 1).
 """
 
-from weakref import WeakKeyDictionary
-
 import numpy as np
 import numpy.typing as npt
 
 from ..storage.graph import Graph, row_ranges
+from .memory.once_per_graph import once_per_graph
 
 OTHERS, LOOP = 1, 2
 """Columns of such rows; 0 is the degree."""
@@ -52,18 +51,15 @@ def with_loops(graph: Graph, first: int = 0) -> npt.NDArray[np.float64]:
     return degree_rows(graph.degree, rows, np.ones(len(at)) if graph.edge_weight is None else graph.edge_weight[at])
 
 
-_known: WeakKeyDictionary[Graph, npt.NDArray[np.float64]] = WeakKeyDictionary()
-"""A property of the graph: kept as long as the graph is."""
+@once_per_graph
+def _with_own_loops(graph: Graph) -> npt.NDArray[np.float64]:
+    rows = with_loops(graph)
+    return rows if has_loops(rows) else graph.degree
 
 
 def degree_of(graph: Graph, loops: bool) -> npt.NDArray[np.float64]:
     """float64 [V], `Graph.degree`; if `loops` are asked for and the graph has any, its `with_loops`, [V, 3]."""
-    if not loops or not len(graph.degree):
-        return graph.degree
-    if graph not in _known:
-        rows = with_loops(graph)
-        _known[graph] = rows if has_loops(rows) else graph.degree
-    return _known[graph]
+    return _with_own_loops(graph) if loops and len(graph.degree) else graph.degree
 
 
 def has_loops(rows: npt.NDArray[np.float64]) -> bool:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial, wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, draw_relations, draw_rows
 from ..kernels.runtime.threads import parallel
 from ..kernels.sampling.alias import AliasTable
+from ..memory.once_per_graph import once_per_graph
 from ..placement.row_owners import IdArray, Owners, RowsHere
 from .base import NodeWise, minibatch_of, per_layer
 from .remote_nodewise import draw_node_wise
@@ -312,13 +312,8 @@ def _relation_weights(graph: Graph, positions: Tensor | None, indptr: Tensor) ->
     return found if not graph.is_weighted else found * number_on_device(graph, "edge_weight")[positions]
 
 
-# A property of the graph, not of the sampler: kept as long as the graph is.
-_tables: WeakKeyDictionary[Graph, AliasTable] = WeakKeyDictionary()
-
-
+@once_per_graph
 def _table(graph: Graph) -> AliasTable:
     from ..kernels import sampling_backend
 
-    if graph not in _tables:
-        _tables[graph] = sampling_backend("cpu").alias_table(graph)
-    return _tables[graph]
+    return sampling_backend("cpu").alias_table(graph)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,7 @@ from ..assignment import BulkRequest
 from ..kernels.row_block.relation_rows import RelationRows
 from ..kernels.row_block.segments import draw_segments, ends_until
 from ..kernels.sampling.edge_weights import scaled
+from ..memory.once_per_graph import once_per_graph
 from ..placement.row_owners import Owners
 from ..random import NODE, mix
 from ..self_loops import COLUMNS, LOOP, OTHERS, loops_of_rows
@@ -216,17 +216,12 @@ def _sums_before(values: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
     return np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
 
 
-# A property of the graph: kept as long as the graph is.
-_timed: WeakKeyDictionary[Graph, TimedGraph] = WeakKeyDictionary()
-
-
+@once_per_graph
 def timed_graph(graph: Graph) -> TimedGraph:
     """The `TimedGraph` of a graph by its own times, made once."""
-    if graph not in _timed:
-        assert graph.edge_time is not None
-        make = TimedGraph.from_graph if graph.types.is_single else TimedGraph.by_relation
-        _timed[graph] = make(graph, graph.edge_time)
-    return _timed[graph]
+    assert graph.edge_time is not None
+    make = TimedGraph.from_graph if graph.types.is_single else TimedGraph.by_relation
+    return make(graph, graph.edge_time)
 
 
 def _keys_of_trees(keys: npt.NDArray[np.uint64] | np.uint64, moments: Times) -> npt.NDArray[np.uint64]:

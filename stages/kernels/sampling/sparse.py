@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from ....storage.graph import Graph, edges_of_rows
+from ...memory.once_per_graph import once_per_graph
 
 IdArray = npt.NDArray[np.int64]
 
@@ -106,11 +106,7 @@ def merged(graph: Graph, num_columns: int, *, distinct: bool) -> Sparse:
     return Sparse(ends[:-1], ends[1:], columns, count.astype(np.int64))
 
 
-_adjacency: WeakKeyDictionary[Graph, Sparse] = WeakKeyDictionary()
-
-
+@once_per_graph
 def adjacency(graph: Graph) -> Sparse:
     """A [V, V]; see `merged`. Made once for a graph."""
-    if graph not in _adjacency:
-        _adjacency[graph] = merged(graph, graph.num_nodes, distinct=has_distinct_entries(graph))
-    return _adjacency[graph]
+    return merged(graph, graph.num_nodes, distinct=has_distinct_entries(graph))

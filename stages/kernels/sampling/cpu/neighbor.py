@@ -4,12 +4,12 @@ A hop draws in-edges (`cpu.draw`); `cpu.bulk` numbers the nodes found.
 """
 
 from collections.abc import Sequence
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from .....storage.graph import Graph
+from ....memory.once_per_graph import once_per_graph
 from ...runtime.jit import njit
 from ...runtime.threads import parallel
 from ..alias import NO_TABLE, AliasTable
@@ -143,15 +143,8 @@ def _by_relation(
     return sample_hops(bulk, len(fanout), expand, draw)
 
 
-# A property of the graph: kept as long as it is.
-_known: WeakKeyDictionary[Graph, Segments] = WeakKeyDictionary()
-
-
+@once_per_graph
 def segments_of(graph: Graph) -> Segments:
     """Segments of a graph with types, measured once; `NO_SEGMENTS` if a type is several ranges of ids."""
     types = graph.types
-    if len(types.offsets) != len(types.node_types) + 1:
-        return NO_SEGMENTS
-    if graph not in _known:
-        _known[graph] = Segments.from_graph(graph)
-    return _known[graph]
+    return Segments.from_graph(graph) if len(types.offsets) == len(types.node_types) + 1 else NO_SEGMENTS

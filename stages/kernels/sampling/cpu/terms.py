@@ -4,12 +4,11 @@ A dart at the terms picks a row by its mass (1 / (degree + 1) without weights) a
 cache misses.
 """
 
-from weakref import WeakKeyDictionary
-
 import numpy as np
 import numpy.typing as npt
 
 from .....storage.graph import Graph
+from ....memory.once_per_graph import once_per_graph
 from ....random import GOLDEN as _GOLDEN
 from ...runtime.jit import njit
 from ..layerwise import fraction_bits, weight_scale
@@ -198,12 +197,7 @@ class Rates:
         return self._everywhere
 
 
-_rates: WeakKeyDictionary[Graph, Rates] = WeakKeyDictionary()
-
-
+@once_per_graph
 def rates(graph: Graph) -> Rates:
     """The graph's `Rates`; kept as long as the graph lives."""
-    known = _rates.get(graph)
-    if known is None:
-        known = _rates[graph] = Rates(graph)
-    return known
+    return Rates(graph)

@@ -9,7 +9,6 @@ CPU; any other sorts its terms by row and column.
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .....storage.graph import Graph
+from ....memory.once_per_graph import once_per_graph
 from ....random import GOLDEN, M1, M2, NODE
 from ...runtime.device_memory import to_device, wait_for_copies
 from ...runtime.triton_rng import device
@@ -115,23 +115,18 @@ class _Slice:
         return None if self._of.values is None else self._of.values[self._entries]
 
 
-_matrices: WeakKeyDictionary[Graph, DeviceSparse] = WeakKeyDictionary()
-
-
+@once_per_graph
 def adjacency(graph: Graph) -> DeviceSparse:
     """See `sparse.adjacency`; copied to the device once, kept as long as the graph lives.
 
     Raises:
         InputError: there is no GPU, or the topology is not in its memory.
     """
-    known = _matrices.get(graph)
-    if known is None:
-        host, there = sparse.adjacency(graph), in_memory(graph, "samplers written as matrices")
-        columns = there.indices if host.columns is graph.indices else to_device(host.columns, there.device)
-        values = None if host.values is None else to_device(host.values, there.device)
-        wait_for_copies(there.device)
-        known = _matrices[graph] = DeviceSparse(host.start, host.stop, columns, values, host)
-    return known
+    host, there = sparse.adjacency(graph), in_memory(graph, "samplers written as matrices")
+    columns = there.indices if host.columns is graph.indices else to_device(host.columns, there.device)
+    values = None if host.values is None else to_device(host.values, there.device)
+    wait_for_copies(there.device)
+    return DeviceSparse(host.start, host.stop, columns, values, host)
 
 
 def _on_device(M: Sparse) -> DeviceSparse:

@@ -6,7 +6,6 @@ their edges take them, the others get places by Floyd's algorithm, as in `draw`.
 """
 
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .....storage.graph import Graph
+from ....memory.once_per_graph import once_per_graph
 from ...runtime.device_memory import to_device, wait_for_copies
 from ...runtime.triton_rng import TILE, draw_word, launch, node_word, programs, tile_of_rows
 from ..device_graph import DeviceGraph, number_on_device, on_device
@@ -52,14 +52,10 @@ class Segments:
 
 
 # A property of the graph: kept as long as it is.
-_known: WeakKeyDictionary[Graph, Segments] = WeakKeyDictionary()
-
-
+@once_per_graph
 def segments_of(graph: Graph) -> Segments:
     """Segments of a graph with types, found once."""
-    if graph not in _known:
-        _known[graph] = Segments.from_graph(graph)
-    return _known[graph]
+    return Segments.from_graph(graph)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,6 @@ a scan as in `cpu.terms`.
 
 from dataclasses import dataclass
 from functools import cached_property
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .....storage.graph import Graph
+from ....memory.once_per_graph import once_per_graph
 from ...runtime.device_memory import to_device
 from ...runtime.triton_rng import TILE, draw_word, launch, programs
 from ..device_graph import DeviceGraph, in_memory
@@ -143,9 +143,7 @@ class Terms:
         return columns, term.new_zeros(len(columns)).index_add_(0, inverse, term[term > 0])
 
 
-_terms: WeakKeyDictionary[Graph, Terms] = WeakKeyDictionary()
-
-
+@once_per_graph
 def terms(graph: Graph) -> Terms:
     """The graph's `Terms`; made once, kept as long as the graph lives. With weights this takes E int64 numbers of
     temporary host memory.
@@ -153,13 +151,6 @@ def terms(graph: Graph) -> Terms:
     Raises:
         InputError: there is no GPU, or the topology is not in its memory.
     """
-    known = _terms.get(graph)
-    if known is None:
-        known = _terms[graph] = _made(graph)
-    return known
-
-
-def _made(graph: Graph) -> Terms:
     on, V = in_memory(graph, "layer-wise samplers"), graph.num_nodes
     bits, w = fraction_bits(V), graph.edge_weight
     if w is None:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
 from .....storage.errors import RunError
 from .....storage.graph import Graph, index_dtype
+from ....memory.once_per_graph import once_per_graph
 from ....rapids import TO_SAMPLE, count_gpus
 from ..alias import AliasTable
 from ..samples import EdgeList, NeighborSample, with_weights
@@ -192,18 +192,14 @@ def _by_row(rows: IntArray, sources: IntArray, place: npt.NDArray[np.int64] | No
     return EdgeList(indptr, sources[order].astype(np.int32), None if place is None else place[order])
 
 
-_graphs: WeakKeyDictionary[Graph, _OnDevice] = WeakKeyDictionary()
-
-
+@once_per_graph
 def _on_device(graph: Graph) -> _OnDevice:
     """The graph on one GPU; copied at first use."""
-    if graph not in _graphs:
-        check_available()
-        import pylibcugraph
+    check_available()
+    import pylibcugraph
 
-        handle, kind = pylibcugraph.ResourceHandle(), partial(pylibcugraph.SGGraph, renumber=True)
-        _graphs[graph] = _made_of(graph, handle, 0, 1, kind, lambda array: array)
-    return _graphs[graph]
+    handle, kind = pylibcugraph.ResourceHandle(), partial(pylibcugraph.SGGraph, renumber=True)
+    return _made_of(graph, handle, 0, 1, kind, lambda array: array)
 
 
 def _made_of(
