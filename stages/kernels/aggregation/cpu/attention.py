@@ -239,7 +239,7 @@ def attend(
         [n, H, D]; [n, H], the logarithm of each softmax's denominator, which the backward pass needs.
     """
     out, log_sum = (empty(shape, z.dtype) for shape in ((lists.num_dst, *z.shape[1:]), (lists.num_dst, z.shape[1])))
-    _attend(lists, None, numbers, z, a_src, logit_dst, rule, None, out, log_sum, True)
+    attend_into(lists, None, numbers, z, a_src, logit_dst, rule, out, log_sum, True, is_first=True)
     return out, log_sum
 
 
@@ -254,6 +254,7 @@ def attend_into(
     out: Tensor,
     log_sum: Tensor,
     own: bool,
+    is_first: bool = False,
 ) -> None:
     """`attend` over one edge shard of many, in place: its edges join the softmax of the shards before.
 
@@ -272,28 +273,13 @@ def attend_into(
         log_sum: [N, H], the logarithm of the softmax's denominator so far; -inf before the first shard.
         own: true if each row attends to the source row of its number once, whatever edges it has from there. List i
             must then belong to row i, so `rows` is None.
+        is_first: the shard is the first one, before which `out` and `log_sum` may hold anything.
     """
-    _attend(lists, rows, numbers, z, a_src, logit_dst, rule, log_sum, out, log_sum, own)
-
-
-def _attend(
-    lists: InLists,
-    rows: IntArray | None,
-    numbers: EdgeNumbers | None,
-    z: Tensor,
-    a_src: Tensor,
-    logit_dst: Tensor,
-    rule: AttentionRule,
-    before: Tensor | None,
-    out: Tensor,
-    log_sum: Tensor,
-    own: bool,
-) -> None:
     assert not (own and rows is not None)
     heads, width = z.shape[1:]
     edges = (lists.indptr, lists.indices, rows, own, numbering(numbers), z.numpy())
     logits = (dots(z, a_src[None]).numpy(), logit_dst.numpy(), constants(rule, z))
-    args = (*edges, *logits, None if before is None else before.numpy(), out.numpy(), log_sum.numpy())
+    args = (*edges, *logits, None if is_first else log_sum.numpy(), out.numpy(), log_sum.numpy())
     parallel(_attend_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, heads * (width + 8))])
 
 

@@ -147,29 +147,11 @@ def sum_attended(
         add_lists(rest.pieces, onto, partial.flatten(1), out.view(len(out), -1), heads * width, add=True)
 
 
-def _attend(
-    lists: InLists,
-    rows: IntArray | None,
-    numbers: EdgeNumbers | None,
-    z: Tensor,
-    logit_src: Tensor,
-    logit_dst: Tensor,
-    rule: AttentionRule,
-    before: Tensor | None,
-    out: Tensor,
-    log_sum: Tensor,
-    own: bool,
-) -> None:
-    there, at = lists.to_device(z.device), None if rows is None else on_device(rows, z.device)
-    log_denominators(there, at, logit_src, logit_dst, rule.slope, log_sum, before is not None, own)
-    sum_attended(there, at, numbers, z, (logit_src, logit_dst), rule, before, out, log_sum, own)
-
-
 def attend(
     lists: InLists, z: Tensor, a_src: Tensor, logit_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
 ) -> tuple[Tensor, Tensor]:
     out, log_sum = z.new_empty(lists.num_dst, *z.shape[1:]), torch.empty_like(logit_dst)
-    _attend(lists, None, numbers, z, dots(z, a_src[None]), logit_dst, rule, None, out, log_sum, True)
+    attend_into(lists, None, numbers, z, a_src, logit_dst, rule, out, log_sum, True, is_first=True)
     return out, log_sum
 
 
@@ -184,6 +166,10 @@ def attend_into(
     out: Tensor,
     log_sum: Tensor,
     own: bool,
+    is_first: bool = False,
 ) -> None:
     assert not (own and rows is not None)
-    _attend(lists, rows, numbers, z, dots(z, a_src[None]), logit_dst, rule, log_sum.clone(), out, log_sum, own)
+    logits, before = (dots(z, a_src[None]), logit_dst), None if is_first else log_sum.clone()
+    there, at = lists.to_device(z.device), None if rows is None else on_device(rows, z.device)
+    log_denominators(there, at, *logits, rule.slope, log_sum, not is_first, own)
+    sum_attended(there, at, numbers, z, logits, rule, before, out, log_sum, own)
