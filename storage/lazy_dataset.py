@@ -152,6 +152,8 @@ class LazyDataset(Dataset):
     """Dataset of a store whose arrays are read when they are first used."""
 
     _store: Store
+    path: Path
+    """Folder of the store."""
     features_access: FeaturesAccess
     """Place of the features once they are opened."""
     _names: bool
@@ -165,6 +167,7 @@ class LazyDataset(Dataset):
             entries = store.entries
             vars(self).update(
                 _store=store,
+                path=store.path,
                 features_access=features,
                 _names=names,
                 graph=LazyGraph(store, graph, features),
@@ -178,11 +181,6 @@ class LazyDataset(Dataset):
             require(rows == (labelled, self.num_nodes), there)
         if features != "memory":
             _ = self.features  # refuses a place that does not fit how the store was written
-
-    @property
-    def path(self) -> Path:
-        """Folder of the store."""
-        return self._store.path
 
     @property
     def num_features(self) -> int:

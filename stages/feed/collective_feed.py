@@ -25,7 +25,7 @@ from ..placement.row_owners import Owners
 from ..placement.staged_rows import StagedRows
 from ..sample.base import Sampler
 from .draws import Draw, dealt_draws, lacking_rounds, own_draws
-from .queue_feed import WAIT_S, BulkSpan, CheckedFeed, QueueFeed, own_queue
+from .queue_feed import WAIT_S, BulkSpan, BySampler, CheckedFeed, QueueFeed, own_queue
 
 if TYPE_CHECKING:
     from ..placement.row_owners_cuda import OwnersOnDevice
@@ -34,10 +34,9 @@ Algorithm = Literal["owners", "1.5d", "auto"]
 
 
 @dataclass(frozen=True)
-class SampledByOwners:
+class SampledByOwners(BySampler):
     """Minibatches sampled in bulk over block rows: each rank its own, with the help of the owners of the rows."""
 
-    sampler: Sampler
     max_bytes: int = 512 << 20
     """Sampled minibatches that may wait, in bytes of structure."""
     local_seeds: bool = False
@@ -51,14 +50,9 @@ class SampledByOwners:
     is_isolated: ClassVar[bool] = False
     by_owners: ClassVar[bool] = True
 
-    @property
-    def num_layers(self) -> int:
-        """L."""
-        return self.sampler.num_layers
-
     def record(self) -> dict[str, Any]:
         """See `SamplePolicy.record`: unless seeds are local, the same minibatches as from the whole topology."""
-        return self.sampler.record() | ({"local_seeds": True} if self.local_seeds else {})
+        return super().record() | ({"local_seeds": True} if self.local_seeds else {})
 
     def plan_of_all(self, placement: BlockRows, sizes: Sizes) -> SeedPlan:
         """Seeds of all ranks' minibatches: see `Sampled.plan`."""

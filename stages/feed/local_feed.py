@@ -14,20 +14,18 @@ from ..comm.survivors import Survivors
 from ..kernels.runtime.device_memory import wait_for_copies
 from ..messages import Phase, Placement, RankJob
 from ..policies import Feed
-from ..sample.base import Sampler
-from .queue_feed import BulkDraws, BulkSpan, Producer, QueueFeed, on_job_device
+from .queue_feed import BulkDraws, BulkSpan, BySampler, Producer, QueueFeed, on_job_device
 
 QUIET = ("features", "activations", "graph")
 """Kinds of bytes that must not be on the network while a phase is trained."""
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(BySampler):
     """Runs `sampler` in isolation. In every step each rank trains on one minibatch of its own. There are as many steps
     as the rank with the most seeds needs; the others use smaller minibatches. A rank without seeds takes part with
     empty work."""
 
-    sampler: Sampler
     max_bytes: int = 512 << 20
     """Sampled minibatches that may wait, in bytes of structure."""
 
@@ -35,13 +33,8 @@ class Local:
     is_isolated: ClassVar[bool] = True
     by_owners: ClassVar[bool] = False
 
-    @property
-    def num_layers(self) -> int:
-        """L."""
-        return self.sampler.num_layers
-
     def record(self) -> dict[str, Any]:
-        return {"local": True, **self.sampler.record()}
+        return {"local": True, **super().record()}
 
     def num_minibatches(self, placement: Placement, job: RankJob) -> int:
         """See `SamplePolicy.num_minibatches`: one for each rank and step. All ranks call this at the same time.

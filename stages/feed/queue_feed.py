@@ -150,14 +150,10 @@ class Producer:
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """Minibatches that a sampler draws in bulk and a queue hands over."""
+class BySampler:
+    """Minibatches that a sampler draws."""
 
     sampler: Sampler
-
-    uses_queue: ClassVar[bool] = True
-    is_isolated: ClassVar[bool] = False
-    by_owners: ClassVar[bool] = False
 
     @property
     def num_layers(self) -> int:
@@ -166,6 +162,15 @@ class Sampled:
 
     def record(self) -> dict[str, Any]:
         return self.sampler.record()
+
+
+@dataclass(frozen=True)
+class Sampled(BySampler):
+    """Minibatches that a sampler draws in bulk and a queue hands over."""
+
+    uses_queue: ClassVar[bool] = True
+    is_isolated: ClassVar[bool] = False
+    by_owners: ClassVar[bool] = False
 
     def plan(self, placement: Seeded, sizes: Sizes) -> SeedPlan:
         """Seeds of all ranks' minibatches."""

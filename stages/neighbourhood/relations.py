@@ -91,17 +91,12 @@ class Relation:
             kernels: the aggregation backend; by default that of the rows' device.
             edges: returns `edge_features`; by default the edges of the block have none.
         """
-        self.type, self.sources, self.targets = type, sources, targets
+        self.type, self.name, self.sources, self.targets = type, type[1], sources, targets
         self.lists: Any = lists
         self.num_src, self.num_dst, self.num_edges = lists.num_src, lists.num_dst, lists.num_edges
         """Rows that are read, rows of the result, and edges present."""
         self._coefficient, self._make_scale, self._local, self._given = coefficient, scale, local, kernels
         self._make_edges = edges
-
-    @property
-    def name(self) -> str:
-        """Name of the relation."""
-        return self.type[1]
 
     @cached_property
     def edge_features(self) -> Tensor:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -50,6 +49,8 @@ class SequentialLayer(CheckedNeighbourhood):
         self._edge_rows = edge_rows
         self.batch, self.view, self.layer, self.ring, self.keep = batch, view, layer, ring, keep
         self.num_dst, self.num_src, self.num_edges = view.num_dst, view.num_src, view.num_edges
+        self.names, self.own = batch.names[: view.num_src], view.shards[batch.rank]
+        """See `Neighbourhood.names`; and the edges between this rank's rows."""
         self._dtype, self.device = dtype, device or torch.device("cpu")
         self.kernels = aggregation_on(self.device)
 
@@ -76,15 +77,6 @@ class SequentialLayer(CheckedNeighbourhood):
         if self._edge_rows is None:
             raise no_edge_features()
         return self._edge_rows[to_device(np.concatenate([s.edge for s in self.view.shards]), self._edge_rows.device)]
-
-    @property
-    def names(self) -> npt.NDArray[np.int64]:
-        return self.batch.names[: self.num_src]
-
-    @property
-    def own(self) -> Shard:
-        """Edges between this rank's rows."""
-        return self.view.shards[self.batch.rank]
 
     def begin(self, factor: Tensor | None = None) -> Aggregation:
         """A new aggregation of this layer, whose rows travel multiplied by `factor`, [num_src]."""
