@@ -143,12 +143,8 @@ class FetchPolicy(ABC):
         return []
 
 
-class Fetcher(ABC):
-    """Turns work into `Fetched`. All ranks call `ahead`, `validated` and `finish` at the same time."""
-
-    @abstractmethod
-    def fetch(self, work: Any) -> Fetched:
-        """Gather features, labels and degrees, and build the neighbourhoods."""
+class RowsOfWork(ABC):  # noqa: B024
+    """What gets the rows of work on one rank: by itself, and nothing ahead, unless it says more."""
 
     def idle(self) -> None:  # noqa: B027
         """Take part in one round of fetching in which this rank has no work."""
@@ -171,12 +167,20 @@ class Fetcher(ABC):
         """
         return feed
 
+
+class Fetcher(RowsOfWork):
+    """Turns work into `Fetched`. All ranks call `ahead`, `validated` and `finish` at the same time."""
+
+    @abstractmethod
+    def fetch(self, work: Any) -> Fetched:
+        """Gather features, labels and degrees, and build the neighbourhoods."""
+
     def validated(self, module: nn.Module, whole: Callable[[], Validation]) -> Validation:
         """Validation result after an epoch: that of the `whole` model, or of this phase's module if phases train parts
         of the model."""
         return whole()
 
-    def finish(self, module: nn.Module, record: RecordPart) -> None:  # noqa: B027
+    def finish(self, module: nn.Module, record: RecordPart) -> None:
         """End the phase. Where phases train parts of the model, leave the rows that the next one reads.
 
         Args:

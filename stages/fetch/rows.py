@@ -10,9 +10,9 @@ from torch import Tensor
 from ...storage.features import FeatureStore
 from ...storage.minibatch import MiniBatch
 from ..links.planned_pairs import Degree
-from ..messages import Phase, Placement, RankJob
+from ..messages import Placement, RankJob
 from ..neighbourhood.base import Neighbourhood
-from ..policies import Feed, SamplePolicy
+from ..policies import RowsOfWork
 
 if TYPE_CHECKING:
     from ..kernels.minibatch_cuda.frames import Frame
@@ -31,27 +31,13 @@ class Taken(NamedTuple):
     """[n], degrees in the whole graph, if they came with the rows."""
 
 
-class Rows(ABC):
-    """Source of the rows of minibatches on one rank: by itself, and nothing ahead, unless it says more."""
+class Rows(RowsOfWork):
+    """Source of the rows of minibatches."""
 
     device: torch.device | None = None
     """Where rows and lists are; None: the host."""
     has_frames = False
     """True if steps may be recorded: `framed` has what they read."""
-
-    @property
-    def exchange_s(self) -> float:
-        """Seconds that layers have waited for rows of other ranks so far."""
-        return 0.0
-
-    @property
-    def hit_counts(self) -> dict[str, int]:
-        """Counters of cache hits."""
-        return {}
-
-    def ahead(self, feed: Feed, sample: SamplePolicy, phase: Phase, first: tuple[int, int]) -> Feed:
-        """The feed to train from, whose rows are fetched ahead from `first` on."""
-        return feed
 
     @abstractmethod
     def take(self, work: MiniBatch) -> Taken:
@@ -60,9 +46,6 @@ class Rows(ABC):
     def framed(self, frame: "Frame") -> Taken:
         """Like `take`, for any minibatch that is in the frame (`minibatch_cuda.frames`) when the device reads it."""
         raise NotImplementedError
-
-    def idle(self) -> None:  # noqa: B027
-        """Take part in a round in which this rank has no work."""
 
 
 class RowsPolicy(ABC):
