@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..storage.graph import Graph, row_ranges
-from .memory.once_per_graph import once_per_graph
+from .kernels.runtime.once_per_graph import once_per_graph
 
 OTHERS, LOOP = 1, 2
 """Columns of such rows; 0 is the degree."""

@@ -16,9 +16,9 @@ from ...storage.graph import Graph
 from ...storage.minibatch import Bulk
 from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, draw_relations, draw_rows
+from ..kernels.runtime.once_per_graph import once_per_graph
 from ..kernels.runtime.threads import parallel
 from ..kernels.sampling.alias import AliasTable
-from ..memory.once_per_graph import once_per_graph
 from ..placement.row_owners import IdArray, Owners, RowsHere
 from .base import NodeWise, minibatch_of, per_layer
 from .remote_nodewise import draw_node_wise

@@ -14,8 +14,8 @@ from ...storage.optional import taken
 from ..assignment import BulkRequest
 from ..kernels.row_block.relation_rows import RelationRows
 from ..kernels.row_block.segments import draw_segments, ends_until
+from ..kernels.runtime.once_per_graph import once_per_graph
 from ..kernels.sampling.edge_weights import scaled
-from ..memory.once_per_graph import once_per_graph
 from ..placement.row_owners import Owners
 from ..random import NODE, mix
 from ..self_loops import COLUMNS, LOOP, OTHERS, loops_of_rows

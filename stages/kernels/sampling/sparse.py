@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....storage.graph import Graph, edges_of_rows
-from ...memory.once_per_graph import once_per_graph
+from ..runtime.once_per_graph import once_per_graph
 
 IdArray = npt.NDArray[np.int64]
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .....storage.graph import Graph
-from ....memory.once_per_graph import once_per_graph
 from ...runtime.jit import njit
+from ...runtime.once_per_graph import once_per_graph
 from ...runtime.threads import parallel
 from ..alias import NO_TABLE, AliasTable
 from ..exponential_race import log2_table

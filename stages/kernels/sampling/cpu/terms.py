@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .....storage.graph import Graph
-from ....memory.once_per_graph import once_per_graph
 from ....random import GOLDEN as _GOLDEN
 from ...runtime.jit import njit
+from ...runtime.once_per_graph import once_per_graph
 from ..layerwise import fraction_bits, weight_scale
 from .rng import below, mixed
 

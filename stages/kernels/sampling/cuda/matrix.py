@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from .....storage.graph import Graph
-from ....memory.once_per_graph import once_per_graph
 from ....random import GOLDEN, M1, M2, NODE
 from ...runtime.device_memory import to_device, wait_for_copies
+from ...runtime.once_per_graph import once_per_graph
 from ...runtime.triton_rng import device
 from .. import sparse
 from ..device_graph import in_memory, number_on_device

@@ -15,8 +15,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .....storage.graph import Graph
-from ....memory.once_per_graph import once_per_graph
 from ...runtime.device_memory import to_device, wait_for_copies
+from ...runtime.once_per_graph import once_per_graph
 from ...runtime.triton_rng import TILE, draw_word, launch, node_word, programs, tile_of_rows
 from ..device_graph import DeviceGraph, number_on_device, on_device
 from ..device_samples import Rows

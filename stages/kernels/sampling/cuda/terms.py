@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from .....storage.graph import Graph
-from ....memory.once_per_graph import once_per_graph
 from ...runtime.device_memory import to_device
+from ...runtime.once_per_graph import once_per_graph
 from ...runtime.triton_rng import TILE, draw_word, launch, programs
 from ..device_graph import DeviceGraph, in_memory
 from ..device_samples import Rows

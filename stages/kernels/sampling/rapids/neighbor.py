@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from .....storage.errors import RunError
 from .....storage.graph import Graph, index_dtype
-from ....memory.once_per_graph import once_per_graph
 from ....rapids import TO_SAMPLE, count_gpus
+from ...runtime.once_per_graph import once_per_graph
 from ..alias import AliasTable
 from ..samples import EdgeList, NeighborSample, with_weights
 

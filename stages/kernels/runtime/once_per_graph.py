@@ -5,7 +5,7 @@ from functools import wraps
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
-from ...storage.graph import Graph
+from ....storage.graph import Graph
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ import weakref
 import numpy as np
 import pytest
 
-from millrace.stages.memory.once_per_graph import once_per_graph
+from millrace.stages.kernels.runtime.once_per_graph import once_per_graph
 from millrace.storage.graph import Graph, from_edges
 
 
