@@ -46,16 +46,16 @@ BUDGETS: dict[str, float] = {
     # A run's own tables are read by its record, changes of edges and features are seen, and DataWarning says from
     # Python what predictions depend on: 23.
     # A repeated sweep of other data or code is refused: 19.
-    "lines_code": 67_476,
+    "lines_code": 67_330,
     # Goal: 35. A ratio: code that goes raises it.
-    "none_checks_per_kloc": 35.4,
-    "none_checks_of_types": 14,
+    "none_checks_per_kloc": 34.8,
+    "none_checks_of_types": 6,
     # Several of these rose with the same features, by functions that were not looked at one by one; they fall next.
     "functions_over_6_params": 83,
     "isinstance_on_policies": 10,
     "see_only_docstrings": 0,
-    "any_annotations": 1814,
-    "optional_arguments": 970,
+    "any_annotations": 1812,
+    "optional_arguments": 962,
     "hasattr": 45,
     "calls_over_6_positional": 0,
     "max_positional_args_at_a_call": 6,
