@@ -48,7 +48,7 @@ def test_a_hash_book_is_as_large_for_any_graph():
     few, many = HashBook(7, 10**6, 1000), HashBook(7, 10**12, 1000)
     ids = np.array([0, 17, 999_999])
     assert np.array_equal(few.part(ids), many.part(ids))
-    assert not vars(many).keys() - {"key", "nodes", "parts", "block"}
+    assert not vars(many).keys() - {"key", "num_nodes", "num_parts", "block"}
 
 
 @pytest.mark.parametrize(
