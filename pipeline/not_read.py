@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 
 import numpy as np
-import torch
 
-from ..stages.models.small_graph import rows_of_small_graph
+from ..stages.models.small_graph import reads_weights
 from ..stages.sample.base import reads_times
 from ..storage.plural import counted
 from .setup.model import typed_input
@@ -44,10 +43,8 @@ def not_read(prepared: Prepared) -> Iterator[str]:
     if not (weighs or (width and not prepared.model.reads_edges)):
         return
     given = outline.num_features, width, typed_input(prepared.job, outline)
-    model = prepared.model.build()
-    rows = [found[1] for w in (False, True) if (found := rows_of_small_graph(model, *given, weighted=w)) is not None]
     # Of a model that cannot be tried nothing is said.
-    reads = len(rows) < 2 or not torch.allclose(rows[0], rows[1], rtol=1e-5, atol=1e-7)
+    reads = reads_weights(prepared.model.build(), *given)
     if width and not prepared.model.reads_edges:
         as_weight = "; given as edge_weight it would be the weight of each edge" if width == 1 and reads else ""
         columns = counted(width, "column")

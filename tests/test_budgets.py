@@ -46,7 +46,8 @@ BUDGETS: dict[str, float] = {
     # A run's own tables are read by its record, changes of edges and features are seen, and DataWarning says from
     # Python what predictions depend on: 23.
     # A repeated sweep of other data or code is refused: 19.
-    "lines_code": 67_330,
+    # Explainers of weighted graphs ask for weights; times of none are none: 16.
+    "lines_code": 67_346,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 34.8,
     "none_checks_of_types": 6,

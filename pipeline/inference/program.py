@@ -14,6 +14,7 @@ from ...stages.evaluate.layerwise import evaluating, infer
 from ...stages.models.base import as_model, check_initialised, layered, reads_edges
 from ...stages.models.pyg.hetero import HeteroPyGModel
 from ...stages.models.pyg.model import PyGModel
+from ...stages.models.small_graph import reads_weights
 from ...stages.neighbourhood.edge_index import EdgeIndexNeighbourhood
 from ...storage.errors import InputError, install
 from ...storage.graph import from_edges
@@ -46,6 +47,23 @@ class Forward(nn.Module):
         for i in range(layered(self.model).num_layers):
             x = layered(self.model).layer(i, neighbourhood, x)
         return x
+
+
+class WeightedForward(Forward):
+    """The forward pass of a model that reads weights, over a graph that has them.
+
+    Raises:
+        InputError: `edge_weight` is not given.
+    """
+
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        """[V, F], [2, E], [E] -> [V, C]."""
+        if edge_weight is None:
+            raise InputError(
+                "edge_weight is missing, which the model reads and the run's graph has; pass edge_weight=, such as "
+                "explainer(data.x, data.edge_index, index=17, edge_weight=data.edge_weight)"
+            )
+        return super().forward(x, edge_index, edge_weight)
 
 
 def export_program(
@@ -147,9 +165,10 @@ def _arguments(nodes: int, edges: int, width: int, dtype: torch.dtype, weighted:
 def explainer(run: TrainedRun | Result | str | Path, algorithm: Any, *, model: Any = None, **options: Any) -> Any:
     """Make one of PyG's explainers for a run: it says which features of which nodes decide a prediction.
 
-    Call the explainer with the whole graph, ``explainer(data.x, data.edge_index, index=17)``, where `data` is
-    ``dataset.to_pyg()``; it gives PyG's ``Explanation`` for node 17. The model's messages pass over all in-edges, as in
-    `predict`; edges have masks only if the model is PyG's.
+    Call the explainer with the whole graph, ``explainer(data.x, data.edge_index, index=17,
+    edge_weight=data.edge_weight)``, where `data` is ``dataset.to_pyg()``; it gives PyG's ``Explanation`` for node 17.
+    Weights may be left out unless the run's graph has some and its model reads them: the call is then refused. The
+    model's messages pass over all in-edges, as in `predict`; edges have masks only if the model is PyG's.
 
     Args:
         run: a finished run: its folder, the result of `millrace.run`, or of `load`.
@@ -180,4 +199,15 @@ def explainer(run: TrainedRun | Result | str | Path, algorithm: Any, *, model: A
         raise InputError("edge_mask_type is given, but edges have no masks here; leave it out, and mask nodes")
     usual: dict[str, Any] = {"explanation_type": "model", "node_mask_type": "attributes", "edge_mask_type": None}
     config = {"mode": MODES[result.task], "task_level": "node", "return_type": "raw"}
-    return Explainer(Forward(trained.model).eval(), algorithm, model_config=config, **{**usual, **options})
+    forward = (WeightedForward if _weighs(trained) else Forward)(trained.model).eval()
+    return Explainer(forward, algorithm, model_config=config, **{**usual, **options})
+
+
+def _weighs(run: TrainedRun) -> bool:
+    """True if a run's model reads weights, and its graph is known to have them."""
+    if not reads_weights(run.model, run.config.learned.num_read(run.result.num_features), 0, None):
+        return False
+    try:
+        return run.open_dataset(lazy=True).graph.is_weighted
+    except InputError:  # data that no file keeps
+        return False

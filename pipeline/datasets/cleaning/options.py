@@ -73,10 +73,10 @@ class ReadOptions:
     edge_feature_columns: str | tuple[str, ...] | None = None
     """Columns of a table of edges to use as edge features, in this order; same form as `feature_columns`."""
     edge_time: str | None = None
-    """Column of a table of edges, or attribute of a PyG `Data`, with their times: numbers or dates. Edges with times
-    are not merged."""
+    """Column of a table of edges, or attribute of a PyG `Data`, with their times: numbers or dates; none: edges have
+    none. Edges with times are not merged."""
     node_time: str | None = None
-    """Column of a table of nodes, or attribute of a PyG `Data`, with their times."""
+    """Column of a table of nodes, or attribute of a PyG `Data`, with their times; none: nodes have none."""
     missing_features: Literal["error", "degree"] = "degree"
     """An input without features. degree: make two columns, 1 and log(1 + in-degree)."""
     nan_features: Literal["error", "zero", "mean", "median", "indicator"] = "error"

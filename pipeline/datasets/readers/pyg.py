@@ -15,6 +15,7 @@ from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..cleaning.raw import AnyArray, GivenLabels, Raw, RawEdges, RawNodes, type_text
 from ..cleaning.splits import as_flags
 from ..cleaning.typed import OF_NODES, check_followed
+from ..schema.columns import NONE
 from .typed import host
 
 OF_PYG = ("target", "edge_time", "node_time")
@@ -65,7 +66,7 @@ def from_pyg(
     of_edges = {r: data[r] for r in data.edge_types} if typed else {None: data}
     times = {"edge_time": options.edge_time or "edge_time", "node_time": options.node_time or "node_time"}
     for (key, attribute), stores in zip(times.items(), (of_edges, of_nodes)):
-        if getattr(options, key) is not None and not any(attribute in store for store in stores.values()):
+        if getattr(options, key) not in (None, NONE) and not any(attribute in store for store in stores.values()):
             raise InputError(f"{key} is '{attribute}', but the PyG data has no such attribute; leave it out")
     edges = {kind: _edges_of(store, type_text(kind) or "the PyG data", times) for kind, store in of_edges.items()}
     nodes = {}

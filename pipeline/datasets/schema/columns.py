@@ -127,7 +127,7 @@ class Assignment:
     def _of_key(self, key: str) -> tuple[str, ...] | None:
         """Columns of this table that a key names; None if it names none, ("*",) for all."""
         named = self.options.names(key)
-        if named is None or named == ("*",) or named == (NONE,):
+        if named is None or named == (NONE,) or (named == ("*",) and key not in ONE_OF_A_TABLE):
             return named
         absent = [c for c in named if c not in self.names]
         if NONE in absent:
@@ -172,10 +172,7 @@ class Assignment:
 
     def time(self, key: str) -> str | None:
         """The column of times."""
-        found = (self._of_key(key) or (None,))[0]
-        if found is not None:
-            self.give(found, "time", f"read.{key}={found}")
-        return found
+        return self.one(key, "time", ())
 
     def of_labels(self, by_key: bool = True) -> tuple[str, ...]:
         """Columns of labels, which are read. The key may be about other tables."""

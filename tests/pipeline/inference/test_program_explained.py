@@ -33,7 +33,8 @@ def test_the_columns_that_say_the_class_explain_it(trained):
     assert result.test_accuracy > 0.95
     explainer, graph = mr.explainer(result, explain.GNNExplainer(epochs=60)), data.to_pyg()
     torch.manual_seed(0)
-    found = sum(explainer(graph.x, graph.edge_index, index=node).node_mask.sum(0) for node in (7, 8, 9))
+    given = {"edge_weight": graph.edge_weight}
+    found = sum(explainer(graph.x, graph.edge_index, index=v, **given).node_mask.sum(0) for v in (7, 8, 9))
     assert sorted(found.argsort(descending=True)[:2].tolist()) == TELLING
     logits = explainer.get_prediction(graph.x, graph.edge_index)
     assert logits.argmax(1).tolist() == list(mr.predict(result).classes), "it explains what is predicted"
@@ -51,6 +52,25 @@ def test_models_of_pyg_are_explained_as_they_predict(trained, whole, tmp_path):
     found = explainer(graph.x, graph.edge_index, index=7)
     assert found.edge_mask.shape == (graph.num_edges,) and found.node_mask.shape == graph.x.shape
     assert torch.allclose(found.prediction, mr.infer(run.model, data.graph, graph.x), atol=1e-4)
+
+
+@pytest.mark.parametrize(("model", "reads"), [("gcn", True), ("gat", False)])
+def test_weights_that_the_model_reads_must_be_given(trained, model, reads, tmp_path):
+    graph = trained[0].to_pyg()
+    weight = np.random.default_rng(1).random(graph.num_edges, np.float32) + 0.1
+    arrays = {"edge_index": graph.edge_index.numpy(), "x": graph.x.numpy(), "y": graph.y.numpy(), "edge_weight": weight}
+    np.savez(tmp_path / "weighted.npz", **arrays)
+    data = mr.open_dataset(tmp_path / "weighted.npz", options=mr.ReadOptions(direction="directed"))
+    job = {"fanout": [5, 5], "epochs": 2, "threads": 1, "batch_size": 20, "verbose": False}
+    run = mr.run(data, model=model, layers=2, hidden=8, out=tmp_path / "run", **job)
+    explainer, data = mr.explainer(run, explain.GNNExplainer(epochs=2)), data.to_pyg()
+    found = explainer(data.x, data.edge_index, index=17, edge_weight=data.edge_weight)
+    np.testing.assert_allclose(found.prediction.numpy(), mr.predict(run).logits, atol=1e-4)
+    if reads:
+        with pytest.raises(mr.InputError, match="edge_weight is missing, which the model reads"):
+            explainer(data.x, data.edge_index, index=17)
+    else:
+        assert explainer(data.x, data.edge_index, index=17).node_mask.any()
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import nn
 
+from millrace.stages.models import GAT, GCN
 from millrace.stages.models.relational import TypedInput
-from millrace.stages.models.small_graph import SMALL, SmallGraph, rows_of_small_graph
+from millrace.stages.models.small_graph import SMALL, SmallGraph, reads_weights, rows_of_small_graph
 from millrace.storage.typed.graph_types import GraphTypes
 
 TYPES = TypedInput(
@@ -59,3 +60,9 @@ def test_the_model_and_the_random_numbers_stay_as_they_are(given):
 def test_a_model_that_fails_there_gives_nothing():
     assert rows_of_small_graph(Own(99), 5, 0, None) is None
     assert rows_of_small_graph(nn.Identity(), 5, 0, None) is None
+
+
+def test_who_reads_weights():
+    built = [part.build(5, 3) for part in (GCN(layers=1), GAT(layers=1))]
+    assert [reads_weights(model, 5, 0, None) for model in built] == [True, False]
+    assert reads_weights(Own(99), 5, 0, None), "of one that cannot be tried, weights are not said to be idle"

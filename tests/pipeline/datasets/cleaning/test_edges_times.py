@@ -143,3 +143,17 @@ def test_columns_that_are_not_there_are_refused():
     data = Data(edge_index=torch.tensor([[0], [1]]), y=torch.tensor([0, 1]), num_nodes=2)
     with pytest.raises(InputError, match="edge_time is 'at', but the PyG data has no such attribute"):
         mr.open_dataset(data, options=ReadOptions(edge_time="at"))
+
+
+def test_times_of_pyg_are_none_if_none():
+    import torch
+    from torch_geometric.data import Data
+
+    times = {"edge_time": torch.tensor([5]), "node_time": torch.tensor([1, 2])}
+    data = Data(edge_index=torch.tensor([[0], [1]]), y=torch.tensor([0, 1]), num_nodes=2, **times)
+    seen, none = (
+        mr.open_dataset(data, options=ReadOptions(direction="directed", **given)).graph
+        for given in ({}, {"edge_time": "none", "node_time": "none"})
+    )
+    assert (seen.has_node_times, seen.has_edge_times) == (True, True)
+    assert (none.has_node_times, none.has_edge_times) == (False, False)

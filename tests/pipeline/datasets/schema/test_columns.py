@@ -111,3 +111,11 @@ def test_faults_are_told_together_with_a_command():
     _, own = nodes({"aId": INT, "bId": INT, "x": FLOAT})
     assert "look like ids: aId, bId; set read.id=aId" in own.problems.texts[0]
     assert "column nodes.x is double; expected a list" in own.problems.texts[1]
+
+
+def test_times_of_none_are_none_and_all_columns_are_no_time():
+    assert nodes({"id": INT, "at": INT}, node_time="at")[0].time == "at"
+    assert nodes({"id": INT, "at": INT}, node_time="none")[0].time is None
+    assert edges({"src": INT, "dst": INT, "at": INT}, edge_time="none")[0].time is None
+    _, own = nodes({"id": INT, "at": INT}, node_time="*")
+    assert any("*" in text for text in own.problems.texts)
