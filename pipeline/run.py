@@ -157,7 +157,7 @@ def _run(call: RunCall, control: Control) -> Result:
         write_atomically(folder / JOB, job.to_toml())
         if (card := prepared.dataset.card) is not None:
             more = {"notes": list(prepared.dataset.notes), "options": dict(prepared.dataset.read_as)}
-            write_json(folder / DATA_CARD, {**card, **more})
+            write_json(folder / DATA_CARD, {**card, **more, "weighted": prepared.dataset.graph.is_weighted})
         keep_inputs(folder, job, ready.in_memory, module, prepared.fingerprint, call.code)
         if prepared.system.clients != "ranks":
             prepared = with_clients(prepared, folder)

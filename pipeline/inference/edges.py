@@ -16,6 +16,7 @@ from ...storage.errors import InputError, nearest
 from ...storage.links.pairs import PairArray, node_ranges
 from ...storage.store.paths import expanded
 from ..datasets import ReadOptions
+from ..datasets.cleaning.splits import NO_SPLIT
 from ..datasets.edge_labels import LabelledEdges, all_edges, edges_of_file
 from ..datasets.pairs import as_pairs
 from ..setup.open_data import as_event
@@ -81,8 +82,13 @@ def predict_edges(
         raise InputError(f"{trained.folder} predicts no labels of edges (task {result.task}); use mr.{use}")
     of_split = isinstance(pairs, str) and pairs in SPLITS
     call = Call(dataset, options, Workers.from_arguments(workers, scheduler, cluster, client), emit)
-    found = opened(trained, call, "predict_edges", labelled=of_split)
+    # Edges that the model must not see are those of val and test.
+    hides = (pairs is None or pairs == "all") and trained.reading(options).labelled_edges == "hidden"
+    found = opened(trained, call, "predict_edges", labelled=of_split or hides)
     data = found.data
+    if hides and dataset is not None and any(note.startswith(NO_SPLIT) for note in data.notes):
+        known = f"{data.name} has no split that says which edges are known"
+        raise InputError(f"labelled_edges is 'hidden', but {known}; give it one, or the pairs to predict")
     types = types_of_pairs(result, data)
     if not types.is_single:
         data = replace(data, graph=replace(data.graph, types=types))

@@ -1,8 +1,11 @@
 """Evaluation of a finished run's model on every split."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ...stages.evaluate.layerwise import evaluating
 from ...stages.evaluate.link_metrics import known_of
@@ -60,7 +63,7 @@ def evaluate(
     trained = run if isinstance(run, TrainedRun) else load(run, model=model, emit=emit)
     call = Call(dataset, options, Workers.from_arguments(workers, scheduler, cluster, client), emit)
     found = opened(trained, call, "evaluate", model if trained is run else None)
-    result, data = trained.result, found.data
+    result, data = trained.result, in_classes_of(trained, found.data)
     classes = result.num_classes if result.task != "link" else 1
     of_edges = data.has_edge_labels
     if (data.num_classes, data.task, of_edges) != (classes, result.task, result.labels_of == "edges"):
@@ -94,6 +97,27 @@ def evaluate(
             report["per_relation"] = {split: {r: finite(dict(v)) for r, v in by.items()} for split, by in of.items()}
         report["metrics"] = {split: finite(dict(s.values)) if s else {} for split, s in values_of.items()}
     return {**report, "seconds": seconds}
+
+
+def in_classes_of(trained: TrainedRun, data: Dataset) -> Dataset:
+    """A dataset whose classes are numbered as those of a run, by their names. Raises InputError if the run does not
+    know some."""
+    result, y = trained.result, data.labels
+    names: dict[str, Any] = {"class_names": result.class_names}
+    given, own = ([*(of.class_names or map(str, range(of.num_classes)))] for of in (data, result))
+    numbered = data.class_names is result.class_names and len(given) > len(own)
+    if data.task != result.task or data.task in ("regression", "link") or given == own or numbered:
+        return data
+    used = given if data.task == "multilabel" else [given[c] for c in np.unique(y[y >= 0])]
+    if unknown := [name for name in used if name not in own]:
+        raise InputError(
+            f"{data.name} has the classes {', '.join(unknown)}, but {trained.folder} knows {', '.join(own)}; call them "
+            f"as the run does, or leave theirs out: read.ignored_labels={','.join(unknown)}"
+        )
+    if data.task == "multilabel":
+        return replace(data, labels=y[:, [given.index(name) for name in own if name in given]], **names)
+    number = np.array([own.index(name) if name in own else -1 for name in given] + [-1])
+    return replace(data, labels=number[y], num_classes=len(own), **names)
 
 
 def _measures(trained: TrainedRun, data: Dataset) -> Measures:

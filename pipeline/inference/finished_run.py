@@ -89,6 +89,7 @@ class TrainedRun:
         )
         if source is not None and (isinstance(source, Dataset) or _is_clean(source)):
             self._note_treatment(data, emit)
+        self._check_weights(data)
         if learned.width and self._has_learned(data):
             return data
         seen, wanted = data.features.num_features, self.result.num_features
@@ -142,6 +143,13 @@ class TrainedRun:
                 lacks = data.name if self._treatment else self.folder
                 told = f"{lacks} keeps no scales and values of its columns: see that {data.name} has those of the run"
             emit(Caution(told))
+
+    def _check_weights(self, data: Dataset) -> None:
+        """Refuse data whose edges have weights where the run's had none, or the other way round."""
+        given = data.graph.is_weighted
+        if (read_card(self.folder) or {}).get("weighted", given) != given:
+            how, column = ("have weights", "none") if given else ("have no weights", "COLUMN")
+            raise InputError(f"the edges of {data.name} {how}, unlike those of {self.folder}; set read.weight={column}")
 
     @contextmanager
     def _proving(self) -> Iterator[None]:
@@ -235,6 +243,8 @@ class TrainedRun:
             except InputError:
                 raise e from None
             what = "an evaluation, --labels and sets of nodes need labels and a split"
+            if read.labelled_edges == "hidden":
+                what = "labelled_edges=hidden needs each edge's label and set, or the pairs to predict"
             raise type(e)(f"{what}, as the run's data have them: {e}") from None
 
     def __repr__(self) -> str:

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import millrace as mr
+from millrace.pipeline.inference.evaluate import in_classes_of
+from millrace.storage.errors import InputError
 from millrace.tests.contracts.command import command
 
 V = 60
@@ -119,3 +121,101 @@ def test_values_that_a_run_does_not_know_are_warned_of(tmp_path):
     other, _ = tables(tmp_path / "other", city=["abc"[v % 3] for v in range(V)])
     with pytest.warns(mr.DataWarning, match=r"city has 1 value that the run does not know \(c\)"):
         mr.predict(run, other)
+
+
+def by_hand(run, data, given):
+    found = mr.predict(run, data)
+    called = [run.class_names[c] for c in found.classes]
+    label = dict(zip(given["id"], given["label"]))
+    return np.mean([label[name] == c for name, c in zip(found.node_names, called) if label[name] in run.class_names])
+
+
+def scored(run, data, **more):
+    """The accuracy over all that is labelled, from those of the sets that the data are divided into."""
+    found = mr.evaluate(run, data, **more)["accuracy"]
+    sizes = mr.load(run).open_dataset(data, **more).split_sizes
+    return sum(found[name] * size for name, size in sizes.items()) / sum(sizes.values())
+
+
+def test_classes_are_compared_by_their_names(trained, tmp_path):
+    run, _, own = trained
+    renamed = np.where(own["label"] == "red", "amber", own["label"])
+    other, given = tables(tmp_path / "other", label=renamed)
+    with pytest.raises(
+        InputError, match=r"has the classes amber, but .* knows blue, green, red; .*ignored_labels=amber"
+    ):
+        mr.evaluate(run, other)
+    assert scored(run, other, options=mr.ReadOptions(ignored_labels="amber")) == pytest.approx(
+        by_hand(run, other, given)
+    )
+    numbers, _ = tables(tmp_path / "numbers", label=np.unique(own["label"], return_inverse=True)[1])
+    with pytest.raises(InputError, match="has the classes 0, 1, 2, but"):
+        mr.evaluate(run, numbers)
+    two, given = tables(tmp_path / "two", label=np.where(own["label"] == "blue", "red", own["label"]))
+    assert scored(run, two) == pytest.approx(by_hand(run, two, given))
+
+
+def test_numbered_classes_may_be_fewer_and_columns_of_several_labels_move(tmp_path):
+    y = np.arange(V) % 3
+    run = mr.run(tables(tmp_path / "data", label=y)[0], out=tmp_path / "r", **JOB)
+    fewer, _ = tables(tmp_path / "fewer", label=y % 2)
+    assert scored(run, fewer) == pytest.approx((mr.predict(run, fewer).classes == y % 2).mean())
+    with pytest.raises(InputError, match=r"has 4 classes .* predicts 3 classes"):
+        mr.evaluate(run, tables(tmp_path / "more", label=np.arange(V) % 4)[0])
+    flags = {name: np.random.default_rng(k).integers(0, 2, V) for k, name in enumerate(("sun", "air", "bee"))}
+    several = {**JOB, "read": {**SCALED, "label_columns": "sun,air,bee", "task": "multilabel"}}
+    run = mr.run(tables(tmp_path / "m", label=None, **flags)[0], out=tmp_path / "s", **several)
+    reading = mr.ReadOptions(**{**several["read"], "label_columns": "bee,sun,air"})
+    turned = mr.open_dataset(tables(tmp_path / "t", label=None, **flags)[0], options=reading, split=JOB["split"])
+    moved = in_classes_of(mr.load(run), turned)
+    assert moved.class_names == ["sun", "air", "bee"]
+    assert np.array_equal(moved.labels[:, 0], flags["sun"]) and np.array_equal(moved.labels[:, 2], flags["bee"])
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_weights_that_are_missing_or_new_are_refused(tmp_path, weighted):
+    data, _ = tables(tmp_path / "data")
+    other, _ = tables(tmp_path / "other")
+    with_weights = data if weighted else other
+    ends = (with_weights / "edges.csv").read_text().splitlines()[1:]
+    (with_weights / "edges.csv").write_text(
+        "src,dst,weight\n" + "".join(f"{e},{k % 5 + 1}\n" for k, e in enumerate(ends))
+    )
+    run = mr.run(data, out=tmp_path / "r", **JOB)
+    how, key = ("have no weights", "COLUMN") if weighted else ("have weights", "none")
+    with pytest.raises(InputError, match=rf"the edges of other {how}, unlike those of .*; set read.weight={key}"):
+        mr.predict(run, other)
+    text = (other / "edges.csv").read_text()
+    (other / "edges.csv").write_text("src,dst,far\n" + "".join(f"{e},{k % 5 + 1}\n" for k, e in enumerate(ends)))
+    options = mr.ReadOptions(weight="far" if weighted else "none")
+    if not weighted:
+        (other / "edges.csv").write_text(text)
+    assert differing(by_name(mr.predict(run)), by_name(mr.predict(run, other, options=options))) == 0
+
+
+def test_hidden_edges_of_other_data_stay_hidden(tmp_path):
+    data, _ = tables(tmp_path / "data", label=None)
+    ends = [line.split(",") for line in (data / "edges.csv").read_text().splitlines()[1:]]
+    ends = list(dict.fromkeys((a, b) for a, b in ends))
+
+    def edges(folder, sets, label=True):
+        tables(folder, label=None)
+        rows = [
+            f"{a},{b}" + f",{'hi' if int(a[1:]) % 2 else 'lo'}" * label + f",{s}" * bool(s)
+            for (a, b), s in zip(ends, sets)
+        ]
+        head = "src,dst" + ",label" * label + ",split" * bool(sets[0])
+        (folder / "edges.csv").write_text("\n".join([head, *rows]) + "\n")
+        return folder
+
+    sets = [["train", "train", "val", "test"][k % 4] for k in range(len(ends))]
+    job = {k: v for k, v in JOB.items() if k != "split"} | {
+        "read": SCALED | {"labels_of": "edges", "labelled_edges": "hidden"}
+    }
+    run = mr.run(edges(data, sets), out=tmp_path / "r", **job)
+    want, other = mr.predict_edges(run), edges(tmp_path / "other", sets)
+    assert np.array_equal(mr.predict_edges(run, None, other).probabilities, want.probabilities)
+    with pytest.raises(InputError, match="has no split that says which edges are known; give it one, or the pairs"):
+        mr.predict_edges(run, None, edges(tmp_path / "bare", [""] * len(ends)))
+    with pytest.raises(InputError, match="needs each edge's label and set, or the pairs to predict"):
+        mr.predict_edges(run, None, edges(tmp_path / "none", [""] * len(ends), label=False))
