@@ -14,6 +14,7 @@ from ...stages.evaluate.scored import nodes_to_evaluate, rows_of, scored, tempor
 from ...stages.evaluate.temporal import Draws
 from ...storage.dataset import SPLITS, WITHOUT_ACCURACY, Dataset, counted_outputs
 from ...storage.errors import InputError
+from ...storage.optional import when_present
 from ..custom.own_code import OwnCode
 from ..datasets import ReadOptions
 from ..setup.model import Outline, loss_of
@@ -102,8 +103,7 @@ def evaluate(
 def in_classes_of(trained: TrainedRun, data: Dataset) -> Dataset:
     """A dataset whose classes are numbered as those of a run, by their names. Raises InputError if the run does not
     know some."""
-    result, y = trained.result, data.labels
-    names: dict[str, Any] = {"class_names": result.class_names}
+    result, y, names = trained.result, data.labels, when_present(tuple, trained.result.class_names)
     given, own = ([*(of.class_names or map(str, range(of.num_classes)))] for of in (data, result))
     numbered = data.class_names is result.class_names and len(given) > len(own)
     if data.task != result.task or data.task in ("regression", "link") or given == own or numbered:
@@ -115,9 +115,9 @@ def in_classes_of(trained: TrainedRun, data: Dataset) -> Dataset:
             f"as the run does, or leave theirs out: read.ignored_labels={','.join(unknown)}"
         )
     if data.task == "multilabel":
-        return replace(data, labels=y[:, [given.index(name) for name in own if name in given]], **names)
+        return replace(data, labels=y[:, [given.index(name) for name in own if name in given]], class_names=names)
     number = np.array([own.index(name) if name in own else -1 for name in given] + [-1])
-    return replace(data, labels=number[y], num_classes=len(own), **names)
+    return replace(data, labels=number[y], num_classes=len(own), class_names=names)
 
 
 def _measures(trained: TrainedRun, data: Dataset) -> Measures:

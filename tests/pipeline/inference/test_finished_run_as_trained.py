@@ -168,7 +168,7 @@ def test_numbered_classes_may_be_fewer_and_columns_of_several_labels_move(tmp_pa
     reading = mr.ReadOptions(**{**several["read"], "label_columns": "bee,sun,air"})
     turned = mr.open_dataset(tables(tmp_path / "t", label=None, **flags)[0], options=reading, split=JOB["split"])
     moved = in_classes_of(mr.load(run), turned)
-    assert moved.class_names == ["sun", "air", "bee"]
+    assert moved.class_names == ("sun", "air", "bee")
     assert np.array_equal(moved.labels[:, 0], flags["sun"]) and np.array_equal(moved.labels[:, 2], flags["bee"])
 
 
