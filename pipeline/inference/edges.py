@@ -83,7 +83,8 @@ def predict_edges(
     of_split = isinstance(pairs, str) and pairs in SPLITS
     call = Call(dataset, options, Workers.from_arguments(workers, scheduler, cluster, client), emit)
     # Edges that the model must not see are those of val and test.
-    hides = (pairs is None or pairs == "all") and trained.reading(options).labelled_edges == "hidden"
+    every = pairs is None or (isinstance(pairs, str) and pairs == "all")
+    hides = every and trained.reading(options).labelled_edges == "hidden"
     found = opened(trained, call, "predict_edges", labelled=of_split or hides)
     data = found.data
     if hides and dataset is not None and any(note.startswith(NO_SPLIT) for note in data.notes):
