@@ -83,7 +83,6 @@ FOLDER_TESTS: dict[str, tuple[str, ...]] = {
     "stages/neighbourhood": ("stages/neighbourhood/test_full_batch.py",),
     "stages/nn": ("stages/nn/test_dense.py",),
     "stages/placement": ("stages/placement/test_row_blocks.py", "stages/models/test_phased.py"),
-    "stages/reduce": ("stages/reduce/test_batch_norm_step.py",),
     "stages/sample": ("stages/sample/test_layerwise.py", "stages/sample/test_remote_nodewise.py"),
     "stages/schedule": ("whole_runs/test_grappa.py", "whole_runs/test_retexo.py"),
     "storage/queue": ("storage/queue/test_zarr.py", "storage/queue/test_object_store.py"),

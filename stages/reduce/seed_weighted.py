@@ -15,6 +15,8 @@ from .batch_norm import GlobalBatchNorm, RunningStatistics
 
 EXTRA_NUMBERS = 2
 """Numbers that travel with the gradients."""
+LACKING = 4096
+"""Stands for a parameter without a gradient beside the flag, in one number: sums over so many ranks are exact."""
 
 
 @dataclass(frozen=True)
@@ -60,19 +62,22 @@ class SeedWeightedMean:
                 # On a device in a few launches, whatever the number of parameters.
                 torch._foreach_div_(grads, count)
             return count, flag
+        # As on one rank, a step leaves alone what no rank has a gradient of. A rank without seeds lacks none.
+        lacks = bool(count) and any(p.grad is None for p in parameters)
         # The count travels as a gradient-typed number: exact below 2**24 seeds a step in float32.
-        message = parameters[0].new_tensor([count, flag])
+        message = parameters[0].new_tensor([count, flag + LACKING * lacks])
         flat = torch.cat(
             [(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in parameters] + [message]
         )
         group.all_reduce(flat, "gradients", overlap)
         total, flags = flat[-EXTRA_NUMBERS:].tolist()
-        at = 0
-        for p in parameters:
-            part = flat[at : at + p.numel()].view_as(p)
-            at += p.numel()
-            p.grad = part.div(total) if total else torch.zeros_like(p)
-        return total, flags > 0
+        given = torch.tensor([flags < LACKING or p.grad is not None for p in parameters], dtype=torch.int32)
+        if flags >= LACKING:
+            group.all_reduce(given, "control")
+        parts = flat.split([p.numel() for p in parameters] + [EXTRA_NUMBERS])
+        for p, part, has_gradient in zip(parameters, parts, given.tolist()):
+            p.grad = (part.view_as(p).div(total) if total else torch.zeros_like(p)) if has_gradient else None
+        return total, flags % LACKING > 0
 
 
 @dataclass(frozen=True)
