@@ -225,7 +225,7 @@ class PhaseTraining:
         self.fetcher.finish(self.module, lambda leave: self._record_part(leave, last))
         if last:
             return
-        for p in self.runner.parameters:
+        for p in self.phase_optimizer.named.values():
             p.grad = None  # may be memory of a recording, which goes with the phase
         progress.cursor = Cursor(self.phase.number + 1, 0)
         if self.phase.fresh_optimizer:

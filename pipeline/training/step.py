@@ -70,7 +70,8 @@ class StepRunner:
         self.rules, total_epochs = context.step_rules, context.total_epochs
         span = ScheduleSpan.of_phase(self.phase, len(self.steps), total_epochs)
         self.phase_optimizer = PhaseOptimizer(context.update, context.system.reduce, self.rules, module, span)
-        self.parameters = self.phase_optimizer.parameters
+        self.learning = self.phase_optimizer.parameters
+        """Parameters that learnt in the last step."""
         self.statistics = context.system.reduce.statistics(module, context.job.group)
         self.compiled = Compiled(module) if context.update.train.compile else module
         self.recorded = self._recorded(total_epochs)
@@ -98,7 +99,7 @@ class StepRunner:
         if self.phase.epochs < total_epochs and len(self.steps) * self.phase.epochs < FEWEST_STEPS:
             return None
         alone = self.steps.per_step == context.job.group.size
-        return self.fetcher.recorded(self.module, reduce, self.rules, self.parameters, alone)
+        return self.fetcher.recorded(self.module, reduce, self.rules, self.learning, alone)
 
     def run(self, epoch: int, step: int, checkpointer: Checkpointer) -> bool:
         """Run one step.
@@ -129,8 +130,12 @@ class StepRunner:
         context, clock, progress, group = self.context, self.clock, self.progress, self.context.job.group
         if not self.module.training:
             self.module.train()
-        for p in self.parameters:
+        for p in self.phase_optimizer.named.values():
             p.grad = None  # goes back to the arena
+        now = self.phase_optimizer.parameters
+        if [*map(id, now)] != [*map(id, self.learning)]:
+            self.learning = now
+            self.recorded = self._recorded(context.total_epochs)
         loss_sum: float | Tensor = 0.0
         seeds, weight, edges = 0, 0.0, 0
         span = self.steps.minibatches_of(step)
@@ -156,7 +161,7 @@ class StepRunner:
             flag = group.size > 1 and step + 1 < len(self.steps) and checkpointer.is_requested()
             flag |= called.stops_steps
             total, requested = context.system.reduce.reduce(
-                self.parameters, weight, group, flag, lambda: self._begin_next(epoch, step)
+                self.learning, weight, group, flag, lambda: self._begin_next(epoch, step)
             )
             self.statistics.finish(count)
         learned = context.job.learned

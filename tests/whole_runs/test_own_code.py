@@ -174,6 +174,59 @@ def test_two_ranks_do_as_one_does(sbm, scheduler, tmp_path, name):
     assert logged(tmp_path / "two") == logged(tmp_path / "one")
 
 
+class Thaws(mr.Callback):
+    """Lets the first layer learn after the second epoch, and no more after the fourth."""
+
+    def on_epoch(self, run):
+        if run.epoch in (1, 3):
+            for p in run.model.first.parameters():
+                p.requires_grad_(run.epoch == 1)
+
+
+class Own(torch.nn.Module):
+    num_layers = 1
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = torch.nn.Linear(5, 8), torch.nn.Linear(8, 3)
+        self.first.requires_grad_(False)
+
+    def head(self, h):
+        return self.last(self.first(h).relu())
+
+    def layer(self, i, neighbourhood, h):
+        return self.head(mr.destinations(neighbourhood, h))
+
+
+def test_what_a_callback_unfreezes_is_trained_as_in_torch(sbm, tmp_path):
+    """Also where the run was stopped after it: the callback does not say it again."""
+    options = {
+        "epochs": 6, "dtype": "float64", "fanout": [-1], "batch_size": 300, "lr": 0.1, "weight_decay": 0.1,
+        "optimizer": "adamw", "checkpoint": {"every_steps": 1},
+    }  # fmt: skip
+    whole = mr.run(sbm, model=Own(), out=tmp_path / "whole", callbacks=Thaws(), **options)
+    asked = iter(range(100))
+    stopped = mr.run(
+        sbm, model=Own(), out=tmp_path / "parts", callbacks=Thaws(), stop=lambda: next(asked) >= 2, **options
+    )
+    assert stopped.status == "stopped"
+    parts = mr.run(sbm, model=Own(), out=tmp_path / "parts", callbacks=Thaws(), resume=True, **options)
+    assert parts.parameters_sha256 == whole.parameters_sha256
+    model, seeds = Own().double(), torch.from_numpy(sbm.split.train)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+    x, y = torch.from_numpy(sbm.features.gather(sbm.split.train)).double(), torch.from_numpy(sbm.labels)[seeds].long()
+    for epoch in range(6):
+        optimizer.zero_grad()
+        F.cross_entropy(model.head(x), y).backward()
+        optimizer.step()
+        if epoch in (1, 3):
+            model.first.requires_grad_(epoch == 1)
+    state = sorted((tmp_path / "whole" / "checkpoints").glob("step-*"))[-1] / "state.pt"
+    for key, value in torch.load(state, weights_only=True)["model"].items():
+        torch.testing.assert_close(value, model.state_dict()[key], rtol=0, atol=1e-12)
+
+
 class StopsAt(mr.Callback):
     def __init__(self, epoch, step=None, rank=0):
         self.at, self.rank = (epoch, step), rank

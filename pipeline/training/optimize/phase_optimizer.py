@@ -51,9 +51,10 @@ class PhaseOptimizer:
             span: of the schedule.
         """
         train, code = update.train, update.code
-        named = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        self.parameters = list(named.values())
-        self.optimizer = reduce.optimizer(self.parameters, rules)
+        # A callback may let any parameter learn later, or no more.
+        named = {name: p for name, p in module.named_parameters() if p.requires_grad or code.callbacks}
+        self.named, self._may_change = named, bool(code.callbacks)
+        self.optimizer = reduce.optimizer(list(named.values()), rules)
         self.average = ParameterAverage(named, train.ema)
         self._schedule, self._clip_norm, self._span = train.schedule, train.clip_norm, span
         self.is_constant = train.schedule.name == "constant" and not train.schedule.warmup
@@ -65,6 +66,11 @@ class PhaseOptimizer:
         self._lrs_changed = False
         self._schedulers = made_scheduler(code, self.optimizer)
         self._lr, self._own_optimizer = train.lr, code.optimizer is not None
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Those that learn now."""
+        return [p for p in self.named.values() if p.requires_grad]
 
     def step(self, epoch: int, step: int, history: list[dict[str, float]], learned: LearnedTable | None = None) -> None:
         """Take an optimiser step along the gradients that the parameters hold, and those of learnt features.
@@ -169,6 +175,8 @@ class PhaseOptimizer:
         state: dict[str, Any] = {"optimizer": self.optimizer.state_dict()}
         if self._lrs_changed:
             state["lrs"] = [float(lr) for lr in self._lrs]
+        if self._may_change:
+            state["frozen"] = [name for name, p in self.named.items() if not p.requires_grad]
         for scheduler in self._schedulers.all:
             state["scheduler"] = plain(scheduler.state_dict())
         return {**state, "average": self.average.state_dict()} if self.average.is_kept else state
@@ -182,6 +190,8 @@ class PhaseOptimizer:
             for name, value in saved["state"].get(k, {}).items():
                 if isinstance(value, Tensor) and value.dtype != self.optimizer.state[p][name].dtype:
                     self.optimizer.state[p][name] = value.clone()
+        for name, p in self.named.items() if "frozen" in state else ():
+            p.requires_grad_(name not in state["frozen"])
         if "lrs" in state:
             self._lrs, self._lrs_changed = list(state["lrs"]), True
         for scheduler in self._schedulers.all if "scheduler" in state else ():
