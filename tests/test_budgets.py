@@ -47,7 +47,9 @@ BUDGETS: dict[str, float] = {
     # Python what predictions depend on; classes, weights and hidden edges of other data are compared: 56, of 60.
     # A repeated sweep of other data or code is refused: 19.
     # Explainers of weighted graphs ask for weights; times of none are none: 16.
-    "lines_code": 67_379,
+    # A forward beside layers is refused, ranks leave alone what none has a gradient of, and what a callback unfreezes
+    # learns: 32.
+    "lines_code": 67_411,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 34.8,
     "none_checks_of_types": 6,

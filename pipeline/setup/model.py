@@ -17,7 +17,7 @@ from ...stages.models import MODELS
 from ...stages.models.base import ModelConfig, as_model, reads_edges
 from ...stages.models.pyg.model import PyGModel
 from ...stages.models.relational import TypedInput
-from ...stages.models.small_graph import rows_of_small_graph
+from ...stages.models.small_graph import check_forward, rows_of_small_graph
 from ...stages.policies import SchedulePolicy
 from ...stages.random import Purpose, stream, torch_seed
 from ...storage.dataset import WITHOUT_ACCURACY, Dataset, Task, outputs_of
@@ -283,17 +283,22 @@ def typed_input(job: Job, outline: Outline) -> TypedInput | None:
     return given._replace(widths=tuple(map(job.learned.num_read, given.widths)))
 
 
-def check_outputs(model: nn.Module, job: Job, outline: Outline) -> None:
+def check_outputs(model: nn.Module, job: Job, outline: Outline, *, own_loss: bool) -> None:
     """Try a user's module, and its decoder of edges, on a small graph. One that fails there is not refused: training
     shows where.
 
     Raises:
-        InputError: there are other columns than the task needs.
+        InputError: there are other columns than the task needs, unless the loss is the user's own, or `forward` gives
+            other rows than the layers in turn.
     """
+    given = outline.num_features, outline.edge_width, typed_input(job, outline)
+    check_forward(model, given)
+    if own_loss:
+        return
     if outline.task == "link":
         _check_relations_read(model, outline)
         return
-    found = rows_of_small_graph(model, outline.num_features, outline.edge_width, typed_input(job, outline))
+    found = rows_of_small_graph(model, *given)
     if found is None:
         return
     (tried, rows), whose = found, f"the model {type(model).__name__} gives nodes"

@@ -121,8 +121,8 @@ def prepare(
     built = part.build()
     part = replace(part, reads_loops=reads_loops(built))
     check_model(job, system, built)
-    if isinstance(record, nn.Module) and code.loss is None:
-        check_outputs(built, job, outline)
+    if isinstance(record, nn.Module):
+        check_outputs(built, job, outline, own_loss=code.loss is not None)
     if part.reads_edges:
         check_edges(job, system)
     check_update(job, system, outline, built)

@@ -2,22 +2,26 @@
 
 import copy
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ...storage.errors import InputError
 from ...storage.minibatch import Block
 from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..neighbourhood.block import BlockNeighbourhood
 from ..neighbourhood.relations import EdgeTypes
 from ..self_loops import degree_rows
-from .base import layered
+from .base import Model, Stack, layered
 from .relational import TypedInput
 
 SMALL = 4
 """Nodes of each type."""
+Tried = tuple[int, int, TypedInput | None]
+"""What a model is tried for: columns of rows and of edges' features, and types; see `rows_of_small_graph`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,17 +99,18 @@ def weights_tried(count: int) -> npt.NDArray[np.float32]:
 
 
 def rows_of_small_graph(
-    model: nn.Module, num_features: int, edge_width: int, given: TypedInput | None, weighted: bool = False
+    model: nn.Module, columns: int, edge_width: int, given: TypedInput | None, weighted: bool = False, own: bool = False
 ) -> tuple[nn.Module, Tensor] | None:
     """A copy of a model in evaluation mode, and the rows that it gives the nodes of a small graph, [V, D]; None if it
     cannot be copied or fails there, of which training will tell more.
 
     Args:
         model: a user's module, or a model.
-        num_features: F.
+        columns: F.
         edge_width: D, columns of the edges' features; 0: they have none.
         given: types of the graph, and its features' widths; None: there is one of each.
         weighted: edges have weights other than 1.
+        own: by the module's own `forward`, in place of its layers in turn.
     """
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
@@ -115,10 +120,10 @@ def rows_of_small_graph(
             if weighted:
                 graph = replace(graph, weight=weights_tried(len(graph.kinds)))
             whole = graph.block(np.arange(graph.num_nodes), graph.num_nodes)
-            width = num_features if given is None else max(1, *given.widths)
+            width = columns if given is None else max(1, *given.widths)
             h = torch.linspace(-1, 1, graph.num_nodes * width).view(-1, width).to(like)
-            for i in range(layered(tried).num_layers):
-                h = layered(tried).layer(i, whole, h)
+            blocks = [whole] * layered(tried).num_layers
+            h = tried(blocks, h) if own else Model.forward(layered(tried), blocks, h)
         except Exception:
             return None
     return (tried, h) if isinstance(h, Tensor) and h.ndim == 2 else None
@@ -130,3 +135,22 @@ def reads_weights(model: nn.Module, num_features: int, edge_width: int, given: T
     tried = (rows_of_small_graph(model, num_features, edge_width, given, weighted=w) for w in (False, True))
     rows = [found[1] for found in tried if found is not None]
     return len(rows) < 2 or not torch.allclose(rows[0], rows[1], rtol=1e-5, atol=1e-7)
+
+
+def check_forward(model: nn.Module, given: Tried) -> None:
+    """Try the `forward` of a user's module, if it has one of its own; arguments as of `rows_of_small_graph`. One that
+    fails there is not refused: training shows where.
+
+    Raises:
+        InputError: it gives other rows than the layers in turn, by which runs evaluate and predict.
+    """
+    if getattr(model.forward, "__func__", None) in (Model.forward, Stack.forward):
+        return
+    whole, layers = (rows_of_small_graph(model, *given, own=own) for own in (True, False))
+    alike = partial(torch.allclose, rtol=1e-3, atol=1e-4, equal_nan=True)
+    if whole is None or (layers and whole[1].shape == layers[1].shape and alike(whole[1], layers[1])):
+        return
+    raise InputError(
+        f"{type(model).__name__}.forward gives other rows than its layers in turn, by which Millrace evaluates and "
+        "predicts; do all of it in layer(i, neighbourhood, h), its end in the last layer, and leave forward out"
+    )
