@@ -44,7 +44,7 @@ def not_read(prepared: Prepared) -> Iterator[str]:
         return
     given = outline.num_features, width, typed_input(prepared.job, outline)
     # Of a model that cannot be tried nothing is said.
-    reads = reads_weights(prepared.model.build(), *given)
+    reads = reads_weights(prepared.model.build(), given)
     if width and not prepared.model.reads_edges:
         as_weight = "; given as edge_weight it would be the weight of each edge" if width == 1 and reads else ""
         columns = counted(width, "column")

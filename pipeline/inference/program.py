@@ -35,35 +35,26 @@ MODES = {"multiclass": "multiclass_classification", "binary": "binary_classifica
 class Forward(nn.Module):
     """A model's forward pass over a whole graph, in plain torch."""
 
+    needs_weights = False
+    """True: the model reads weights, and the graph has them, so that a call without `edge_weight` is an InputError."""
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
         """[V, F], [2, E], [E] -> [V, C]."""
+        if edge_weight is None and self.needs_weights:
+            raise InputError(
+                "edge_weight is missing, which the model reads and the run's graph has; pass edge_weight=, such as "
+                "explainer(data.x, data.edge_index, index=17, edge_weight=data.edge_weight)"
+            )
         if isinstance(self.model, PyGModel):
             return self.model.plain(x, edge_index, present_items({"edge_weight": edge_weight}))
         neighbourhood = EdgeIndexNeighbourhood(edge_index, x.shape[0], edge_weight, x.dtype)
         for i in range(layered(self.model).num_layers):
             x = layered(self.model).layer(i, neighbourhood, x)
         return x
-
-
-class WeightedForward(Forward):
-    """The forward pass of a model that reads weights, over a graph that has them.
-
-    Raises:
-        InputError: `edge_weight` is not given.
-    """
-
-    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
-        """[V, F], [2, E], [E] -> [V, C]."""
-        if edge_weight is None:
-            raise InputError(
-                "edge_weight is missing, which the model reads and the run's graph has; pass edge_weight=, such as "
-                "explainer(data.x, data.edge_index, index=17, edge_weight=data.edge_weight)"
-            )
-        return super().forward(x, edge_index, edge_weight)
 
 
 def export_program(
@@ -199,13 +190,14 @@ def explainer(run: TrainedRun | Result | str | Path, algorithm: Any, *, model: A
         raise InputError("edge_mask_type is given, but edges have no masks here; leave it out, and mask nodes")
     usual: dict[str, Any] = {"explanation_type": "model", "node_mask_type": "attributes", "edge_mask_type": None}
     config = {"mode": MODES[result.task], "task_level": "node", "return_type": "raw"}
-    forward = (WeightedForward if _weighs(trained) else Forward)(trained.model).eval()
+    forward = Forward(trained.model).eval()
+    forward.needs_weights = _weighs(trained)
     return Explainer(forward, algorithm, model_config=config, **{**usual, **options})
 
 
 def _weighs(run: TrainedRun) -> bool:
     """True if a run's model reads weights, and its graph is known to have them."""
-    if not reads_weights(run.model, run.config.learned.num_read(run.result.num_features), 0, None):
+    if not reads_weights(run.model, (run.config.learned.num_read(run.result.num_features), 0, None)):
         return False
     try:
         return run.open_dataset(lazy=True).graph.is_weighted

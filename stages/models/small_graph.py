@@ -129,10 +129,13 @@ def rows_of_small_graph(
     return (tried, h) if isinstance(h, Tensor) and h.ndim == 2 else None
 
 
-def reads_weights(model: nn.Module, num_features: int, edge_width: int, given: TypedInput | None) -> bool:
-    """True if a model's rows of a small graph differ with the weights of its edges, or it cannot be tried there; of the
-    same arguments as `rows_of_small_graph`."""
-    tried = (rows_of_small_graph(model, num_features, edge_width, given, weighted=w) for w in (False, True))
+Tried = tuple[int, int, TypedInput | None]
+"""What a model is tried on: `num_features`, `edge_width` and `given` of `rows_of_small_graph`."""
+
+
+def reads_weights(model: nn.Module, given: Tried) -> bool:
+    """True if a model's rows of a small graph differ with the weights of its edges, or it cannot be tried there."""
+    tried = (rows_of_small_graph(model, *given, weighted=w) for w in (False, True))
     rows = [found[1] for found in tried if found is not None]
     return len(rows) < 2 or not torch.allclose(rows[0], rows[1], rtol=1e-5, atol=1e-7)
 

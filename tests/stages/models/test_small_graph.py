@@ -64,5 +64,5 @@ def test_a_model_that_fails_there_gives_nothing():
 
 def test_who_reads_weights():
     built = [part.build(5, 3) for part in (GCN(layers=1), GAT(layers=1))]
-    assert [reads_weights(model, 5, 0, None) for model in built] == [True, False]
-    assert reads_weights(Own(99), 5, 0, None), "of one that cannot be tried, weights are not said to be idle"
+    assert [reads_weights(model, (5, 0, None)) for model in built] == [True, False]
+    assert reads_weights(Own(99), (5, 0, None)), "of one that cannot be tried, weights are not said to be idle"
