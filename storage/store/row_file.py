@@ -29,6 +29,8 @@ READ_BYTES = 1 << 20
 """Most bytes of a read."""
 WINDOW_BYTES = 64 << 20
 """Bytes of reads that are announced ahead of reading them."""
+CALL_BYTES = 256 << 20
+"""Bytes of rows that are read by one call, which no signal interrupts."""
 LARGE_BYTES = 8 << 20
 """Bytes of rows from which on a request passes the cache of pages, if the file has no room there."""
 SAMPLES = 128
@@ -157,12 +159,16 @@ class RowFile:
         places = np.arange(len(ids)) if places is None else np.asarray(places, np.int64)
         seen, buffer = np.zeros(2, np.int64), np.empty(max(READ_BYTES, self.row_bytes), np.uint8)
         ring = self._ring() if len(ids) * self.row_bytes >= LARGE_BYTES else None
-        if ring and not ring.read(ids, out, places, GAP_BYTES, seen):
-            self._own.ring = ring = None
-        while not ring and at < len(ids):
-            mine, of_file = (ids[at:], out, places[at:], buffer), (self._handle, self.first, self.row_bytes)
+        step = max(1, CALL_BYTES // self.row_bytes)
+        while at < len(ids):
+            end = min(at + step, len(ids))
+            if ring and ring.read(ids[at:end], out, places[at:end], GAP_BYTES, seen):
+                at = end
+                continue
+            self._own.ring, ring = None if ring else self._own.ring, None
+            mine, of_file = (ids[at:end], out, places[at:end], buffer), (self._handle, self.first, self.row_bytes)
             at += read_rows(*of_file, *mine, GAP_BYTES, READ_BYTES, WINDOW_BYTES, seen)
-            if at < len(ids):
+            if at < end:
                 self._require(int(ids[at]))
         reads = self.reads
         reads.bytes, reads.count = reads.bytes + int(seen[0]), reads.count + int(seen[1])

@@ -37,6 +37,7 @@ def test_rows_are_those_of_numpy(tmp_path_factory, ids, row, gap, read, window, 
         patch.setattr(row_file, "LARGE_BYTES", 0 if past_cache else 1 << 30)
         patch.setattr(row_file, "fits_in_memory", lambda num_bytes: False)
         patch.setattr(row_reads, "SLOT_BYTES", read)
+        patch.setattr(row_file, "CALL_BYTES", window if gap else 1 << 30)
         patch.setattr(row_reads, "DEPTH", depth)
         for name, value in (
             ("GAP_BYTES", gap),
