@@ -5,7 +5,8 @@
     curl -s localhost:8000 -d '{"x": [[0.1, 0.2], [0.3, 0.4]], "edge_index": [[0], [1]], "nodes": [1]}'
 
 A request has the rows of the nodes around those that are asked for, and their edges, sources first: all in-edges of as
-many hops as the model has layers.
+many hops as the model has layers. The rows are those that the run read: columns that it scaled, filled or made of words
+must be so here too, by the numbers that `millrace export --json` prints, key rows (also in runs/a/data_card.json).
 
 What to expect: the class and the probability of each node, some milliseconds after the request. Put a server of your
 own in the place of Python's for TLS, many requests at once, or batches.

@@ -49,7 +49,8 @@ BUDGETS: dict[str, float] = {
     # Explainers of weighted graphs ask for weights; times of none are none: 16.
     # A forward beside layers is refused, ranks leave alone what none has a gradient of, and what a callback unfreezes
     # learns: 32.
-    "lines_code": 67_411,
+    # export says how its program's rows are made of tables: 9.
+    "lines_code": 67_420,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 34.8,
     "none_checks_of_types": 6,

@@ -22,6 +22,7 @@ def export(
     It runs where torch is and Millrace is not.
     """
     from ..custom.user_module import module_named
+    from ..datasets.cleaning.kept import made_of_tables
     from ..inference.finished_run import load
     from ..inference.program import export_program
     from ..inference.to_file import check_new_path
@@ -31,7 +32,9 @@ def export(
     run = load(run_folder, model=own)
     program = export_program(run, out)
     takes = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
-    record = {"run": str(run_folder), "model": run.result.model, "out": str(out), "inputs": takes}
+    record: dict[str, object] = {"run": str(run_folder), "model": run.result.model, "out": str(out), "inputs": takes}
     of_pairs = run.result.task == "link" or run.result.labels_of == "edges"
     gives = "rows of nodes, without the decoder of pairs" if of_pairs else "logits"
-    show(f"{run.result.model} in {out}: program({', '.join(takes)}) -> {gives}", record, as_json)
+    read = run.as_before(None)
+    record["rows"] = {k: getattr(read, k) for k in ("normalize_features", "nan_features")} | {"treatment": read.before}
+    show(f"{run.result.model} in {out}: program({', '.join(takes)}) -> {gives}{made_of_tables(read)}", record, as_json)

@@ -87,6 +87,31 @@ def test_a_file_runs_without_millrace(data, tmp_path):
     assert code == 2 and "other.pt2 cannot be written: File too large; choose another place" in err
 
 
+def test_the_command_says_how_rows_are_made_of_tables(tmp_path):
+    (tables := tmp_path / "tables").mkdir()
+    rows = [f"{v},{20 + v},{'red' if v % 2 else 'blue'},{v % 2}" for v in range(20)]
+    (tables / "nodes.csv").write_text("\n".join(["id,age,colour,label", *rows]) + "\n")
+    (tables / "edges.csv").write_text("src,dst\n" + "".join(f"{v},{(v + 1) % 20}\n" for v in range(20)))
+    read = {"direction": "directed", "feature_columns": "age", "one_hot": "colour", "normalize_features": "standard"}
+    for name, given in {"scaled": read, "bare": {"direction": "directed", "feature_columns": "age"}}.items():
+        job = JOB | {"out": tmp_path / name, "split": "fraction:0.6,0.2"}
+        result = mr.run(tables, **job, read=given)
+        code, out, err = command("export", result.out, "--out", tmp_path / f"{name}.pt2")
+        assert code == 0, err
+        assert ("age, colour=blue, colour=red; --json prints the numbers" in out) == (name == "scaled")
+        assert ("x takes rows as the run read them" in out) == (name == "scaled")
+    code, out, _ = command("export", tmp_path / "scaled", "--out", tmp_path / "third.pt2", "--json")
+    rows = json.loads(out)["rows"]
+    age, blue, _ = rows["treatment"]["nodes"]
+    assert age["mean"] == pytest.approx(29.5) and (blue["value"], blue["mean"]) == ("blue", 0.5)
+    module = torch.export.load(tmp_path / "third.pt2").module()
+    raw = np.array([[20 + v, v % 2 == 0, v % 2] for v in range(20)], np.float64)
+    x = (raw - [c["mean"] for c in rows["treatment"]["nodes"]]) / [c["deviation"] for c in rows["treatment"]["nodes"]]
+    ends = torch.tensor([[*range(20)], [*range(1, 20), 0]])
+    got = module(torch.from_numpy(x.astype(np.float32)), ends).detach().numpy()
+    np.testing.assert_allclose(got, mr.predict(tmp_path / "scaled").logits, rtol=1e-4, atol=1e-5)
+
+
 def test_a_run_with_learnt_rows_and_weights(data, tmp_path):
     """The model reads both; the dataset of the run has them side by side."""
     weight = np.random.default_rng(0).random(data.graph.num_edges, np.float32)
