@@ -50,7 +50,8 @@ BUDGETS: dict[str, float] = {
     # A forward beside layers is refused, ranks leave alone what none has a gradient of, and what a callback unfreezes
     # learns: 32.
     # export says how its program's rows are made of tables: 9.
-    "lines_code": 67_420,
+    # Long reads of a file of rows are cut: 4.
+    "lines_code": 67_424,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 34.8,
     "none_checks_of_types": 6,

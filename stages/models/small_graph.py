@@ -129,10 +129,6 @@ def rows_of_small_graph(
     return (tried, h) if isinstance(h, Tensor) and h.ndim == 2 else None
 
 
-Tried = tuple[int, int, TypedInput | None]
-"""What a model is tried on: `num_features`, `edge_width` and `given` of `rows_of_small_graph`."""
-
-
 def reads_weights(model: nn.Module, given: Tried) -> bool:
     """True if a model's rows of a small graph differ with the weights of its edges, or it cannot be tried there."""
     tried = (rows_of_small_graph(model, *given, weighted=w) for w in (False, True))
