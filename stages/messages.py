@@ -136,6 +136,25 @@ class Placement:
         """Types of edges by their `Block.edge_id`; None if there is one type of edges."""
         return types_of_edges(self.graph, positions)
 
+    def weights_of(self, edges: Any) -> Tensor | None:
+        """float32 [e], weights of edges by their `Block.edge_id`, on the host or a device; None: all are 1.
+
+        Raises:
+            InputError: this rank does not have them.
+        """
+        if not self.graph.is_weighted:
+            return None
+        if edges is None or (weight := self.graph.edge_weight) is None or self.column is not None:
+            raise InputError(
+                "a convolution reads edge weights and does not sum, but they are not with this rank's samples; use "
+                "aggr='add', or topology = \"replicated\" and no samples drawn before"
+            )
+        if isinstance(edges, Tensor):
+            from .kernels.sampling.device_graph import number_on_device
+
+            return number_on_device(self.graph, "edge_weight")[edges]
+        return torch.from_numpy(weight[edges])
+
     def with_own_weights(self, links: Any) -> Any:
         """The `TrainPairs` with the weights of their own edges, of which each rank knows those of its rows. All ranks
         call this at the same time."""

@@ -15,7 +15,9 @@ from ...stages.losses import LOSSES, NamedLoss
 from ...stages.messages import Loss, PairsToScore
 from ...stages.models import MODELS
 from ...stages.models.base import ModelConfig, as_model, reads_edges
+from ...stages.models.pyg.hetero import HeteroPyGModel
 from ...stages.models.pyg.model import PyGModel
+from ...stages.models.pyg.weights import needs_own_weights
 from ...stages.models.relational import TypedInput
 from ...stages.models.small_graph import check_forward, rows_of_small_graph
 from ...stages.policies import SchedulePolicy
@@ -152,11 +154,12 @@ def with_edges(job: Job, system: System, model: Any, dataset: Dataset) -> tuple[
     if given == -1:
         job, model = _with_edge_width(job, model, width := dataset.num_edge_features)
         record = replace(record, edge_width=width)
-    if not reads_edges(record):
+    weights = isinstance(record, PyGModel | HeteroPyGModel) and dataset.graph.is_weighted and needs_own_weights(record)
+    if not reads_edges(record) and not weights:
         return job, system, model
     name = record.reader if isinstance(record, PyGModel) else getattr(record, "name", type(record).__name__)
     width = dataset.num_edge_features
-    if not width:
+    if not width and reads_edges(record):
         raise InputError(
             f"the model {name} reads features of edges, but {dataset.name} has none; give edge_attr (PyG, .npz) or "
             "columns of edges, or use another model"
@@ -172,8 +175,8 @@ def with_edges(job: Job, system: System, model: Any, dataset: Dataset) -> tuple[
     if sampler is not None:
         if "edge_ids" not in {f.name for f in fields(sampler)}:
             raise InputError(
-                f"the model {name} reads features of edges, but the sampler {sampler.name} does not keep which edges "
-                "it drew; use another sampler"
+                f"the model {name} reads {'weights' if weights else 'features'} of edges, but the sampler "
+                f"{sampler.name} does not keep which edges it drew; use another sampler"
             )
         sample: Any = system.sample
         system = replace(system, sample=replace(sample, sampler=replace(sampler, edge_ids=True)))

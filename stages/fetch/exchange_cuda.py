@@ -163,8 +163,7 @@ class UnitsOnDevice(Units[_Unit]):
         """Start fetching the rows of its minibatches."""
         start = time.perf_counter()
         with torch.cuda.stream(self._stream):
-            keep = self._of_edges is not None or not self._placement.graph.types.is_single
-            unit.bulks = {key: to_resident(m, self._device, keep) for key, m in unit.minibatches.items()}
+            unit.bulks = {key: to_resident(m, self._device, positions=True) for key, m in unit.minibatches.items()}
             unit.got = got = self._owned.collect(self._united(unit))
             if self._of_edges is not None:
                 unit.edge_ids = self._edges_of(unit)

@@ -99,16 +99,17 @@ class HostRows(Rows):
         if got and isinstance(self._features, CountedFeatures):
             self._features.count(len(work.nodes))
         h, degree = (LazyRows(got.rows, got.place), got.degree) if got else (self._rows(work.nodes), None)
-        of_edges, types_of = self._of_edges(work), self._placement.types_of
-        return Taken(
-            h,
-            lambda: torch.from_numpy(work.nodes.astype(np.int64, copy=False)),
-            lambda degree: tuple(
-                BlockNeighbourhood(b, lambda n=b.num_src: degree()[:n], edge_types=types_of(b.edge_id), edges=edges)
-                for b, edges in zip(work.blocks, of_edges)
-            ),
-            degree,
-        )
+        of_edges, placed = self._of_edges(work), self._placement
+
+        def layers(degree: Callable[[], Tensor]) -> tuple[BlockNeighbourhood, ...]:
+            made = []
+            for b, edges in zip(work.blocks, of_edges):
+                kinds = placed.types_of(b.edge_id)
+                made.append(BlockNeighbourhood(b, lambda n=b.num_src: degree()[:n], edge_types=kinds, edges=edges))
+                made[-1].own_weight = partial(placed.weights_of, b.edge_id)
+            return tuple(made)
+
+        return Taken(h, lambda: torch.from_numpy(work.nodes.astype(np.int64, copy=False)), layers, degree)
 
     def _of_edges(self, work: MiniBatch) -> Iterable[Callable[[], Tensor] | None]:
         """For each block, a function that returns the features of its edges; None if the model reads none."""

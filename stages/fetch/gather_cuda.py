@@ -141,11 +141,11 @@ class DeviceRows(RowSource):
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" and not self._near else None
         self._cache = uploaded.cache(placement, memory.cache_bytes, device)
         self._edges = device_edges(placement, None if edges is None else lambda ids: gather_rows(edges.rows, ids))
-        self.has_frames = memory.graphs and self._near and self._edges is None
+        self.has_frames = memory.graphs and self._near and edges is None and placement.graph.types.is_single
         wait_for_copies(device)
 
     def take(self, work: MiniBatch) -> Taken:
-        bulk, q = to_resident(work, self._to, self._edges is not None)
+        bulk, q = to_resident(work, self._to, positions=True)
         bulk.await_here()
         nodes = bulk.nodes_of(q)
         h = LazyRows(self._base, nodes) if self._near else self._gather_rows(bulk, q)
@@ -222,16 +222,14 @@ def _most_read(out_degree: npt.NDArray[np.integer], count: int, to: torch.device
     return to_device(first.astype(np.int64), to)
 
 
-def device_edges(placement: Placement, rows: Callable[[Tensor], Tensor] | None) -> EdgesOnDevice | None:
-    """Edges of a graph as layers read them; `rows` returns their features. None if they read nothing."""
+def device_edges(placement: Placement, rows: Callable[[Tensor], Tensor] | None) -> EdgesOnDevice:
+    """Edges of a graph as layers read them; `rows` returns their features."""
     types = placement.graph.types
-    if types.is_single and rows is None:
-        return None
 
     def relations(ids: Tensor) -> Tensor:
         return placement.relations_on_device(ids, lambda: number_on_device(placement.graph, "edge_type"))
 
-    return EdgesOnDevice(types, None if types.is_single else relations, rows)
+    return EdgesOnDevice(types, None if types.is_single else relations, rows, placement.weights_of)
 
 
 def resident_neighbourhoods(

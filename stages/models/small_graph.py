@@ -3,6 +3,7 @@
 import copy
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from ...storage.errors import InputError
 from ...storage.minibatch import Block
+from ...storage.optional import taken, when_present
 from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..neighbourhood.block import BlockNeighbourhood
 from ..neighbourhood.relations import EdgeTypes
@@ -70,27 +72,32 @@ class SmallGraph:
         weight = np.ones(len(loops)) if self.weight is None else self.weight[loops]
         return degree_rows(degree, self.ends[1, loops], weight)
 
-    def block(self, names: npt.NDArray[np.int64], num_dst: int) -> BlockNeighbourhood:
-        """All in-edges of the first `num_dst` of the nodes `names`, which hold the sources of these."""
+    def block(self, names: npt.NDArray[np.int64], num_dst: int, copies: Any = ()) -> BlockNeighbourhood:
+        """All in-edges of the first `num_dst` of the nodes `names`, which hold the sources of these; or a sample, whose
+        edges each stand for so many, `copies` [E]."""
         place = np.full(self.num_nodes, self.num_nodes)
         place[names] = np.arange(len(names))
         src, dst = place[self.ends]
         kept = np.lexsort((self.kinds, dst))
         kept = kept[dst[kept] < num_dst]
+        weight = self.weight
+        if len(copies):
+            kept = kept[copies[kept] > 0]
+            weight = (copies * (1 if weight is None else weight)).astype(np.float32)
         indptr = np.concatenate([[0], np.cumsum(np.bincount(dst[kept], minlength=num_dst))])
         degree = torch.from_numpy(self._degrees[names]).to(self.attr)
         edge_types = None
         if not self.types.is_single:
             device = None if self.attr.device.type == "cpu" else self.attr.device
             edge_types = EdgeTypes(self.types, lambda: self.kinds[kept], device=device)
-        return BlockNeighbourhood(
-            Block(
-                num_dst, names, indptr, src[kept].astype(np.int32), None if self.weight is None else self.weight[kept]
-            ),
+        found = BlockNeighbourhood(
+            Block(num_dst, names, indptr, src[kept].astype(np.int32), taken(weight, kept)),
             degree,
             edges=(lambda: self.attr[kept]) if self.attr.shape[1] else None,
             edge_types=edge_types,
         )
+        found.own_weight = lambda: when_present(torch.from_numpy, taken(self.weight, kept))
+        return found
 
 
 def weights_tried(count: int) -> npt.NDArray[np.float32]:

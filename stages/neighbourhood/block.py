@@ -65,6 +65,9 @@ class ListNeighbourhood(CheckedNeighbourhood):
         self._given = kernels
         self.names = names
         self._numbers = numbers
+        self.own_weight: Callable[[], Tensor | None] = lambda: self.weight
+        """Returns the edges' own weights, [e], without a sampler's correction; None: all are 1. Whoever makes a sample
+        sets it. Raises InputError if they are not there."""
 
     @property
     @abstractmethod

@@ -67,6 +67,9 @@ class Relation:
     row i belongs to row ``targets[i]`` of the block's result. Rows without an edge of the relation give zeros.
     """
 
+    positions: Tensor
+    """int64 [num_edges], places of the relation's edges among those of the block."""
+
     def __init__(
         self,
         type: RelationType,
@@ -139,25 +142,21 @@ class Relation:
         return InLists(self.lists.indptr, np.arange(self.num_edges, dtype=self.lists.indices.dtype), self.num_edges)
 
     @cached_property
-    def _weight(self) -> Tensor | None:
+    def weight(self) -> Tensor | None:
+        """float32 [num_edges], `Block.weight` of the relation's edges."""
         given = self._coefficient
         return None if given is None else torch.from_numpy(np.require(given, np.float32, ["C", "A", "W"]))
 
-    @property
-    def has_weights(self) -> bool:
-        """True if edges have coefficients of their own."""
-        return self._coefficient is not None
-
     def coefficients(self, like: Tensor) -> Tensor:
         """[num_edges], coefficient of each edge in `sum`, in the dtype of `like` and on its device."""
-        if self._weight is not None:
-            return self._weight.to(like)
+        if self.weight is not None:
+            return self.weight.to(like)
         scale = self._row_scale("sum", like)
         _, dst = self.ends(like.device)
         return like.new_ones(self.num_edges) if scale is None else scale[dst]
 
     def _row_scale(self, reduce: Reduce, like: Tensor) -> Tensor | None:
-        if self._weight is not None:
+        if self.weight is not None:
             if reduce == "sum":
                 return None
             total = torch.from_numpy(np.bincount(self.lists.rows, self._coefficient, minlength=self.num_dst))
@@ -173,7 +172,7 @@ class Relation:
             return Maximum.apply(x, kernels, lists)
         if reduce == "plain":
             return Spmm.apply(x, None, kernels, lists, None, None)
-        coefficient = moved(self._weight, x.device)
+        coefficient = moved(self.weight, x.device)
         return Spmm.apply(x, None, kernels, lists, coefficient, self._row_scale(reduce, x))
 
     def _rows(self, h: Tensor, reduce: Reduce) -> Tensor:
@@ -257,7 +256,7 @@ class Relation:
         as_matrix(h, self.num_src, "h")
         as_matrix(own, self.num_dst, "own")
         src, dst = self.ends(h.device)
-        weight = moved(self._weight, h.device, h.dtype)
+        weight = moved(self.weight, h.device, h.dtype)
         messages = message(h[src], own[dst], weight, *present([edge]), *params)
         x = as_matrix(messages, self.num_edges, "the message's result")
         return self._reduce(self._edges, x, reduce).reshape(self.num_dst, *messages.shape[1:])
@@ -395,7 +394,9 @@ class TypedRows:
             return self._rows()[torch.from_numpy(at), : types.edge_widths[r]]
 
         weight = taken(block.weight, at)
-        return Relation(
+        relation = Relation(
             types.relations[r], lists, self.nodes[src].sources, targets, weight, scale,
             local=self._places, kernels=self._kernels, edges=features,
         )  # fmt: skip
+        relation.positions = torch.from_numpy(at)
+        return relation

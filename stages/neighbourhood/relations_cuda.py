@@ -40,12 +40,12 @@ class DeviceRelation(Relation):
         return replace(self.lists, indices=every, num_src=self.num_edges)
 
     @cached_property
-    def _weight(self) -> Tensor | None:
+    def weight(self) -> Tensor | None:
         return self._coefficient
 
     def _row_scale(self, reduce: Reduce, like: Tensor) -> Tensor | None:
-        if self._weight is not None and reduce == "mean":
-            return share(self.lists, self._weight, aggregation_backend("cuda")).to(like.dtype)
+        if self.weight is not None and reduce == "mean":
+            return share(self.lists, self.weight, aggregation_backend("cuda")).to(like.dtype)
         return super()._row_scale(reduce, like)
 
 
@@ -159,10 +159,12 @@ class DeviceTypedRows:
             return self._rows()[at, : self.types.edge_widths[r]]
 
         weight = None if self._weight is None else self._weight[at]
-        return DeviceRelation(
+        relation = DeviceRelation(
             self.types.relations[r], own, self.nodes[src].sources, targets, weight, scale,
             local=places, kernels=None, edges=features,
         )  # fmt: skip
+        relation.positions = at
+        return relation
 
     def means(self, h: Tensor, chosen: tuple[bool, ...], flagged: tuple[bool, ...]) -> list[TypeMeans]:
         if (chosen, flagged) not in self._stacked:

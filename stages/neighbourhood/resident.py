@@ -29,6 +29,8 @@ class EdgesOnDevice:
     """Returns the relation of each edge, [e]; None: there is one."""
     rows: Callable[[Tensor], Tensor] | None = None
     """Returns the features of the edges, [e, D]; None: the model reads none."""
+    weights: Callable[[Tensor | None], Tensor | None] | None = None
+    """Returns the edges' own weights, [e], or None if all are 1; None: they are those of the sample."""
 
 
 class ResidentNeighbourhood(ListNeighbourhood):
@@ -55,6 +57,8 @@ class ResidentNeighbourhood(ListNeighbourhood):
             degree, aggregation_backend("cuda"), edges=None if read is None else lambda: read(self._positions)
         )
         self._of_edges = edges
+        if edges and (own := edges.weights) and isinstance(bulk, ResidentBulk):
+            self.own_weight = lambda: own(bulk.positions_of(q, hop))
         self._where = bulk, q, hop
         self.lists = lists = bulk.block(q, hop)
         self.num_dst, self.num_src, self.num_edges = lists.num_dst, lists.num_src, lists.num_edges

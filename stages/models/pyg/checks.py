@@ -17,6 +17,7 @@ from ..base import Model
 from ..small_graph import SmallGraph, weights_tried
 from .edges import check_edge_columns, forward_parameters, reads_edge_attr
 from .normalised import is_normalised, unhonoured
+from .weights import MEANS, SUMS, aggregates, reads_weights
 
 TRIED = (
     (0, 0), (2, 0), (1, 0), (1, 0), (3, 1), (1, 1), (1, 1), (5, 1), (0, 2), (5, 2), (1, 3), (4, 3), (2, 4), (6, 4),
@@ -132,6 +133,26 @@ def check_on_blocks(model: Model, num_features: int, edge_width: int) -> None:
                     # pyrefly: ignore[bad-argument-type, bad-index]
                     raise InputError(f"layer {i}, {_short(model.convs[i])}, {_other_rows(model, i)}")
                 width = out.shape[1]
+            _check_on_sample(model, i, graph, x, values)
+
+
+def _check_on_sample(model: Model, i: int, graph: SmallGraph, x: Tensor, values: dict[str, Tensor]) -> None:
+    """Refuse a convolution whose edge weights give other rows on a sample than PyG's, over as many copies of each edge
+    as the sampler's correction says, or over the sampled edges: see `weights_for`."""
+    conv = model.get_submodule(f"convs.{i}")
+    if not reads_weights(conv) or is_normalised(conv):
+        return
+    copies = np.arange(len(TRIED)) * 2 % 5
+    at = np.repeat(np.arange(len(TRIED)), copies if aggregates(conv, *SUMS, *MEANS) else copies > 0)
+    out, edges = model.layer(i, graph.block(np.arange(TRIED_NODES), TRIED_NODES, copies), x), graph.ends[:, at]
+    try:
+        # pyrefly: ignore[not-callable]
+        whole = model.plain_layer(i, x, torch.from_numpy(edges).to(x.device), {k: v[at] for k, v in values.items()})
+    except Exception:  # PyG takes no graph that is not bipartite here
+        return
+    if not torch.allclose(out, whole, rtol=1e-3, atol=1e-4, equal_nan=True):
+        wrong = "on a sample its rows are not those of the edges that the sampled ones stand for"
+        raise InputError(f"layer {i}, {_short(conv)}: {wrong}; multiply each message by edge_weight once, or take none")
 
 
 def _other_rows(model: Model, i: int) -> str:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import is_lazy
 
 from ....storage.errors import InputError, first_line
-from ....storage.optional import present_items
+from ....storage.optional import present_items, taken
 from ....storage.typed.graph_types import GraphTypes
 from ...neighbourhood.base import Neighbourhood
 from ...neighbourhood.block import ListNeighbourhood
@@ -22,7 +22,8 @@ from ..base import ACTIVATIONS, Model
 from ..relational import TypedInput, features_of
 from ..small_graph import SMALL, SmallGraph, weights_tried
 from .edges import forward_parameters, reads_edge_attr
-from .model import evaluating, takes_weights
+from .model import evaluating
+from .weights import weights_for
 
 OF_TYPES = ("HeteroConv", "HGTConv", "HANConv")
 """Convolutions of PyG that take dictionaries."""
@@ -49,7 +50,7 @@ class HeteroPyGModel(Model):
     returns. Nodes of a type without features begin with one column of ones. On all edges a layer computes what PyG
     computes on the whole graph, which is tried before the first step. On a sample, a layer takes the sampled edges for
     all edges, as with PyG's own loaders. Convolutions within a `HeteroConv` also get edge features if they are made for
-    them, and edge weights if they take them; convolutions that sum get the coefficients of `Relation.sum`.
+    them, and edge weights if they take them, corrected as in `PyGModel`.
 
     Trained by ``bulk`` and ``sar`` on any number of ranks.
     """
@@ -167,9 +168,9 @@ def _edges(layer: nn.Module, block: ListNeighbourhood, h: Tensor) -> tuple[dict[
             continue
         if reads_edge_attr(conv):
             attributes[relation.type] = relation.edge_features
-        if takes_weights(conv) or ("edge_weight" in forward_parameters(conv) and relation.has_weights):
-            weights[relation.type] = relation.coefficients(h)
-    given = {"edge_attr_dict": attributes, "edge_weight_dict": weights}
+        own = relation.positions
+        weights[relation.type] = weights_for(conv, relation, lambda at=own: taken(block.own_weight(), at), h)
+    given = {"edge_attr_dict": attributes, "edge_weight_dict": present_items(weights)}
     return edges, {name: values for name, values in given.items() if values}
 
 

@@ -2,7 +2,7 @@
 
 A convolution computes what PyG defines on the edges that the block holds: PyG has no way to say that a sampled row
 stands for its whole neighbourhood, except through edge weights, which are passed where the convolution takes them and
-sums.
+sums or averages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ....storage.errors import InputError
+from ....storage.optional import present_items
 from ...neighbourhood.base import Neighbourhood, destinations
 from ...neighbourhood.block import BlockNeighbourhood, ListNeighbourhood
 from ...neighbourhood.checks import no_edge_features
@@ -23,23 +24,12 @@ from ..base import ACTIVATIONS, Stack
 from .checks import check_on_blocks, is_network, refuse, try_out
 from .edges import forward_parameters, reads_edge_attr
 from .normalised import is_normalised, normalised, reads_loops
+from .weights import reads_weights, weights_for
 
 EDGE_BYTES = 256 << 20
 """Memory of the edges that a convolution gets at a time in evaluation."""
 ROWS_PER_EDGE = 3
 """Rows that PyG keeps for an edge: the gathered row, the message, and one in between."""
-
-
-def takes_weights(conv: nn.Module) -> bool:
-    """True if the convolution sums its messages times edge weights."""
-    return is_normalised(conv) or (
-        "edge_weight" in forward_parameters(conv) and getattr(conv, "aggr", None) in ("add", "sum")
-    )
-
-
-def reads_weights(conv: nn.Module) -> bool:
-    """True if the convolution takes edge weights."""
-    return "edge_weight" in forward_parameters(conv)
 
 
 class PyGModel(Stack):
@@ -51,7 +41,8 @@ class PyGModel(Stack):
 
     - `GCNConv` gets the weights of its normalised adjacency over the whole graph's degrees, and the sampled sum
       estimates the whole one.
-    - Others that sum and take `edge_weight` get the coefficients of `Neighbourhood.sum`.
+    - Others that sum and take `edge_weight` get the coefficients of `Neighbourhood.sum`. Those that average get weights
+      for a mean over the sampler's corrections, as in `Neighbourhood.mean`. All others get the edges' own weights.
     - The rest take the sampled edges for all edges: attention covers these and the node itself, a sum has fewer terms,
       and `PNAConv` scales by their number. With PyG's own loaders they do the same.
 
@@ -218,10 +209,7 @@ class PyGModel(Stack):
         takes, extra = forward_parameters(conv), {}
         if "size" in takes:
             extra["size"] = (neighbourhood.num_src, neighbourhood.num_dst)
-        if takes_weights(conv):
-            extra["edge_weight"] = neighbourhood.coefficients(h.dtype)
-        elif reads_weights(conv) and neighbourhood.weight is not None:
-            extra["edge_weight"] = neighbourhood.weight.to(h.device, h.dtype)
+        extra |= present_items({"edge_weight": weights_for(conv, neighbourhood, neighbourhood.own_weight, h)})
         if reads_edge_attr(conv):
             extra["edge_attr"] = neighbourhood.edge_features
         edges = torch.stack(neighbourhood.ends(h.device))
