@@ -25,11 +25,11 @@ SAMPLERS = {"pyg_lib"}, {"torch_sparse"}
 FLAGS = "WITH_PYG_LIB", "WITH_TORCH_SPARSE", "WITH_WEIGHTED_NEIGHBOR_SAMPLE", "WITH_EDGE_TIME_NEIGHBOR_SAMPLE"
 HEAD = """# PyG's own tests
 
-Millrace's loaders also run PyG's tests of its own loaders.
-Results of {cases} cases of PyG {tests} on PyG {pyg}: {counts}.
+PyG's tests of its own loaders also run on Millrace's.
+Results of {cases} cases from PyG {tests}, run with {pyg}: {counts}.
 
-`python benchmarks/pyg_tests.py PYG`, with a checkout of PyG, prints this page. The script runs PyG's unchanged test
-files, which import Millrace's loaders. A case is *empty* if it returns before making a loader: `induced`
+`python benchmarks/pyg_tests.py PYG`, with a checkout of PyG, prints this page. The script runs PyG's test files
+unchanged; only the loaders are Millrace's. A case is *empty* if it returns before making a loader: `induced`
 subgraphs of int32 edges, and triplets with times but without `disjoint`. The two *skipped* tests make no loader:
 they compare compiled libraries. One test needs `pytorch-frame`.
 """
