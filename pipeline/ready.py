@@ -23,7 +23,7 @@ from .custom.own_code import OwnCode
 from .machine.compilers import check_compiler
 from .not_read import not_read, one_step
 from .opening import open_with_cluster
-from .setup.checks import check_available, check_matmul_precision
+from .setup.checks import check_available, check_matmul_precision, check_schedule
 from .setup.configure import configure, sections_of
 from .setup.open_data import absolute_source, opened_from_python
 from .setup.open_queue import PACKED, check_samples, cut_as, holds_seeds, open_samples, own_queue, with_packed
@@ -80,6 +80,8 @@ def ready_to_run(call: RunCall, emit: Emit) -> Ready:
     job, model = configured(call)
     folder = local_folder(out) if out is not None else Path("runs") / f"{job.system}-{datetime.now():%Y%m%d-%H%M%S-%f}"
     _check_machine(job)
+    if not resume:  # a run of an earlier version goes on as it began
+        check_schedule(job.train.schedule)
     check_run_folder(folder, resume)
     for text in elsewhere(job, folder) if resume else ():
         emit(Note(text))

@@ -86,7 +86,7 @@ def build(section: str, registry: Registry[Any], table: Mapping[str, Any]) -> An
     for key in options:
         if key not in known:
             name = table.get("name", next(iter(registry)))
-            have = [f"'{other}'" for other, of in registry.items() if key in getattr(of, "__dataclass_fields__", {})]
+            have = [f"'{n}'" for n, e in registry.available().items() if key in getattr(e, "__dataclass_fields__", ())]
             hint = f"; it is an option of {', '.join(have)}" if have else nearest(key, known) or advice(key)
             raise InputError(f"{section} '{name}' has no option '{key}'{hint} (options: {', '.join(known)})")
     hints = get_type_hints(kind)

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from .held_cluster import address_in
@@ -55,23 +55,6 @@ class Schedule(Section):
     """Factor of ``step`` and ``plateau``."""
     patience: int = Field(default=5, ge=0)
     """Validations without improvement after which ``plateau`` lowers the rate."""
-
-    @model_validator(mode="after")
-    def _every_key_is_read(self) -> Self:
-        readers = {
-            "final": ("cosine", "linear"),
-            "every": ("step",),
-            "factor": ("step", "plateau"),
-            "patience": ("plateau",),
-        }
-        for key, names in readers.items():
-            if self.name not in names and getattr(self, key) != type(self).model_fields[key].default:
-                raise PydanticCustomError(
-                    "unread",
-                    "schedule '{name}' does not read '{key}'; leave it out, or set name to {names}",
-                    {"name": self.name, "key": key, "names": " or ".join(names)},
-                )
-        return self
 
     @property
     def needs_epochs(self) -> bool:

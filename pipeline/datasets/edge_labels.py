@@ -162,7 +162,7 @@ def _of_tables(
         times_of(rows, when, "edges"),
         sets_of(split_bits(rows, columns, "edges")),
         feature_columns=feature_names(rows, columns.features, when_present(lambda x: x.shape[1], features) or 0),
-        has_own_columns=options.pairs is not None,
+        has_own_columns=options.pairs is not None or not dataset.graph.types.is_single,
         notes=columns.notes if options.pairs is not None else (),  # those of the graph's own table are told already
     )
 
@@ -233,6 +233,5 @@ def _of_arrays(
         if name in arrays:
             split.setdefault(part, arrays[name].astype(bool) if form == "mask" else arrays[name])
     pairs = as_pairs(ends.T, dataset, f"{where}: {key}", nodes)
-    return LabelledEdges(
-        pairs, GivenLabels(labels), found["features"], found["time"], split, has_own_columns=not all_edges
-    )
+    own = not (all_edges and dataset.graph.types.is_single)
+    return LabelledEdges(pairs, GivenLabels(labels), found["features"], found["time"], split, has_own_columns=own)

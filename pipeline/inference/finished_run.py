@@ -28,7 +28,7 @@ from ..config.records import make_system, without_partitioner
 from ..custom.model_argument import as_record_or_module
 from ..datasets import ReadOptions
 from ..datasets.cleaning.filling import indicators_in
-from ..datasets.cleaning.kept import OtherOptions
+from ..datasets.cleaning.kept import PAIRS, OtherOptions
 from ..datasets.readers.registry import reader_of
 from ..machine.gpus import own_device
 from ..setup.fingerprint import changed_since
@@ -130,8 +130,9 @@ class TrainedRun:
         read = (data.card or {}).get(TREATED, {})
         # Names alone matter where both have some; "indicated" says where these data have gaps.
         left = {"indicated"} if self._treatment and read else {"indicated", "column"}
+        alone = {PAIRS} - (self._treatment.keys() & read.keys())  # data of a run need not hold its labelled edges
         own, other = (
-            {of: [{k: v for k, v in c.items() if k not in left} for c in columns] for of, columns in each.items()}
+            {of: [{k: v for k, v in c.items() if k not in left} for c in each[of]] for of in each if of not in alone}
             for each in (self._treatment, read)
         )
         if own != other and any(map(any, (*own.values(), *other.values()))):

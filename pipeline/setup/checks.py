@@ -24,7 +24,7 @@ from ..config.load import Job
 from ..config.optimizer import check_optimizer
 from ..config.records import device_topology_only
 from ..config.refusals import refuse
-from ..config.schema import Learned, Train
+from ..config.schema import Learned, Schedule, Train
 from ..config.systems import SYSTEMS, System
 from ..custom.made import made_optimizer, made_scheduler
 from ..custom.own_code import OwnCode
@@ -259,6 +259,19 @@ def _check_plateau(job: Job, system: System, outline: Outline, mode: str) -> Non
             f"scheduler is a ReduceLROnPlateau(mode='{mode}'), but it follows the metric '{followed}'; make it "
             f"mode='{'min' if small else 'max'}', or set train.monitor, such as 'loss'"
         )
+
+
+def check_schedule(schedule: Schedule) -> None:
+    """Refuse keys that a schedule does not read, which runs of earlier versions may have.
+
+    Raises:
+        InputError: names the key.
+    """
+    by = {"final": ("cosine", "linear"), "every": ("step",), "factor": ("step", "plateau"), "patience": ("plateau",)}
+    for key, names in by.items():
+        if schedule.name not in names and getattr(schedule, key) != getattr(Schedule(), key):
+            unread = f"schedule '{schedule.name}' does not read '{key}'"
+            raise InputError(f"{unread}; leave it out, or set name to {' or '.join(names)}")
 
 
 def check_topology(job: Job) -> None:

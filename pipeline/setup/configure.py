@@ -52,8 +52,8 @@ def with_sections(table: Mapping[str, object], sections: Mapping[str, object]) -
             continue
         given, told = (t if isinstance(t, Mapping) else {"": t} for t in (table.get(name, {}), said))
         for key, value in given.items():
-            made = told.get(key, given)
-            if (list(made) if isinstance(made, tuple) else made) != value:
+            made, own = ([*t] if isinstance(t, tuple) else t for t in (told.get(key, given), value))
+            if made != own:
                 whose = "model" if name == "model" else "system"
                 raise InputError(
                     f"{f'{name}.{key}'.strip('.')} is {quoted(value)}, but the {whose} is an object, which decides "

@@ -113,8 +113,9 @@ def changed_since(fingerprint: Mapping[str, str], dataset: Dataset) -> list[str]
         "features": digests["feature_sample"],
         "labels": digests.combined("labels", "val"),
         "seeds": sets_digest(dataset, digests),
-        **({"edge_features": digests["edge_feature_sample"]} if dataset.num_edge_features else {}),
     }
+    if dataset.num_edge_features and "edge_features" in fingerprint:  # else no model reads them
+        found["edge_features"] = digests["edge_feature_sample"]
     differing = [key for key, value in found.items() if fingerprint.get(key, value) != value]
     if differing:
         # A run of an earlier version has other digests of the same arrays.

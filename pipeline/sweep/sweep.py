@@ -216,7 +216,7 @@ def _check_done(planned: Sequence[Point], out: Path, code: Mapping[str, Any]) ->
     try:
         dry_run(config=done.job, out=out / done.name, resume=True, **code)
     except InputError as e:
-        raise InputError(f"{out} holds runs of other data or code ({e}); choose another --out") from None
+        raise type(e)(f"{out} holds runs that are done, and cannot go on: {e}") from None
 
 
 def _shared_samples(planned: Sequence[Point], out: Path, emit: Emit) -> tuple[dict[str, str], float]:

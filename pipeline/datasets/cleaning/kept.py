@@ -93,7 +93,8 @@ def of_pairs(options: ReadOptions) -> ReadOptions:
     """The options for labelled pairs, whose columns of features are not those of the graph's edges if they have a
     record of their own, or a file."""
     if isinstance(options, OtherOptions) and (options.pairs is not None or PAIRS in options.before):
-        return replace(options, before={"edges": options.before.get(PAIRS, ())})
+        # Their record says which columns have another one; names of `indicators` are those of the graph's.
+        return replace(options, before={"edges": options.before.get(PAIRS, ())}, indicators=None)
     return options
 
 

@@ -5,6 +5,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -211,16 +212,13 @@ def _header(path: Path, usual: str, example: str) -> tuple[list[str], str, bool,
     if len(names) == 1 and (other := next((c for c in ";\t|," if c != usual and c in names[0]), None)):
         names, delimiter = next(csv.reader(names, delimiter=other)), other
     stripped = [n.strip() for n in names]
-    numeric = all(map(_is_number, stripped))
     if not any(stripped):
         raise InputError(f"{path} is empty, or its first line is; expected a header such as {example} there")
     _check_begin(path, lines[above + 1 :], stripped, delimiter, example)
-    if numeric:
+    if all(map(_is_number, stripped)):
         if example != EDGES or len(names) < 2:
-            raise InputError(
-                f"{path} has no header: its first line is '{delimiter.join(names)[:80]}'; put one such as {example} "
-                "above it"
-            )
+            said = f"{path} has no header: its first line is '{delimiter.join(names)[:80]}'"
+            raise InputError(f"{said}; put one such as {example} above it")
         return [*EDGES.split(","), *(f"column_{i}" for i in range(3, len(names) + 1))], delimiter, False, above
     if again := sorted({n for n in stripped if n and stripped.count(n) > 1}):
         raise InputError(f"{path}: the header names '{again[0][:80]}' more than once; give every column its own name")
@@ -246,7 +244,9 @@ def _check_begin(path: Path, lines: Sequence[str], names: Sequence[str], delimit
     is_edges = example == EDGES
     if any(end_words(names)) if is_edges else id_columns(names) or label_columns(names):
         return
-    rows = [[cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter)]
+    rows = list[list[str]]()
+    with suppress(csv.Error):  # a row that Python does not parse, Arrow may
+        rows += ([cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter))
     if is_edges:
         check_no_matrix(path, [row if _is_number(names[0]) else row[1:] for row in rows])
     for i, name in enumerate(names):

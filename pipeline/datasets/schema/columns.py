@@ -198,8 +198,8 @@ class Assignment:
             self.give(c, "label", why)
         return named
 
-    def of_split(self) -> tuple[str | None, dict[str, str]]:
-        """The column of the split, or those of flags by set."""
+    def of_split(self, is_read: bool = True) -> tuple[str | None, dict[str, str]]:
+        """The column of the split, or those of flags by set; several are a fault where one is read."""
         named = self._of_key("split")
         if named == (NONE,):
             for c in (*self._split_words(), *chain(*self._mask_words().values())):
@@ -217,11 +217,11 @@ class Assignment:
             return (None, masks) if masks else (named[0], {})
         columns, flags = self.stated("split") or self._split_words(), self._mask_words()
         masks = {part: of[0] for part, of in flags.items()}
-        if more := [c for of in flags.values() for c in of[1:]]:
+        if is_read and (more := [c for of in flags.values() for c in of[1:]]):
             first = ",".join(masks.values())
             said = f"{self.source}: {self.table.title} has several splits: {first}, and {', '.join(more)}"
             self.problems.add(f"{said}; set read.split={first}, or others", split=first)
-        if len(columns) + bool(masks) > 1:
+        if is_read and len(columns) + bool(masks) > 1:
             both = [*columns, *masks.values()]
             self.problems.add(
                 f"{self.source}: {self.table.title} has several splits: {', '.join(both)}; expected one: set "
@@ -252,7 +252,8 @@ class Assignment:
         others = [n for n in self.names if n not in self.roles and n not in skip and n]
         wanted, why = self.features, f"read.{key}"
         if wanted == ("*",):
-            wanted, why = tuple(n for n in others if is_numeric(self.kinds[n]) and not words.looks_like_id(n)), SWEPT
+            wanted = tuple(n for n in others if is_numeric(self.kinds[n]) and not words.looks_like_id(n))
+            why = f"read.{key}=*"
             if wanted:
                 self.notes.append(f"Features of {self.table.title} ({key}=*): {', '.join(wanted)}.")
         elif wanted is None:
@@ -326,7 +327,7 @@ class Assignment:
             for n in self.free():
                 if words.fold(n) in words.LAYOUT and not is_list(self.kinds[n]):
                     self.give(n, "not read", "x and y look like the positions of a drawing")
-        labels, (split, masks) = self.of_labels(self.options.labels_of == "nodes"), self.of_split()
+        labels, (split, masks) = self.of_labels(self.options.labels_of == "nodes"), self.of_split(labelled)
         if not labelled:
             labels, split, masks = (), None, {}
             told = [n for n, (role, _) in self.roles.items() if role in ("label", "split", "mask")]

@@ -140,10 +140,6 @@ def schema_of(
             problems.add(f"{source.path}: no table has the column '{c}' that one_hot names")
     for key in (*_OF_NODES, *_OF_EDGES):
         _check_named(key, source, heads, options, alone, problems)
-    for _, given in found.values():
-        for text in given.problems.texts:
-            problems.add(text)
-        problems.keys |= given.problems.keys
     if typed and (labelled or options.target is not None) and nodes:
         try:
             target = target_of({str(source.tables[i].type): found[i][0].labels for i in nodes}, options)
@@ -158,6 +154,10 @@ def schema_of(
                     notes.append(f"Columns of nodes-{t} were not read: {', '.join(unread)} ('{target}' is predicted).")
     else:
         unlabelled = bool(labelled and nodes and not found[nodes[0]][0].labels and options.named_labels is None)
+    for _, given in found.values():  # of a type that is not predicted, those that it has without labels
+        for text in given.problems.texts:
+            problems.add(text)
+        problems.keys |= given.problems.keys
     if rows:
         _add_unread(source, found, heads, problems, rows, draws_split and labelled)
     if unlabelled and not typed:

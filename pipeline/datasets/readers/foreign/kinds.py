@@ -82,8 +82,9 @@ def separator_of(line: str) -> str:
 
 
 def check_no_matrix(path: object, rows: Sequence[Sequence[str]]) -> None:
-    """Raise InputError for rows of three numbers or more that are 0 or 1 alone: an adjacency matrix."""
+    """Raise InputError for rows of three numbers or more, and no more rows than these, that are 0 or 1 alone: an
+    adjacency matrix."""
     cells = {cell for row in rows for cell in row}
-    if rows and len(rows[0]) > 2 and cells <= {"0", "1", "0.0", "1.0"}:
+    if rows and len(rows[0]) >= max(3, len(rows)) and cells <= {"0", "1", "0.0", "1.0"}:
         said = f"{path} looks like an adjacency matrix, whose rows are 0 and 1"
         raise InputError(f"{said}; expected an edge in each row: save it by scipy.io.mmwrite as .mtx")
