@@ -33,6 +33,8 @@ def restore(context: TrainContext, progress: Progress, clock: Clock) -> dict[str
         return None
     progress.cursor, state = found
     context.model.load_state_dict(state["model"])
+    for name, p in context.model.named_parameters() if "frozen" in state else ():
+        p.requires_grad_(name not in state["frozen"])
     if context.job.learned is not None:
         context.job.learned.load(state["learned"])
     # Checkpoints of earlier versions have no merit but the accuracy.
@@ -112,6 +114,7 @@ class Checkpointer:
         self._losses.wait()
         self._pool()
         learned = {} if context.job.learned is None else {"learned": context.job.learned.state()}
+        frozen = [name for name, p in context.model.named_parameters() if not p.requires_grad]
         if is_leader(context.job.group):
             state = {name: value for name, value in vars(progress).items() if name not in LEFT_OUT}
             totals = {name: state[name] + so_far for name, so_far in progress.pooled.items()}
@@ -125,7 +128,7 @@ class Checkpointer:
                     "pace": vars(self._pace),
                     "seconds": self._clock.running_snapshot()[0],
                     **learned,
-                    **({"callbacks": on_host(callbacks.state())} if len(callbacks) else {}),
+                    **({"callbacks": on_host(callbacks.state()), "frozen": frozen} if len(callbacks) else {}),
                 },
             )
         context.call("checkpoint")

@@ -15,6 +15,7 @@ from ...storage.errors import InputError
 from ...storage.features import FeatureStore
 from ...storage.graph import Graph
 from ...storage.links.pairs import PairArray, contains, keys_of
+from ...storage.optional import taken, when_present
 from ..assignment import BulkRequest
 from ..links.decoders import decoder_of, of_relation
 from ..links.plan import Ends
@@ -72,7 +73,7 @@ def temporal_outputs(
         sampler.fanout[: layered(model).num_layers],
         sampler.strategy,
         sampler.replace,
-        reads_edges(model) or not graph.types.is_single,
+        reads_edges(model) or graph.is_weighted or not graph.types.is_single,
     )
     short.check(graph)
     when = timed_graph(graph).as_time(moments)
@@ -116,6 +117,8 @@ def _on_host(
         )
         for b in work.blocks
     ]
+    for made, b in zip(neighbourhoods, work.blocks):
+        made.own_weight = lambda at=b.edge_id: when_present(torch.from_numpy, taken(graph.edge_weight, at))
     rows = torch.from_numpy(features.gather(work.nodes.astype(np.int64))).to(**to)
     with torch.no_grad():
         return model(neighbourhoods, rows)

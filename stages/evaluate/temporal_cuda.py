@@ -50,6 +50,7 @@ class DeviceChunks:
             types,
             None if types.is_single else lambda ids: number_on_device(self.graph, "edge_type")[ids],
             None if of_edges is None else edge_rows,
+            (lambda ids: number_on_device(self.graph, "edge_weight")[ids]) if graph.is_weighted else None,
         )
         neighbourhoods = [
             ResidentNeighbourhood(bulk, work.q, h, lambda n=int(bulk.node_ends[h + 1][work.q]): degree()[:n], edges)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ...storage.minibatch import Block
+from ...storage.optional import taken
 from .block import BlockNeighbourhood
 
 
@@ -38,7 +39,9 @@ def pieces(neighbourhood: BlockNeighbourhood, most_edges: int) -> Iterator[tuple
         of_edges = None
         if neighbourhood.has_edge_features:
             of_edges = lambda edges=edges: neighbourhood.edge_features[edges]  # noqa: E731
-        yield BlockNeighbourhood(piece, lambda rows=rows: neighbourhood.degree_rows[rows], edges=of_edges), rows
+        made = BlockNeighbourhood(piece, lambda rows=rows: neighbourhood.degree_rows[rows], edges=of_edges)
+        made.own_weight = lambda edges=edges: taken(neighbourhood.own_weight(), edges)
+        yield made, rows
         start = stop
         if start >= neighbourhood.num_dst:
             return

@@ -79,9 +79,5 @@ class LayerwiseSampler:
 
 
 def _as_bulk(request: BulkRequest, samples: Sequence[LayerSample]) -> Bulk:
-    minibatches = zip(request.indices, (s.blocks() for s in samples))
-    return Bulk(
-        request.epoch,
-        request.number,
-        tuple(MiniBatch(request.epoch, i, blocks, nested=False) for i, blocks in minibatches),
-    )
+    made = [MiniBatch(request.epoch, i, s.blocks(), nested=False) for i, s in zip(request.indices, samples)]
+    return Bulk(request.epoch, request.number, tuple(made))

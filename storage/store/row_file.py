@@ -191,8 +191,11 @@ class RowFile:
     def _require(self, row: int) -> None:
         """Raises RunError unless a row can be read."""
         self.require_whole()
+        at, end = (self.first + r * self.row_bytes for r in (row, row + 1))
         try:
-            os.preadv(self._handle, [bytearray(self.row_bytes)], self.first + row * self.row_bytes)
+            # A read is short up to where the disk fails: the next one says so.
+            while at < end and (got := os.preadv(self._handle, [bytearray(end - at)], at)):
+                at += got
         except OSError as e:
             raise self._failed(e.strerror or str(e), row) from e
 

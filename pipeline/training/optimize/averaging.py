@@ -64,4 +64,4 @@ class ParameterAverage:
         """Go on from a saved average."""
         self._updates = int(state["updates"])
         for name, value in zip(self._parameters, self._values):
-            value.copy_(torch.as_tensor(state[name]))
+            value.copy_(torch.as_tensor(state.get(name, value)))

@@ -53,7 +53,7 @@ class PhaseOptimizer:
         train, code = update.train, update.code
         # A callback may let any parameter learn later, or no more.
         named = {name: p for name, p in module.named_parameters() if p.requires_grad or code.callbacks}
-        self.named, self._may_change = named, bool(code.callbacks)
+        self.named = named
         self.optimizer = reduce.optimizer(list(named.values()), rules)
         self.average = ParameterAverage(named, train.ema)
         self._schedule, self._clip_norm, self._span = train.schedule, train.clip_norm, span
@@ -175,23 +175,25 @@ class PhaseOptimizer:
         state: dict[str, Any] = {"optimizer": self.optimizer.state_dict()}
         if self._lrs_changed:
             state["lrs"] = [float(lr) for lr in self._lrs]
-        if self._may_change:
-            state["frozen"] = [name for name, p in self.named.items() if not p.requires_grad]
         for scheduler in self._schedulers.all:
             state["scheduler"] = plain(scheduler.state_dict())
         return {**state, "average": self.average.state_dict()} if self.average.is_kept else state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict`, or from a checkpoint's record."""
-        saved = state["optimizer"]
+        saved, groups = state["optimizer"], self.optimizer.state_dict()["param_groups"]
+        every = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if sum(len(group["params"]) for group in saved["param_groups"]) < len(every):
+            # Of a run without callbacks, or of an earlier version: it has only those that learn.
+            at = [k for k, p in enumerate(every) if p.requires_grad]
+            groups = [{**old, "params": new["params"]} for old, new in zip(saved["param_groups"], groups)]
+            saved = {"state": {at[k]: of for k, of in saved["state"].items()}, "param_groups": groups}
         self.optimizer.load_state_dict(saved)
         # torch casts all state to the parameters' dtype, and NAdam's products, which are float32, to other bits.
-        for k, p in enumerate(p for group in self.optimizer.param_groups for p in group["params"]):
+        for k, p in enumerate(every):
             for name, value in saved["state"].get(k, {}).items():
                 if isinstance(value, Tensor) and value.dtype != self.optimizer.state[p][name].dtype:
                     self.optimizer.state[p][name] = value.clone()
-        for name, p in self.named.items() if "frozen" in state else ():
-            p.requires_grad_(name not in state["frozen"])
         if "lrs" in state:
             self._lrs, self._lrs_changed = list(state["lrs"]), True
         for scheduler in self._schedulers.all if "scheduler" in state else ():

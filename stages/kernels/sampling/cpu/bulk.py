@@ -7,7 +7,6 @@ Parallel over minibatches. Source of the skeleton: Tripathy, Yelick, Buluc, MLSy
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +17,7 @@ from .....storage.store.npy import file_of
 from .....storage.store.row_file import RowFile
 from ...runtime.intrinsics import ones, trailing_zeros
 from ...runtime.jit import njit
+from ...runtime.once_per_graph import once_per_graph
 from ...runtime.threads import get_num_threads, parallel
 from ..samples import LIMIT, EdgeList, NeighborSample
 from .workspace import ALIGN, Cutter, Workspace, padded
@@ -265,15 +265,11 @@ def _copy_rows(tasks: list[tuple[Any, int, Any, int]]) -> None:
         _copy_out(row, begin, target, base)
 
 
-_files: WeakKeyDictionary[Graph, tuple[RowFile | None, list[RowFile]]] = WeakKeyDictionary()
-
-
+@once_per_graph
 def _files_of(graph: Graph) -> tuple[RowFile | None, list[RowFile]]:
     """Files that `indptr` and the arrays of edges are maps of."""
-    if graph not in _files:
-        found = (file_of(a) for a in (graph.indices, graph.edge_weight, graph.edge_type) if a is not None)
-        _files[graph] = file_of(graph.indptr), [file for file in found if file is not None]
-    return _files[graph]
+    found = (file_of(a) for a in (graph.indices, graph.edge_weight, graph.edge_type) if a is not None)
+    return file_of(graph.indptr), [file for file in found if file is not None]
 
 
 Draw = Callable[[Bulk, int, list[IdArray]], None]

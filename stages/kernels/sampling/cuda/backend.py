@@ -193,18 +193,11 @@ def labor_pieces(
         yield (
             piece,
             labor_cuda.labor(
-                on,
-                flat,
-                counts,
-                streams,
-                fanout,
-                poisson=poisson,
-                weight=weights,
-                again=expand == "all",
-                workspace=space,
+                on, flat, counts, streams, fanout,
+                poisson=poisson, weight=weights, again=expand == "all", workspace=space,
                 draw_relations=None if graph.types.is_single else draw,
             ),
-        )
+        )  # fmt: skip
 
 
 def labor(
