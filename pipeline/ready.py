@@ -39,7 +39,7 @@ from .setup.python_inputs import (
 from .setup.resume import check_connections, elsewhere, resumable, without_executor
 from .setup.run_folder import JOB, check_resumable, check_run_folder
 from .setup.simulated_clients import check_owners
-from .setup.warm_start import start_of
+from .setup.warm_start import notes_on_columns, start_of
 from .telemetry.events import Emit, Note
 from .trackers.base import check_trackers
 
@@ -115,7 +115,9 @@ def ready_to_run(call: RunCall, emit: Emit) -> Ready:
         form = prepared.fingerprint[PACKED]
         untold = (*untold, f"training reads features as {form} from {samples}; validation and tests the dataset's own.")
     if prepared.job.start_from is not None and not resume:
-        start = prepared.job, prepared.outline.unit, prepared.outline.types
+        untold = (*untold, *notes_on_columns(Path(prepared.job.start_from), prepared.dataset.card or {}))
+        outline = prepared.outline
+        start = prepared.job, outline.unit, outline.types, outline.class_names
         untold = (*untold, f"{start_of(prepared.model.build(), *start)}.")
     return Ready(prepared.job, folder, prepared, queue, module, in_memory, notes=untold)
 

@@ -333,7 +333,7 @@ def open_dataset_store(
             that was written in that format.
         names: read the names of the nodes too.
         graph: "mapped" maps uncompressed files, whose size and values are verified, and no digest: the store must have
-            been written so.
+            been written so. "memory": arrays that memory has no room for are mapped all the same, and verified.
 
     Raises:
         InputError: `features` or `graph` is unknown or does not fit how the store was written.

@@ -53,7 +53,8 @@ BUDGETS: dict[str, float] = {
     # Long reads of a file of rows are cut: 4.
     # PyG's convolutions that average, or take a maximum, were given the sampler's correction as a weight, which trained
     # them on rows several times too large: 65 (and 2 of Any).
-    "lines_code": 67_489,
+    # start_from compares columns, scales and classes by name: 27.
+    "lines_code": 67_516,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 34.8,
     "none_checks_of_types": 6,
@@ -61,7 +62,7 @@ BUDGETS: dict[str, float] = {
     "functions_over_6_params": 83,
     "isinstance_on_policies": 10,
     "see_only_docstrings": 0,
-    "any_annotations": 1814,
+    "any_annotations": 1815,
     "optional_arguments": 963,
     "hasattr": 45,
     "calls_over_6_positional": 0,

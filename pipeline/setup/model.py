@@ -76,6 +76,8 @@ class Outline:
     link."""
     pair_width: int = 0
     """K, features of labelled edges that their outputs are made of; 0: they have none."""
+    class_names: tuple[str, ...] = ()
+    """Names of the classes; empty: they have none."""
 
     @property
     def graph_types(self) -> GraphTypes:
@@ -123,6 +125,7 @@ class Outline:
             edge_width=dataset.num_edge_features,
             row_width=job.link.width if job is not None and dataset.has_edge_labels else 0,
             pair_width=dataset.num_pair_features,
+            class_names=dataset.class_names or (),
         )
 
 
@@ -241,7 +244,8 @@ class ModelPart:
                 built = self.schedule.build(record, outline.num_features, outline.num_outputs)
             if outline.of_pairs:
                 built.decoder = head_of(job, outline)
-        return with_initial_parameters(built.to(TORCH_DTYPES[job.dtype]), job, outline.unit, outline.types)
+        predicted = outline.unit, outline.types, outline.class_names
+        return with_initial_parameters(built.to(TORCH_DTYPES[job.dtype]), job, *predicted)
 
 
 def model_of(job: Job, outline: Outline, system: System, model: object) -> ModelPart:

@@ -1,7 +1,7 @@
 """Initial parameters and learnt features from a finished run, such as a RETEXO run that SAR is to tune end to end."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures
 from ...storage.plural import counted
 from ...storage.store.digested_file import check_file, saved_parameters
+from ...storage.stored.data_card import TREATED
 from ...storage.typed.graph_types import GraphTypes
 from ..config.load import Job, read_any_run_table, resolve
 from ..config.named_code import without_code
-from .result import known_digests, read_result
+from .result import known_digests, read_card, read_result
 from .run_folder import JOB, LEARNED, MODEL, learned_rows
 
 DECODER = "decoder."
@@ -43,7 +44,9 @@ class Start:
         return f"{taken}, {_counted(self.new)} ({_parts(self.new)}) are new" if self.new else taken
 
 
-def with_initial_parameters(model: nn.Module, job: Job, unit: str, types: Mapping[str, Any] | None) -> nn.Module:
+def with_initial_parameters(
+    model: nn.Module, job: Job, unit: str, types: Mapping[str, Any] | None, class_names: Sequence[str]
+) -> nn.Module:
     """The model with its initial parameters: its own, or those of the run in ``start_from`` where that has them.
 
     Args:
@@ -51,23 +54,26 @@ def with_initial_parameters(model: nn.Module, job: Job, unit: str, types: Mappin
         job: has the key ``start_from``.
         unit: what is predicted: see `Outline.unit`.
         types: see `Outline.types`.
+        class_names: see `Outline.class_names`.
 
     Raises:
         InputError: see `start_of`.
     """
     if job.start_from is None:
         return model
-    start = start_of(model, job, unit, types)
+    start = start_of(model, job, unit, types, class_names)
     model.load_state_dict({**start.new, **start.taken})
     return model
 
 
-def start_of(model: nn.Module, job: Job, unit: str, types: Mapping[str, Any] | None) -> Start:
+def start_of(
+    model: nn.Module, job: Job, unit: str, types: Mapping[str, Any] | None, class_names: Sequence[str]
+) -> Start:
     """The parameters that a model takes from the run in ``start_from``.
 
-    Of a run that predicts the same it takes all, but for the head if that has other outputs: the last layer of nodes,
-    the decoder of pairs, also where it has weights for other relations. Of one that predicts something else it takes no
-    head, and the first layers as far as their parameters have the same shapes.
+    Of a run that predicts the same it takes all, but for the head if that has other outputs or classes: the last layer
+    of nodes, the decoder of pairs, also where it has weights for other relations. Of one that predicts something else
+    it takes no head, and the first layers as far as their parameters have the same shapes.
 
     Raises:
         InputError: the run is not finished, has another model, or nothing fits.
@@ -89,9 +95,14 @@ def start_of(model: nn.Module, job: Job, unit: str, types: Mapping[str, Any] | N
     same, layers = unit == unit_before, 1 + max(map(_layer, own), default=-1)
     unlike = {part for part in {*map(_part, own), *map(_part, given)} if not _alike(part, given, own)}
     if same:
-        of_relations = [_predicted((read_result(folder) or {}).get("types")), _predicted(types)]
+        result = read_result(folder) or {}
+        of_relations = [_predicted(result.get("types")), _predicted(types)]
         if unit == "pair" and max(map(len, of_relations)) > 1 and of_relations[0] != of_relations[1]:
             unlike |= {part for part in map(_part, own) if _of_decoder(part)}
+        names = result.get("class_names") or ()
+        if names and class_names and [*names] != [*class_names]:
+            last = {_part(k) for k, v in own.items() if _of_decoder(_part(k)) and len(v) in (1, len(names))}
+            unlike |= last if unit == "edge" else {f"layer {layers - 1}"}
         heads = {f"layer {layers - 1}"} if unit == "node" else {p for p in unlike if _of_decoder(p)}
         if unlike - heads:
             raise _other_model(path, given, own, unlike - heads)
@@ -117,6 +128,34 @@ def start_of(model: nn.Module, job: Job, unit: str, types: Mapping[str, Any] | N
             "and two layers or more"
         )
     return start
+
+
+def notes_on_columns(folder: Path, card: Mapping[str, Any]) -> list[str]:
+    """Notes on columns of features that are others than those of the run in a folder, or scaled by other numbers.
+
+    Args:
+        folder: of the run in ``start_from``.
+        card: of the dataset that is trained on.
+
+    Raises:
+        InputError: they are the same columns in another order.
+    """
+    notes = []
+    for of, before in (read_card(folder) or {}).get(TREATED, {}).items():
+        now = card.get(TREATED, {}).get(of, before)
+        named, here = ([tuple(c.get(k, "") for k in ("column", "value")) for c in own] for own in (before, now))
+        ours, theirs = (", ".join(dict.fromkeys(column for column, _ in own)) for own in (here, named))
+        if here != named and sorted(here) == sorted(named):
+            raise InputError(
+                f"start_from: the features of {of} are {ours}, and those of {folder} {theirs}; give them in that order"
+            )
+        if here != named:
+            notes.append(f"start_from: the features of {of} are {ours}, and those of {folder} {theirs}, in that order.")
+        elif now != before:
+            notes.append(
+                f"start_from: the features of {of} are scaled and filled by other numbers than those of {folder}."
+            )
+    return notes
 
 
 def _unit_of(folder: Path) -> str | None:

@@ -160,8 +160,10 @@ class StepRunner:
                 called.stops_steps = called.run.stop_asked
             flag = group.size > 1 and step + 1 < len(self.steps) and checkpointer.is_requested()
             flag |= called.stops_steps
+            # If none learns, one without a gradient.
+            learning = self.learning or [*self.phase_optimizer.named.values()][:1]
             total, requested = context.system.reduce.reduce(
-                self.learning, weight, group, flag, lambda: self._begin_next(epoch, step)
+                learning, weight, group, flag, lambda: self._begin_next(epoch, step)
             )
             self.statistics.finish(count)
         learned = context.job.learned

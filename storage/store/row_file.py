@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import RunError
-from .bytes_left import fits_in_memory
+from .bytes_left import bytes_left
 
 if TYPE_CHECKING:
     from .row_reads import Ring
@@ -180,7 +180,7 @@ class RowFile:
         # Needs numba.
         from .row_reads import Ring
 
-        if fits_in_memory(self.num_rows * self.row_bytes):
+        if self.num_rows * self.row_bytes <= bytes_left():
             return None
         if not self._own.has_tried:
             self._own.has_tried = True

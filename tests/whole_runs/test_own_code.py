@@ -183,6 +183,15 @@ class Thaws(mr.Callback):
                 p.requires_grad_(run.epoch == 1)
 
 
+class Freezes(mr.Callback):
+    """Keeps the second layer as it is after the first epoch."""
+
+    def on_epoch(self, run):
+        if run.epoch == 0:
+            for name, p in run.model.named_parameters():
+                p.requires_grad_(name != "convs.1.linear.weight")
+
+
 class Own(torch.nn.Module):
     num_layers = 1
 
@@ -197,6 +206,30 @@ class Own(torch.nn.Module):
 
     def layer(self, i, neighbourhood, h):
         return self.head(mr.destinations(neighbourhood, h))
+
+
+def test_what_a_callback_froze_stays_so_in_the_next_phase(sbm, tmp_path):
+    options = {"system": "retexo", "epochs": 4, "checkpoint": {"every_steps": 1}, "model": mr.GCN(hidden=8, layers=2)}
+    whole = mr.run(sbm, out=tmp_path / "whole", callbacks=Freezes(), **options)
+    asked = iter(range(100))
+    first = mr.run(sbm, out=tmp_path / "r", callbacks=Freezes(), stop=lambda: next(asked) >= 2, **options)
+    assert first.status == "stopped"
+    again = mr.run(sbm, out=tmp_path / "r", callbacks=Freezes(), resume=True, **options)
+    assert again.parameters_sha256 == whole.parameters_sha256
+
+
+@pytest.mark.parametrize("ema", [None, 0.9])
+def test_a_run_with_a_frozen_layer_goes_on_with_a_callback(sbm, tmp_path, ema):
+    def frozen():
+        model = Own()
+        model.first.requires_grad_(False)
+        return model
+
+    options = {"epochs": 4, "fanout": [3], "batch_size": 100, "optimizer": "adamw", "train": {"ema": ema}}
+    whole = mr.run(sbm, model=frozen(), out=tmp_path / "whole", **options)
+    mr.run(sbm, model=frozen(), out=tmp_path / "r", **{**options, "epochs": 2})
+    again = mr.run(sbm, model=frozen(), out=tmp_path / "r", callbacks=mr.Callback(), resume=True, **options)
+    assert again.parameters_sha256 == whole.parameters_sha256
 
 
 def test_what_a_callback_unfreezes_is_trained_as_in_torch(sbm, tmp_path):

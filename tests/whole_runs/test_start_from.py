@@ -227,3 +227,40 @@ def test_the_command_says_it_and_a_resumed_run_does_not(before, tmp_path):
     assert code == 0 and f"begin as {before / 'pair'} has them, 39 parameters (layer 1) are new." in error
     code, _, error = command("run", "--resume", "--out", tmp_path / "run", "--epochs", 2)
     assert code == 0 and "begin as" not in error
+
+
+def tables(folder, columns="x1,x2", names=("ann", "bob", "cid"), factor=1.0):
+    """Tables of 60 nodes with two columns of features and three classes."""
+    folder.mkdir()
+    rows = [(i, factor * (i % 3 + i / 60), i % 7, names[i % 3]) for i in range(60)]
+    swapped = columns != "x1,x2"
+    text = "".join(f"n{i},{b if swapped else a},{a if swapped else b},{label}\n" for i, a, b, label in rows)
+    (folder / "nodes.csv").write_text(f"id,{columns},label\n{text}")
+    (folder / "edges.csv").write_text("src,dst\n" + "".join(f"n{i},n{(i + 3) % 60}\n" for i in range(60)))
+    return str(folder)
+
+
+READ = {"read": {"direction": "directed", "feature_columns": "*", "normalize_features": "standard"}}
+
+
+def test_columns_and_classes_are_compared_by_name(tmp_path):
+    base = tmp_path / "base"
+    started("node", base, data=tables(tmp_path / "t"), **READ)
+    again = {"start_from": str(base), **STILL, **READ}
+    _, told = started("node", tmp_path / "same", data=str(tmp_path / "t"), **again)
+    assert "are new" not in told[0]
+    _, told = started("node", tmp_path / "zoe", data=tables(tmp_path / "z", names=("zoe", "bob", "cid")), **again)
+    assert "parameters (layer 1) are new" in told[0]
+    with pytest.raises(
+        InputError, match=rf"features of nodes are x2, x1, and those of {base} x1, x2; give them in that"
+    ):
+        started("node", tmp_path / "none", data=tables(tmp_path / "s", "x2,x1"), **again)
+    events = []
+    for name, more in (("other", {"columns": "x1,x3"}), ("scaled", {"factor": 3.0})):
+        data = tables(tmp_path / f"{name}_tables", **more)
+        mr.run(data, out=tmp_path / name, emit=events.append, **job_of("node", **again))
+    notes = [e.text for e in events if isinstance(e, Note) and e.text.startswith("start_from")]
+    assert notes == [
+        f"start_from: the features of nodes are x1, x3, and those of {base} x1, x2, in that order.",
+        f"start_from: features of nodes are scaled or filled by other numbers than those of {base}.",
+    ]

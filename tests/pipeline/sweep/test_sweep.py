@@ -306,9 +306,7 @@ def test_a_repeated_sweep_of_other_data_or_code_is_refused(tmp_path):
     for other in (mr.open_dataset(SOURCE, split="fraction:0.2,0.2"), mr.open_dataset(SOURCE.replace("0.3", "0.4"))):
         with pytest.raises(mr.InputError, match="kept holds a sweep over other data; give the same data to go on"):
             mr.sweep(other, grid={"lr": [0.02, 0.01]}, out=tmp_path / "kept", **plain)
-    with pytest.raises(
-        mr.InputError, match=r"kept holds runs of other data or code \(.*loss.*\); choose another --out"
-    ):
+    with pytest.raises(mr.InputError, match=r"kept holds runs that are done, and cannot go on: .*loss"):
         mr.sweep(data, grid={"lr": [0.02, 0.01]}, out=tmp_path / "kept", loss=negated, **plain)
 
 
@@ -321,5 +319,5 @@ def test_tables_that_change_between_two_sweeps_are_refused(tmp_path):
     given = {**JOB, "epochs": 1, "jobs": 1, "verbose": False, "read": {"feature_columns": "x", "direction": "directed"}}
     mr.sweep(str(tables), grid={"lr": [0.02, 0.01]}, out=tmp_path / "kept", **given)
     (tables / "nodes.csv").write_text(rows.replace("1.5", "2.5"))
-    with pytest.raises(mr.InputError, match=r"kept holds runs of other data or code \(.*features"):
+    with pytest.raises(mr.InputError, match=r"kept holds runs that are done, and cannot go on: .*features"):
         mr.sweep(str(tables), grid={"lr": [0.02, 0.01]}, out=tmp_path / "kept", **given)

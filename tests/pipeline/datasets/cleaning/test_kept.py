@@ -11,6 +11,7 @@ import pytest
 import millrace as mr
 from millrace.pipeline.datasets.cleaning.filling import Treatment
 from millrace.pipeline.datasets.cleaning.kept import NUMBER, FeatureName, OtherOptions
+from millrace.pipeline.telemetry.events import Caution
 from millrace.tests.contracts.command import command
 
 V = 120
@@ -275,3 +276,19 @@ def test_pairs_in_a_file_of_their_own_have_the_runs_values_and_numbers(tmp_path,
     strange = few.set_column(0, "kind", pa.array(["z"] * len(some)))
     mr.predict_edges(tmp_path / "run", pairs("strange", strange), emit=lambda event: said.append(str(event)))
     assert "that the run does not know (z)" in " ".join(said)
+
+
+def test_pairs_with_columns_of_gaps_are_predicted_on_the_runs_own_data(tmp_path):
+    edges = "src,dst\n" + "".join(f"{i},{(i * 7 + 3) % 40}\n" for i in range(40))
+    (tmp_path / "edges.csv").write_text(edges)
+    (tmp_path / "nodes.csv").write_text("id,label,f1\n" + "".join(f"{i},{i % 2},{i * 0.3}\n" for i in range(40)))
+    pairs = tmp_path / "given" / "pairs.csv"
+    pairs.parent.mkdir()
+    rows = [f"{i},{(i * 3 + 1) % 40},{i % 2},{i * 0.1 if i % 5 else ''}\n" for i in range(40)]
+    pairs.write_text("src,dst,label,amount\n" + "".join(rows))
+    read = {"feature_columns": ["f1"], "labels_of": "edges", "pairs": str(pairs), "nan_features": "indicator"}
+    run = trained(tmp_path / "run", tmp_path, read, model=None)
+    events = []
+    found = np.asarray(mr.predict_edges(run, emit=events.append))
+    assert not [e for e in events if isinstance(e, Caution)]
+    np.testing.assert_array_equal(found, np.asarray(mr.predict_edges(run, pairs=str(pairs))))

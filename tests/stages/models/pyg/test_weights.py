@@ -8,14 +8,17 @@ import pytest
 import torch
 
 import millrace as mr
+from millrace.stages.evaluate.temporal import Draws, temporal_outputs
 from millrace.stages.messages import Placement
 from millrace.stages.models.pyg.checks import TRIED, TRIED_NODES
 from millrace.stages.models.pyg.hetero import HeteroPyGModel
 from millrace.stages.models.pyg.model import PyGModel
 from millrace.stages.models.relational import TypedInput
 from millrace.stages.models.small_graph import SMALL, SmallGraph, weights_tried
+from millrace.stages.sample.temporal import TemporalSampler
 from millrace.storage.dataset import Split
 from millrace.storage.errors import InputError
+from millrace.storage.features import ArrayFeatures
 from millrace.storage.graph import Graph
 from millrace.storage.typed.graph_types import SINGLE, GraphTypes
 
@@ -135,3 +138,18 @@ def test_weights_that_a_rank_does_not_have_are_refused():
         placed.weights_of(None)
     assert placed.weights_of(np.array([3, 1])).tolist() == graph.edge_weight[[3, 1]].tolist()
     assert replace(placed, graph=graph_with(None)).weights_of(None) is None
+
+
+@pytest.mark.parametrize("aggr", ["mean", "max"])
+@pytest.mark.parametrize("fanout", [-1, 5])
+def test_evaluation_by_time_reads_the_edges_own_weights(aggr, fanout):
+    conv = pyg.GraphConv(1, 2, aggr=aggr, bias=False)
+    with torch.no_grad():
+        conv.lin_rel.weight.fill_(1.0)
+        conv.lin_root.weight.zero_()
+    star = {"edge_weight": np.full(20, 2, np.float32), "edge_time": np.zeros(20, np.int64)}
+    graph = Graph(np.array([0, *[20] * 21]), np.arange(1, 21, dtype=np.int32), **star).check()
+    draws = Draws(TemporalSampler((fanout,)), 0)
+    features = ArrayFeatures(np.ones((21, 1), np.float32))
+    out = temporal_outputs(PyGModel([conv]), graph, features, draws, np.array([0]), np.array([5]))
+    assert out.tolist() == [[2.0, 2.0]]
