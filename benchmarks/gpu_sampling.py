@@ -29,6 +29,8 @@ from millrace.stages.kernels.sampling.cuda.terms import terms
 from millrace.stages.kernels.sampling.device_graph import on_device
 
 LAYER_WISE = ("ladies", "fastgcn")
+KERNELS = dict.fromkeys(LAYER_WISE, "layers")
+"""Kernels of samplers with another name than theirs."""
 SAMPLERS = ("neighbor", "labor", *LAYER_WISE)
 BULKS: dict[str, tuple[int, ...]] = dict.fromkeys(SAMPLERS, (16, 64, 192))
 COMPARED = 8
@@ -237,7 +239,9 @@ def same_bits(lab: Lab) -> None:
             counts = (batch,) * len(FANOUT) if name in LAYER_WISE else FANOUT
 
             def sampled(kernel: Any, r: Request, name: str = name, counts: tuple[int, ...] = counts) -> list[Any]:
-                return getattr(kernel, name)(graph, r.seeds, r.keys[:, 0] if name == "labor" else r.keys, counts)
+                return getattr(kernel, KERNELS.get(name, name))(
+                    graph, r.seeds, r.keys[:, 0] if name == "labor" else r.keys, counts
+                )
 
             requests = lab.bulks(bulk, batch)[:3]
             differ = [i for i, r in enumerate(requests) if not _equal(sampled(cuda, r), sampled(cpu, r))]

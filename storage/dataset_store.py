@@ -359,11 +359,12 @@ def open_dataset_store(
         edge_features=open_edge_features(store, features),
         time_unit=checked_unit(store),
     )
-    arrays: dict[str, Any] = {name: store.read(name) for name in ("labels", *PAIR_ARRAYS) if name in store}
+    arrays: dict[str, Any] = {name: store.read(name) for name in PAIR_ARRAYS if name in store}
     with proving(store.path):
         dataset = Dataset(
             graph=opened,
             features=rows,
+            labels=store.read("labels"),
             split=Split(*map(store.read, SPLITS)),
             node_names=called,
             **arrays,

@@ -118,7 +118,7 @@ def _on_host(
         for b in work.blocks
     ]
     for made, b in zip(neighbourhoods, work.blocks):
-        made.own_weight = lambda at=b.edge_id: when_present(torch.from_numpy, taken(graph.edge_weight, at))
+        made.given_weight = lambda at=b.edge_id: when_present(torch.from_numpy, taken(graph.edge_weight, at))
     rows = torch.from_numpy(features.gather(work.nodes.astype(np.int64))).to(**to)
     with torch.no_grad():
         return model(neighbourhoods, rows)

@@ -106,7 +106,7 @@ class HostRows(Rows):
             for b, edges in zip(work.blocks, of_edges):
                 kinds = placed.types_of(b.edge_id)
                 made.append(BlockNeighbourhood(b, lambda n=b.num_src: degree()[:n], edge_types=kinds, edges=edges))
-                made[-1].own_weight = partial(placed.weights_of, b.edge_id)
+                made[-1].given_weight = partial(placed.weights_of, b.edge_id)
             return tuple(made)
 
         return Taken(h, lambda: torch.from_numpy(work.nodes.astype(np.int64, copy=False)), layers, degree)

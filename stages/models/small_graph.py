@@ -96,7 +96,7 @@ class SmallGraph:
             edges=(lambda: self.attr[kept]) if self.attr.shape[1] else None,
             edge_types=edge_types,
         )
-        found.own_weight = lambda: when_present(torch.from_numpy, taken(self.weight, kept))
+        found.given_weight = lambda: when_present(torch.from_numpy, taken(self.weight, kept))
         return found
 
 

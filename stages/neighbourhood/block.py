@@ -40,6 +40,8 @@ class ListNeighbourhood(CheckedNeighbourhood):
     lists: Any
     """The edges as the kernels read them."""
     spans_ranks = False
+    given_weight: Callable[[], Tensor | None] | None = None
+    """What `own_weight` returns, set by whoever makes a sample; None: there is no correction."""
 
     def __init__(
         self,
@@ -65,9 +67,6 @@ class ListNeighbourhood(CheckedNeighbourhood):
         self._given = kernels
         self.names = names
         self._numbers = numbers
-        self.own_weight: Callable[[], Tensor | None] = lambda: self.weight
-        """Returns the edges' own weights, [e], without a sampler's correction; None: all are 1. Whoever makes a sample
-        sets it. Raises InputError if they are not there."""
 
     @property
     @abstractmethod
@@ -78,6 +77,12 @@ class ListNeighbourhood(CheckedNeighbourhood):
     @abstractmethod
     def weight(self) -> Tensor | None:
         """`Block.weight` as a tensor, float32 [e]."""
+
+    def own_weight(self) -> Tensor | None:
+        """The edges' own weights, [e], without a sampler's correction; None: all are 1. Raises InputError if they are
+        not there."""
+        # A function kept in `__init__` would keep this object alive until garbage is collected.
+        return self.weight if self.given_weight is None else self.given_weight()
 
     @abstractmethod
     def _row_scale(self, reduce: Reduce, dtype: torch.dtype) -> Tensor | None:

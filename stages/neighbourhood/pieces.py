@@ -40,7 +40,7 @@ def pieces(neighbourhood: BlockNeighbourhood, most_edges: int) -> Iterator[tuple
         if neighbourhood.has_edge_features:
             of_edges = lambda edges=edges: neighbourhood.edge_features[edges]  # noqa: E731
         made = BlockNeighbourhood(piece, lambda rows=rows: neighbourhood.degree_rows[rows], edges=of_edges)
-        made.own_weight = lambda edges=edges: taken(neighbourhood.own_weight(), edges)
+        made.given_weight = lambda edges=edges: taken(neighbourhood.own_weight(), edges)
         yield made, rows
         start = stop
         if start >= neighbourhood.num_dst:

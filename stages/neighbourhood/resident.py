@@ -58,7 +58,7 @@ class ResidentNeighbourhood(ListNeighbourhood):
         )
         self._of_edges = edges
         if edges and (own := edges.weights) and isinstance(bulk, ResidentBulk):
-            self.own_weight = lambda: own(bulk.positions_of(q, hop))
+            self.given_weight = lambda: own(bulk.positions_of(q, hop))
         self._where = bulk, q, hop
         self.lists = lists = bulk.block(q, hop)
         self.num_dst, self.num_src, self.num_edges = lists.num_dst, lists.num_src, lists.num_edges

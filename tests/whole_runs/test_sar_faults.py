@@ -117,7 +117,7 @@ def undisturbed(scheduler, tmp_path):
 
 def test_what_happens_to_a_rank_does_not_show_in_the_end(undisturbed, scheduler, tmp_path):
     """Killed in a forward pass, killed in a backward pass, interrupted, gone on with, stopped for a while."""
-    alone = mr.run(DATASET, model=Mortal(tmp_path), system=mr.sar(), out=tmp_path / "alone", **JOB)
+    alone = mr.run(DATASET, model=Mortal(tmp_path), system="sar", out=tmp_path / "alone", **JOB)
     assert undisturbed.train_loss == pytest.approx(alone.train_loss, rel=1e-10)
     assert undisturbed.val_accuracy == pytest.approx(alone.val_accuracy)
 
