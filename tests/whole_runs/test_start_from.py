@@ -262,5 +262,5 @@ def test_columns_and_classes_are_compared_by_name(tmp_path):
     notes = [e.text for e in events if isinstance(e, Note) and e.text.startswith("start_from")]
     assert notes == [
         f"start_from: the features of nodes are x1, x3, and those of {base} x1, x2, in that order.",
-        f"start_from: features of nodes are scaled or filled by other numbers than those of {base}.",
+        f"start_from: the features of nodes are scaled and filled by other numbers than those of {base}.",
     ]
