@@ -114,8 +114,7 @@ def _about(client: Client, prepared: Prepared, out: Path) -> dict[str, Any]:
 
 
 class _Publisher:
-    """Passes events on, and sends some of them to the scheduler. Its own thread sends, so that a slow scheduler does
-    not delay the run."""
+    """Passes events on, and sends some to the scheduler from a thread: a slow scheduler does not delay the run."""
 
     def __init__(self, client: Client, topic: str, run: str, emit: Emit) -> None:
         self._client, self._topic, self._run, self._emit = client, topic, run, emit

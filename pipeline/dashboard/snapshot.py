@@ -16,8 +16,7 @@ WAITS = ("queue_wait", "exchange", "reduce")
 WINDOW_S = 10.0
 """Seconds over which rates and shares are taken."""
 SILENT_S = 6.0
-"""Seconds without a report after which a rank counts as silent: pulses come every second, and a large cluster's
-heartbeats every few."""
+"""Seconds without a report after which a rank counts as silent: reports come every second or every few."""
 RATES = {"steps": "steps", "edges": "edges", "sampled": "bulks", "sample_s": "sample_s"}
 """Names of rates, by the sum that they are of."""
 SMOOTH_S = 2.0

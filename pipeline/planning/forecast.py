@@ -162,8 +162,7 @@ def growth_of_data(s: Candidate, seen: TrialResult, rank: int, most_seen: int) -
 
 
 def placed(s: Candidate) -> Candidate:
-    """The candidate, on GPUs with a choice for each array that lies there if it fits: what fits in a trial on a smaller
-    graph need not fit in the run.
+    """The candidate, on GPUs with a choice for each array that lies there if it fits, in the run and not in a trial.
 
     Raises:
         InputError: the features of edges fit there, and those of nodes do not.
@@ -250,8 +249,7 @@ def resident_bulks(s: Candidate, seen: TrialResult) -> float:
 
 
 def waiting_bytes(s: Candidate, seen: TrialResult) -> Parts:
-    """Memory of minibatches and rows that wait because sampling and fetching are faster than training, beyond those
-    that waited in the trial.
+    """Memory of minibatches and rows that wait for training, beyond those that waited in the trial.
 
     Of N minibatches that take s seconds to prepare and t to train on, N (1 - s / t) are ready when the last one is.
     Validation takes time from training, but not from preparation.

@@ -1,8 +1,7 @@
 """Bytes that a run moves between ranks and reads from stores.
 
 The formulas follow what `storage.ledger` counts: payload that ranks send, by kind, over all of them. Most depend on the
-number of parameters and the counts of a cut; rows and ids of minibatches depend on the samples, and are counted in a
-trial.
+number of parameters and the counts of a cut; rows and ids of minibatches depend on the samples; a trial counts them.
 """
 
 from collections import defaultdict
@@ -262,8 +261,7 @@ def _learned_rows(moved: Moved, s: Candidate, seen: TrialResult) -> Travelled:
 
 
 def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) -> tuple[float, float]:
-    """Rows requested in the first epoch and in each later one, in multiples of one minibatch's rows, by their bytes,
-    or by their number if they have none.
+    """Rows requested in the first epoch and each later one, in rows of one minibatch, by bytes, else by number.
 
     The minibatches of a few steps are fetched together, each node's row once (`RowsAhead`), unless they come from
     files; the trial has counted the rows that this leaves. The first step of a run is fetched alone.

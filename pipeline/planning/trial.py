@@ -64,8 +64,7 @@ class TrialResult:
 
 
 def draw(s: Candidate, seeds: Any, ranks: int) -> tuple[float, float, list[float], list[float]]:
-    """Draw minibatches of so many ranks over `seeds`, as a trial trains on them: of two epochs, or of up to `EPOCHS` if
-    these have few.
+    """Draw minibatches of so many ranks over `seeds` for a trial: of two epochs, or up to `EPOCHS` if these have few.
 
     Returns:
         Bytes of their structure for each sampled edge, seconds for each, on threads that nothing else uses,

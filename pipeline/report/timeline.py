@@ -15,8 +15,7 @@ Floats = npt.NDArray[np.float64]
 ROWS = (*COUNTED, "other")
 """Stages of a rank's time, which add up to it."""
 JUMP_S, LATE_S = 0.5, 2.0
-"""Seconds by which a rank's clock must jump ahead of the driver's to count as set to a checkpoint's seconds, when
-training begins or just after."""
+"""Seconds by which a rank's clock, when training begins, must jump ahead to count as set to a checkpoint's."""
 WAITING = ("reduce", "exchange")
 """Stages in which a fast rank waits for the others."""
 WAIT_BIN_S = 0.5
@@ -78,8 +77,7 @@ def stretches(log: RankLog, exchange: str, resumed_at: float | None) -> list[Str
 def _apart(seconds: Floats) -> Floats:
     """Seconds [n, len(COUNTED)] so far in which `forward_backward` is without `exchange`.
 
-    Waits are counted when they end, but belong to layers while they last: whatever is not left at a later moment was
-    waited for.
+    Waits are counted when they end, but belong to layers while they last: what is not left later was waited for.
     """
     layers, waits = COUNTED.index("forward_backward"), COUNTED.index("exchange")
     found, whole = seconds.copy(), seconds[:, layers]
@@ -91,8 +89,7 @@ def _apart(seconds: Floats) -> Floats:
 def _so_far(lengths: Floats, deltas: Floats) -> Floats:
     """[n + 1, len(ROWS)] from n intervals and the seconds counted in each; the rest of each is `other`.
 
-    Seconds may be counted after they were spent: if more is counted than the interval is long, the excess moves to the
-    interval before.
+    Seconds may be counted after they were spent: what an interval is too short for moves to the one before.
     """
     deltas = np.maximum(deltas, 0.0)
     over = np.zeros(deltas.shape[1])

@@ -1,5 +1,4 @@
-"""The metric that stands for a run in one line: the accuracy, the root of the mean squared error of a regression, or
-the mean reciprocal rank of links."""
+"""The metric that stands for a run: accuracy, root mean squared error, or the mean reciprocal rank of links."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -18,8 +18,7 @@ COUNTED = ("forward_backward", "fetch", "exchange", "queue_wait", "reduce", "eva
 """Stages that a rank goes through one after the other; the rest of its time is ``other``."""
 SILENCE_S = 30.0
 SILENCE_SHARE = 0.05
-"""A gap between events of so many seconds, and of this share of the time before, counts as a time without activity:
-pulses come far more often."""
+"""A gap between events of so many seconds, and of this share of the time before, counts as inactivity."""
 RECENT_S = 15.0
 """Length of the recent past that a bounded series keeps in full."""
 STAGES, NOTES = 50, 30
