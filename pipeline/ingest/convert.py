@@ -71,7 +71,7 @@ def convert_job(
         try:
             return uploaded(out, lambda path: make(out=path)) if isinstance(out, str) else make(out=out)
         except NoLabelsError as e:
-            raise NoLabelsError(f"{e}\n{TO_PREDICT}") from None
+            raise NoLabelsError(f"{e}. {TO_PREDICT}") from None
 
 
 def _convert(

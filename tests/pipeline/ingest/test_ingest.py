@@ -284,7 +284,7 @@ def test_what_is_wrong_is_said_as_it_is_in_memory(tmp_path, case):
         open_dataset(folder, options=options, split="fraction:0.5,0.2")
     with pytest.raises(InputError) as got:
         mr.convert(folder, tmp_path / "out", options=options, split="fraction:0.5,0.2", verbose=False)
-    assert str(got.value).replace("read.", "").removesuffix(f"\n{convert.TO_PREDICT}") == str(want.value).replace(
+    assert str(got.value).replace("read.", "").removesuffix(f". {convert.TO_PREDICT}") == str(want.value).replace(
         "read.", ""
     )
     assert [p.name for p in tmp_path.iterdir()] == ["g"]
