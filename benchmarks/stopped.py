@@ -40,12 +40,12 @@ OF = {"owners": ("rank",), "sar": ("rank",), "bulk": ("rank", "worker", "schedul
 LATE = ("committed", "file", "written", "ended", "result")
 """Stages after which a command is as good as done."""
 OF_RANKS = ("start", "step", "validate", "checkpoint", "test", "model", "put")
-"""How stages begin in which there are ranks."""
+"""Beginnings of the names of stages that have ranks."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What is stopped, of which command, on whose cluster."""
+    """A trial: the command, the process that is stopped, and whose cluster it runs on."""
 
     command: str
     victim: str
@@ -112,7 +112,7 @@ def case_of(name: str, folder: Path, address: str) -> Case:
 
 
 def matching(processes: list[psutil.Process], mark: str) -> list[psutil.Process]:
-    """Those whose command line holds a word."""
+    """Processes whose command line holds a word."""
     found = []
     for process in processes:
         with suppress(psutil.Error):

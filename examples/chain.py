@@ -27,7 +27,7 @@ DEFAULTS = {
     "convert": "", "work": "work", "parts": 2, "method": "metis-streamed", "sample": False, "pack": False,
     "blocks": False,
 }  # fmt: skip
-"""Of the arguments of the stages before the training."""
+"""Default values of the arguments of the stages before the training."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -54,7 +54,7 @@ from .training.stopped_run import reports_of_stopped
 from .training.trainer import RankReport, train_and_evaluate
 
 OF_FIRST = ("test_accuracy", "confusion", "best_epoch", "waits", "phases", "lost", "parameters_sha256")
-"""What a result has as the first rank's report does."""
+"""Fields that a result takes over from the first rank's report."""
 
 
 @contextmanager

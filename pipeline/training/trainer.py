@@ -53,7 +53,7 @@ from .loop import train_rank
 from .progress import Progress
 
 SAME = ("history", "best_accuracy", "best_epoch", "phases", "lost")
-"""What a report has as the rank's progress does."""
+"""Fields that a report takes over from the rank's progress."""
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,13 @@
 """What neighbourhoods share: calls check their arguments, and a subclass aggregates."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 from ...storage.optional import moved, when_present
 from ..kernels.aggregation.attention_args import AttentionRule
-from .base import Message, Reduce
+from .base import Reduce
 from .checks import (
     alike,
     as_matrix,
@@ -116,18 +115,6 @@ class CheckedNeighbourhood(ABC):
         h, a_src, a_dst = alike(h=h, a_src=a_src, a_dst=a_dst)
         check_shared(h, a_src, a_dst, self.num_src)
         return self._attend("shared", h, a_src, a_dst, attention_rule(slope, dropout))
-
-    @abstractmethod
-    def apply(
-        self,
-        message: Message,
-        h: Tensor,
-        params: Sequence[Tensor] = (),
-        reduce: Reduce = "sum",
-        edge: Tensor | None = None,
-        own: Tensor | None = None,
-    ) -> Tensor:
-        """User-defined message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...]."""
 
     def _check_apply(self, h: Tensor, reduce: Reduce, edge: Tensor | None, own: Tensor | None) -> None:
         check_reduce(reduce)

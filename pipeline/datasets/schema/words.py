@@ -127,7 +127,7 @@ def likely_ends(names: Sequence[str]) -> list[str]:
 
 
 def kinds_of_ends(ends: Sequence[str]) -> list[str]:
-    """What two columns of ends are ids of, by their names: ``user`` and ``movie``; empty unless they say two kinds."""
+    """Two kinds of nodes that the names of two columns of ends tell, such as ``user`` and ``movie``; else none."""
     kinds = [
         m[1] for n in ends if end_words([n]) == ([], []) and (m := re.fullmatch(r"(.+)_(?:id|idx|index)", fold(n)))
     ]

@@ -69,7 +69,7 @@ class PhaseOptimizer:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Those that learn now."""
+        """Parameters that learn now."""
         return [p for p in self.named.values() if p.requires_grad]
 
     def step(self, epoch: int, step: int, history: list[dict[str, float]], learned: LearnedTable | None = None) -> None:
