@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+from ...stages.models.base import reads_edges
+from ...stages.models.pyg.weights import needs_own_weights
+from ...stages.random import Purpose, stream, torch_seed
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import write_dataset
 from ...storage.errors import InputError, StoreError, first_line, whole_number
@@ -132,6 +136,8 @@ def _sweep(
         base = with_sections(base, sections_of(None, net))
         if not isinstance(net, nn.Module):
             del code["model"]
+        else:  # samples of the configuration alone do not keep which edges were drawn
+            share = share and not (reads_edges(net) or needs_own_weights(net))
     if isinstance(dataset, str | Path):
         base["dataset"] = str(dataset)
     train, varied = base.get("train"), [full_key(key.split("."), None) for key in grid]
@@ -212,6 +218,8 @@ def _check_done(planned: Sequence[Point], out: Path, code: Mapping[str, Any]) ->
     if done is None:
         return
     if isinstance(name := code.get("model"), str):
+        # As `run_one` makes it.
+        torch.manual_seed(torch_seed(stream(done.job.seed_of("initial"), Purpose.INIT)))
         code = {**code, "model": module_named(name)}
     try:
         dry_run(config=done.job, out=out / done.name, resume=True, **code)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -321,3 +322,14 @@ def test_tables_that_change_between_two_sweeps_are_refused(tmp_path):
     (tables / "nodes.csv").write_text(rows.replace("1.5", "2.5"))
     with pytest.raises(mr.InputError, match=r"kept holds runs that are done, and cannot go on: .*features"):
         mr.sweep(str(tables), grid={"lr": [0.02, 0.01]}, out=tmp_path / "kept", **given)
+
+
+def test_models_that_read_the_edges_own_weights_share_no_samples(tmp_path):
+    pyg = pytest.importorskip("torch_geometric.nn")
+    plain = mr.open_dataset(SOURCE)
+    weight = np.linspace(0.5, 2.0, plain.graph.num_edges, dtype=np.float32)
+    data = replace(plain, graph=replace(plain.graph, edge_weight=weight))
+    model = mr.PyGModel([pyg.GraphConv(5, 8, aggr="mean"), pyg.GraphConv(8, 3, aggr="mean")])
+    given = {k: v for k, v in JOB.items() if k not in ("hidden", "layers")} | {"jobs": 1, "verbose": False, "epochs": 1}
+    found = mr.sweep(data, grid={"lr": [0.02, 0.01]}, out=tmp_path / "kept", model=model, **given)
+    assert not found.failures and [row["runs"] for row in found.rows] == [1, 1]
