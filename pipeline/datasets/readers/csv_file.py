@@ -158,11 +158,12 @@ class _Layout:
         return reading(self.path, "a CSV file in UTF-8 with the same columns in every row")
 
     def named(self, table: pa.Table) -> pa.Table:
-        """The table with stripped names, and stripped text."""
+        """The table with stripped names, and stripped text, in which what is empty is null, quoted or not."""
         table = table.rename_columns([n.strip() for n in table.column_names])
         for at, name in enumerate(table.column_names):
             if self.as_text(name):
-                table = table.set_column(at, name, pc.utf8_trim_whitespace(table[name]))
+                text = pc.utf8_trim_whitespace(table[name])
+                table = table.set_column(at, name, pc.if_else(pc.equal(text, ""), None, text))
         return table
 
 
@@ -206,7 +207,7 @@ def _header(path: Path, usual: str, example: str) -> tuple[list[str], str, bool,
             names = next(csv.reader(chain(lines[above:], text), delimiter=usual), [])
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, pa.ArrowException) as e:
         raise InputError(
-            f"{path} cannot be read as CSV in UTF-8 ({e}); expected a header such as {example} in its first line"
+            f"{path} cannot be read as CSV in UTF-8 ({e}); save it in UTF-8, with a header such as {example}"
         ) from e
     delimiter = usual
     if len(names) == 1 and (other := next((c for c in ";\t|," if c != usual and c in names[0]), None)):

@@ -176,8 +176,8 @@ def nodes_beside(edges: Path, options: ReadOptions) -> Path | None:
             raise InputError(f"{said}, or the folder")
     if options.nodes_file is not None:
         path = edges.parent / expanded(options.nodes_file)
-        if not path.is_file():
-            said = f"nodes_file={options.nodes_file}: {path} is not a file"
+        if not (path.is_file() and path.name.lower().endswith(of_folder.SUFFIXES)):
+            said = f"nodes_file={options.nodes_file}: {path} is not a file of a table, such as .csv with a header"
             raise InputError(f"{said}; expected a path from the folder of {edges.name}")
         return path
     named = [f"nodes{kind}" for kind in of_folder.SUFFIXES]

@@ -44,7 +44,7 @@ def read_network(path: Path, name: str) -> GraphTables:
         raise MissingExtraError(f"{path} is read by NetworkX, which is not installed: {install('networkx')}") from None
     reader = networkx_reader(path) or "read_edgelist"
     # Edges of a list may repeat, and their direction is not known.
-    kind = {"create_using": nx.MultiDiGraph} if reader == "read_edgelist" else {}
+    kind = {"create_using": nx.MultiDiGraph} if reader.endswith("list") else {}
     try:
         own = {"read_gml": _read_gml, "read_gexf": _read_gexf}.get(reader)
         graph: Any = getattr(nx, reader)(path, **kind) if own is None else own(nx, path)
@@ -59,10 +59,9 @@ def read_network(path: Path, name: str) -> GraphTables:
         raise InputError(
             f"{path} cannot be read by networkx.{reader} ({first_line(e)[:200]}); expected a {what} file"
         ) from e
-    if kind:
-        return graph_tables(name, path, {}, edges, None)
-    hint = Hint("directed" if graph.is_directed() else "undirected", f"the graph in {path.name} is")
-    return graph_tables(name, path, nodes, edges, hint, DISPLAY.get(reader, ()))
+    way = "directed" if graph.is_directed() else "undirected"
+    hint = None if kind else Hint(way, f"the graph in {path.name} is")
+    return graph_tables(name, path, {} if reader == "read_edgelist" else nodes, edges, hint, DISPLAY.get(reader, ()))
 
 
 def _read_gml(nx: Any, path: Path) -> Any:

@@ -46,6 +46,16 @@ def test_types_are_those_of_the_whole_file(tmp_path_factory, rows, ones):
     assert found.equals(want) or found.to_pydict().__repr__() == want.to_pydict().__repr__()
 
 
+def test_ids_that_are_empty_are_missing_quoted_or_not(tmp_path):
+    (tmp_path / "edges.csv").write_text('"src","dst"\n"ann","bob"\n"bob",""\n"  ","ann"\n')
+    with pytest.raises(InputError, match=r"edges.src holds 1 nulls.*edges.dst holds 1 nulls"):
+        mr.open_dataset(tmp_path / "edges.csv", options=mr.ReadOptions(task="link", direction="directed"))
+    assert read_csv(tmp_path / "edges.csv", AS_TEXT, "src,dst").to_pylist()[1:] == [
+        {"src": "bob", "dst": ""},
+        {"src": None, "dst": "ann"},
+    ]
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".csv.gz"])
 def test_many_blocks_of_which_a_late_one_is_of_another_type(tmp_path, suffix):
     comma, path = "\t" if "tsv" in suffix else ",", tmp_path / f"t{suffix}"

@@ -134,9 +134,13 @@ def test_the_file_of_nodes_can_be_named(tmp_path):
     options = {"direction": "directed", "feature_columns": "age", "nodes_file": "sub/people.csv"}
     assert_is_the_graph(open_data(resolve({"read": options}), folder / "edges.csv", lambda _: None))
     with pytest.raises(
-        InputError, match=r"nodes_file=x.csv.*: .*g/x.csv is not a file; expected a path from the folder of edges.csv"
+        InputError,
+        match=r"nodes_file=x.csv.*: .*g/x.csv is not a file of a table, .*; expected a path from the folder of edges",
     ):
         open_dataset(folder / "edges.csv", options=ReadOptions(nodes_file="x.csv"))
+    (folder / "labels.txt").write_text("ann 0\n")
+    with pytest.raises(InputError, match=r"g/labels.txt is not a file of a table, such as .csv"):
+        open_dataset(folder / "edges.csv", options=ReadOptions(nodes_file="labels.txt"))
 
 
 def test_whole_numbers_in_csv_are_numbers_and_gaps_keep_theirs_as_names(tmp_path):

@@ -62,8 +62,22 @@ def test_structure(tmp_path, suffix):
     graph.add_edges_from(edges)
     write = {"net": nx.write_pajek, "adjlist": nx.write_adjlist, "g6": nx.write_graph6}[suffix]
     write(graph, tmp_path / f"g.{suffix}")
-    dataset = mr.open_dataset(tmp_path / f"g.{suffix}", options=mr.ReadOptions(task="link"), split="fraction:1,0")
+    options = mr.ReadOptions(task="link", direction="undirected")
+    dataset = mr.open_dataset(tmp_path / f"g.{suffix}", options=options, split="fraction:1,0")
     assert edges_of(dataset) == _expected(graph)
+
+
+@pytest.mark.parametrize("write", [nx.write_adjlist, nx.write_multiline_adjlist])
+def test_adjacency_lists_tell_no_direction(tmp_path, write):
+    graph = nx.gn_graph(30, seed=3).reverse()
+    graph.add_node(30)
+    path = tmp_path / f"g.{write.__name__.removeprefix('write_')}"
+    write(graph, path)
+    with pytest.raises(mr.InputError, match="their direction is not known"):
+        mr.open_dataset(path, options=mr.ReadOptions(task="link"))
+    options = mr.ReadOptions(task="link", direction="directed")
+    dataset = mr.open_dataset(path, options=options, split="fraction:1,0")
+    assert edges_of(dataset) == _expected(graph) and dataset.num_nodes == 31
 
 
 @pytest.mark.parametrize("distinct", [True, False])
