@@ -54,7 +54,8 @@ BUDGETS: dict[str, float] = {
     # PyG's convolutions that average, or take a maximum, were given the sampler's correction as a weight, which trained
     # them on rows several times too large: 65 (and 2 of Any).
     # start_from compares columns, scales and classes by name: 27.
-    "lines_code": 67_515,
+    # Sets in attributes of NetworkX and PyG are read or refused, where a split was drawn without a word: 15.
+    "lines_code": 67_530,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 34.8,
     "none_checks_of_types": 6,

@@ -16,6 +16,7 @@ from ..cleaning.raw import AnyArray, GivenLabels, Raw, RawEdges, RawNodes, type_
 from ..cleaning.splits import as_flags
 from ..cleaning.typed import OF_NODES, check_followed
 from ..schema.columns import NONE
+from .foreign.npz_words import own_name
 from .typed import host
 
 OF_PYG = ("target", "edge_time", "node_time")
@@ -36,7 +37,7 @@ def from_pyg(
     A `Data` has ``edge_index``, ``y`` (classes, or targets if it is
     floating-point), and optionally ``x``, ``edge_weight``,
     ``edge_attr`` (features of edges), ``edge_time`` and ``node_time`` (or the attributes that `options` name),
-    ``train_mask``, ``val_mask``, ``test_mask``. Tensors are copied to the host. In a
+    ``train_mask``, ``val_mask``, ``test_mask`` (or ``train_idx``, ...). Tensors are copied to the host. In a
     `HeteroData` each node type may have an ``x`` of its own width; one has ``y`` and the masks.
 
     Args:
@@ -82,8 +83,10 @@ def from_pyg(
             raise InputError("the PyG data has no y; expected [V] class numbers or targets, or [V, C]")
         y = store["y"] if "y" in store else np.zeros(store.num_nodes, np.int64)  # links, which have no labels
         labels = GivenLabels(host(y), task="regression" if has_targets(y) else None)
-        keys = {part: f"{part}_mask" for part in SPLITS}
-        stored = {part: masks_of(store[key], key) for part, key in keys.items() if key in store}
+        for key in sorted(store.keys(), key=lambda k: "mask" not in k):
+            part, form = _set_of(key)
+            if part not in {"", *stored} and not (links and form == "idx"):
+                stored[part] = masks_of(store[key], key) if form == "mask" else host(store[key])
     every: dict[str, Any] = {"the PyG data": getattr(data, "_store", {})}
     if typed:
         every = {f"'{t}'": of for t, of in of_nodes.items()} | {",".join(r): of for r, of in of_edges.items()}
@@ -118,8 +121,14 @@ def _edges_of(store: Any, where: str, times: Mapping[str, str]) -> RawEdges:
     return RawEdges((ends[0], ends[1]), weight, _array(store, "edge_attr"), time=_array(store, times["edge_time"]))
 
 
-READ = ("edge_index", "y", "x", "edge_weight", "edge_attr", "num_nodes", "n_id", "e_id", *(f"{s}_mask" for s in SPLITS))
+READ = ("edge_index", "y", "x", "edge_weight", "edge_attr", "num_nodes", "n_id", "e_id")
 """Attributes of PyG's data that are read, or that say nothing more."""
+
+
+def _set_of(key: str) -> tuple[str, str]:
+    """Set whose members an attribute has, and idx or mask; empty if it has none."""
+    part, _, form = (own_name(key) or "").partition("_")
+    return (part, form) if part in SPLITS else ("", "")
 
 
 def unread(stores: Mapping[str, Mapping[str, object]], times: Iterable[str]) -> tuple[str, ...]:
@@ -128,6 +137,7 @@ def unread(stores: Mapping[str, Mapping[str, object]], times: Iterable[str]) -> 
     for what, store in stores.items():
         rows = [name for name, value in store.items() if getattr(value, "ndim", 0)]
         names = [n for n in rows if n not in known and not n.startswith(("edge_label", "pos_edge_", "neg_edge_"))]
+        names = [n for n in names if not _set_of(n)[0]]
         if names:
             found.append(f"{what} has {' and '.join(names)}, which {are(len(names))} not read.")
     return tuple(found)

@@ -16,6 +16,7 @@ from ..cleaning.class_names import numbered
 from ..cleaning.clean import clean
 from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..cleaning.raw import AnyArray, GivenLabels, Hint, Raw, RawEdges, RawNodes
+from ..schema import words
 from .typed import host
 
 
@@ -111,9 +112,10 @@ def from_networkx(
         graph: Graph, DiGraph, MultiGraph or MultiDiGraph.
         label: node attribute with the class, a number or text, a vector of 0 and 1, or a target; nodes without it are
             unlabelled.
-        features: node attribute with F numbers; on every node or on none.
-        weight: edge attribute; on every edge or on none.
-        split_attribute: node attribute with "train", "val" or "test".
+        features: node attribute with F numbers; on every node or on none. "" reads none.
+        weight: edge attribute; on every edge or on none. "" reads none.
+        split_attribute: node attribute with "train", "val" or "test". Other attributes that look like sets
+            are refused, unless there is a split or one is asked for.
         train: nodes of the graph, in place of the attribute.
         val: see `train`.
         test: see `train`.
@@ -134,7 +136,7 @@ def from_networkx(
     else:
         notes, names = ("Nodes were numbered in their order in the graph.",), distinct_names(nodes, len(nodes))
     number = {node: i for i, node in enumerate(nodes)}
-    edges = list(graph.edges(data=weight))
+    edges = list(graph.edges(data=weight or ""))
     src = np.array([number[u] for u, _, _ in edges], np.int64)
     dst = np.array([number[v] for _, v, _ in edges], np.int64)
     weights = _on_all([w for _, _, w in edges], "edge", weight)
@@ -143,15 +145,20 @@ def from_networkx(
         src, dst = np.concatenate([src, dst[back]]), np.concatenate([dst, src[back]])
         weights = None if weights is None else np.concatenate([weights, weights[back]])
     parts = [graph.nodes[n].get(split_attribute) for n in nodes]
-    strange = sorted({str(p) for p in parts if p is not None} - set(SPLITS))
-    if strange:
+    named = np.array(["" if p is None else words.set_of(str(p)) or str(p) for p in parts])
+    if strange := sorted({*named} - {*SPLITS, ""}):
         raise InputError(f"node attribute '{split_attribute}' holds '{strange[0]}'; expected train, val or test")
-    named = np.array([p or "" for p in parts])
     stored = {part: named == part for part in SPLITS} if any(parts) else {}
     if any(given is not None for given in (train, val, test)):
         stored = {part: _numbers_of(part, given or (), number) for part, given in zip(SPLITS, (train, val, test))}
         if names is not None:
             stored = {part: np.array(names.take(ids), object) for part, ids in stored.items()}
+    attributes = {str(a) for n in nodes for a in graph.nodes[n]}
+    sets = sorted(a for a in attributes if words.mask_of(a) or words.is_split(a))
+    if (sets or split_attribute != "split") and not stored and split is None:
+        but = f", but {', '.join(sets)} look like one" if sets else ""
+        said = f"no node has a set in '{split_attribute}'{but}; give train=, val= and test=, or draw a split"
+        raise InputError(f"{said} by split=fraction:0.6,0.2")
     if (label, features) == ("y", "x") and options.task is None:
         _check_no_layout([graph.nodes[n] for n in nodes])
     unlabelled = GivenLabels(np.zeros(len(nodes), np.int64))
@@ -213,6 +220,8 @@ def _on_all(values: list[Any], of: str, attribute: str) -> AnyArray | None:
     """An attribute of all nodes or edges; None if none has it."""
     absent = sum(v is None for v in values)
     if absent == len(values):
+        if absent and attribute not in ("x", "weight", "", None):
+            raise InputError(f"no {of} has the attribute '{attribute}'; name one that they have, or leave it out")
         return None
     if absent:
         raise InputError(

@@ -79,14 +79,41 @@ def test_masks_of_pyg_that_are_numbers():
         mr.from_pyg(data, options=OPTIONS)
 
 
+def test_sets_of_pyg_under_other_words():
+    data = Data(edge_index=torch.from_numpy(EDGES), y=torch.arange(V) % 4, num_nodes=V)
+    data.train_idx, data.valid_idx = (torch.from_numpy(part) for part in PARTS[:2])
+    data.test_index, data.my_rows = torch.from_numpy(PARTS[2]), torch.zeros(V)
+    found = mr.from_pyg(data, options=OPTIONS)
+    assert [getattr(found.split, p).tolist() for p in ("train", "val", "test")] == [p.tolist() for p in PARTS]
+    assert "the PyG data has my_rows, which is not read." in found.notes
+
+
 def test_positions_of_a_networkx_graph():
     g = nx.DiGraph([(0, 1), (1, 2), (2, 0)])
     for v in g:
         g.nodes[v].update(x=0.5 * v, y=1.25 * v, kind="ab"[v % 2])
     with pytest.raises(InputError, match="x and y are one number each and look like the positions of a drawing"):
         mr.from_networkx(g)
-    assert mr.from_networkx(g, label="kind", features="z").class_names == ("a", "b")
+    assert mr.from_networkx(g, label="kind", features="").class_names == ("a", "b")
     assert mr.from_networkx(g, options=mr.ReadOptions(task="regression"), split="fraction:0.5,0").task == "regression"
+
+
+def test_attributes_of_a_networkx_graph_are_read_or_refused():
+    g = nx.DiGraph([(0, 1, {"weight": 2.0}), (1, 2, {"weight": 2.0}), (2, 0, {"weight": 2.0})])
+    for v in g:
+        g.nodes[v].update(y=v % 2, train_mask=v == 0, val_mask=v == 1, test_mask=v == 2)
+    with pytest.raises(mr.InputError, match="no node has a set in 'split', but test_mask, train_mask, val_mask look"):
+        mr.from_networkx(g)
+    assert mr.from_networkx(g, train=[0], val=[1], test=[2], weight=None).graph.edge_weight is None
+    asked = {"split": "fraction:0.5,0"}
+    for name, of in (("features", "node"), ("weight", "edge")):
+        with pytest.raises(mr.InputError, match=f"no {of} has the attribute 'none'; name one that they have"):
+            mr.from_networkx(g, **asked, **{name: "none"})
+    with pytest.raises(mr.InputError, match="no node has a set in 'part', but"):
+        mr.from_networkx(g, split_attribute="part")
+    assert mr.from_networkx(g, **asked).graph.edge_weight.tolist() == [2.0] * 3
+    nx.set_node_attributes(g, {0: "training", 1: "valid", 2: "Test"}, "split")
+    assert [getattr(mr.from_networkx(g).split, p).tolist() for p in ("train", "val", "test")] == [[0], [1], [2]]
 
 
 def test_an_edge_in_each_row(tmp_path):
