@@ -192,7 +192,7 @@ def completed(cell: Cell, case: Case, out: Path, code: int, wanted: dict[str, by
 def mapped(folder: Path) -> str:
     """Exact evaluation of a mapped store, in this process's threads and in no stage: SIGTERM, then the same again."""
     store, run = str(folder / "big"), str(folder / "big-run")
-    graph = "rmat:scale=19,degree=16,features=64,classes=8"
+    graph = "rmat:scale=19,edge_factor=16,features=64,classes=8"
     job = ("--epochs", "1", "--fanout", "2,2", "--hidden", "64", "--batch-size", "65536", "--set", "graph=mapped")
     for words in (
         ("convert", graph, "--graph", "npy", "--features", "npy", "--out", store),
@@ -207,16 +207,21 @@ def mapped(folder: Path) -> str:
     if why:
         return f"WRONG: {why}"
     wanted = contents(case, out, printed)
-    process = started(case, out)
-    time.sleep(2.0)
-    asked = time.monotonic()
-    process.send_signal(signal.SIGTERM)
-    code, seconds = process.wait(60.0), time.monotonic() - asked
-    said = out.parent.with_suffix(".err").read_text()
-    if code != 130 or "Traceback" in said or seconds > LIMIT_S:
-        return f"WRONG: exit code {code} after {seconds:.1f} s: {said[-600:]}"
+    seconds = list[float]()
+    for moment in (1.0, 2.0, 4.0):
+        process = started(case, out)
+        time.sleep(moment)
+        asked = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        code, took = process.wait(60.0), time.monotonic() - asked
+        said = out.parent.with_suffix(".err").read_text()
+        # After 4 s it may have ended.
+        if code not in (130, 0) or (code == 0 and not seconds) or "Traceback" in said or took > LIMIT_S:
+            return f"WRONG: exit code {code} after {took:.1f} s: {said[-600:]}"
+        seconds.append(took)
     why, printed = finished(started(case, out), out)
-    return f"WRONG: {why}" if why or contents(case, out, printed) != wanted else f"{seconds:.1f} s, same"
+    same = not why and contents(case, out, printed) == wanted
+    return f"{max(seconds):.1f} s, same" if same else f"WRONG: {why}"
 
 
 def campaign(cells: list[Cell], every_stage: bool, seed: int) -> Iterator[tuple[Cell, str, str]]:

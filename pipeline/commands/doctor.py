@@ -1,10 +1,11 @@
 """`millrace doctor`: check what is installed, what this machine has, and what is missing."""
 
 import json
-import os
+import resource
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Annotated, Any
 
@@ -78,18 +79,15 @@ def _machine() -> dict[str, Any]:
     import torch
 
     from ...stages.kernels.runtime.threads import own_cores
+    from ...storage.store.bytes_left import bytes_at_most, bytes_left
     from ..machine.compilers import cxx_compiler, python_headers
     from ..setup.checks import has_bfloat16
 
-    memory = "unknown"
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        memory = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.1f} GiB"
-    disk = shutil.disk_usage(".")
     return {
         "platform": sys.platform,
         "cores": own_cores(),
-        "memory": memory,
-        "free disk": f"{disk.free / 2**30:.1f} GiB",
+        "memory": f"{bytes_at_most() / 2**30:.1f} GiB, of which {bytes_left() / 2**30:.1f} GiB are left",
+        "free disk": f"{shutil.disk_usage('.').free / 2**30:.1f} GiB",
         "address space": _address_space(),
         "torch threads": torch.get_num_threads(),
         "bfloat16 products": _yes(has_bfloat16()),
@@ -102,24 +100,16 @@ def _machine() -> dict[str, Any]:
 
 def _address_space() -> str:
     """The limit of memory and maps of files together."""
-    try:
-        import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    except (ImportError, OSError, ValueError):
-        return "unknown"
-    if limit in (resource.RLIM_INFINITY, -1):
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
         return "unlimited"
     return f'{limit / 2**30:.1f} GiB (ulimit -v): graph = "mapped" and features = "mapped" need room for the files'
 
 
 def _extras() -> dict[str, str]:
     """State of each extra: complete, or its missing modules and the command that installs them."""
-    extras = {}
-    for extra, modules in EXTRAS.items():
-        missing = [m for m in modules if find_spec(m) is None]
-        extras[extra] = f"lacks {', '.join(missing)}: {install(extra)}" if missing else "complete"
-    return extras
+    lacking = {extra: [m for m in modules if find_spec(m) is None] for extra, modules in EXTRAS.items()}
+    return {extra: f"lacks {', '.join(m)}: {install(extra)}" if m else "complete" for extra, m in lacking.items()}
 
 
 def _gpus() -> dict[str, str]:
@@ -164,9 +154,8 @@ def _driver() -> list[tuple[str, str]]:
 
 def _card(name: str, total: str, used: str) -> str:
     """One GPU's line. `nvidia-smi` prints memory in MiB, and none for GPUs that share the host's memory."""
-    if not (total.isdigit() and used.isdigit()):
-        return name
-    return f"{name}, {int(total) / 1024:.1f} GiB, {int(used) / 1024:.1f} GiB in use"
+    is_known = total.isdigit() and used.isdigit()
+    return f"{name}, {int(total) / 1024:.1f} GiB, {int(used) / 1024:.1f} GiB in use" if is_known else name
 
 
 def _version(holders: tuple[str, ...]) -> str:
@@ -174,10 +163,8 @@ def _version(holders: tuple[str, ...]) -> str:
     from importlib import metadata
 
     for holder in holders:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             return metadata.version(holder)
-        except metadata.PackageNotFoundError:
-            continue
     return "yes"
 
 

@@ -15,6 +15,7 @@ from ...storage import dataset_store as stores
 from ...storage.dataset import Dataset, counted_outputs
 from ...storage.errors import InputError, NoLabelsError, RunError, StoreError, whole_number
 from ...storage.fingerprint import digest_record
+from ...storage.store.bytes_left import bytes_left
 from ...storage.store.narrow import FeatureDtype
 from ...storage.store.paths import expanded
 from ...storage.store.store import Store, open_store
@@ -71,7 +72,9 @@ def convert_job(
         try:
             return uploaded(out, lambda path: make(out=path)) if isinstance(out, str) else make(out=out)
         except NoLabelsError as e:
-            raise NoLabelsError(f"{e}. {TO_PREDICT}") from None
+            raise NoLabelsError(with_keys(f"{e}. {TO_PREDICT}")) from None
+        except InputError as e:
+            raise type(e)(with_keys(str(e))) from e
 
 
 def _convert(
@@ -94,11 +97,8 @@ def _convert(
         for note in store.value("notes", list)[len(data.notes) :]:
             emit(Note(with_keys(note)))
         return store
-    try:
-        path = spec if isinstance(spec, str) and is_url(spec) else expanded(spec)
-        return _ingest(job, path, out, formats, limit, workers, emit=emit)
-    except InputError as e:
-        raise type(e)(with_keys(str(e))) from e
+    path = spec if isinstance(spec, str) and is_url(spec) else expanded(spec)
+    return _ingest(job, path, out, formats, limit, workers, emit=emit)
 
 
 def _written(out: Path, data: Dataset, formats: Formats, emit: Emit) -> Store:
@@ -106,10 +106,7 @@ def _written(out: Path, data: Dataset, formats: Formats, emit: Emit) -> Store:
     emit(StageStarted("store", f"writing {out}"))
     of_features, of_graph = ("npy" if f == "npy" else "zarr" for f in (formats.features, formats.graph))
     more: Any = {"features_format": of_features, "graph_format": of_graph, "feature_dtype": formats.feature_dtype}
-    try:
-        return stores.write_dataset(out, data, **more)
-    except InputError as e:
-        raise type(e)(with_keys(str(e))) from e
+    return stores.write_dataset(out, data, **more)
 
 
 def _left_on_disk(job: Job, spec: Any) -> Job:
@@ -162,6 +159,8 @@ def _ingest(job: Job, path: Path | str, out: Path, formats: Formats, memory: int
     ):
         if resumed and any((folder / "done").glob("*")):
             emit(Note(f"going on with the conversion into {out} that was stopped"))
+        if job.cluster.starts_here and memory > (left := bytes_left()):
+            emit(Note(f"memory is {memory >> 20:,} MiB, but {left >> 20:,} MiB are left; set memory={left >> 20}MiB"))
         budget = budget_of(memory, slots, in_process)
         Ingest(source, settings, budget, Stages(folder, execute, emit)).run()
         if asked.is_of_pairs:

@@ -122,7 +122,7 @@ class Trials:
             raise InputError("the train split is empty: there is nothing to train on; choose another split")
         per_host, cores = -(-job.ranks // cluster.hosts), os.cpu_count() or 1
         threads = job.threads or max(1, cores // per_host)
-        self.room = cluster.memory_bytes or bytes_at_most() // per_host
+        self.room = cluster.memory_bytes or bytes_at_most(per_host)
         gpus = len(visible()) if free else 0
         room = gpus and (cluster.device_bytes or free // -(-per_host // gpus))
         most = MOST_RANKS if backend(job) == "gloo" else min(MOST_RANKS, max(2, gpus))

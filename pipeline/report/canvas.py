@@ -9,6 +9,7 @@ from typing import Any
 
 from ...storage.errors import InputError, install
 from ..telemetry.palette import FAINT, INK
+from ..telemetry.printable import printable
 
 WIDE_IN, NARROW_IN = 10.5, 4.3
 PNG_DPI = 110
@@ -128,10 +129,9 @@ def _for_page(svg: str, prefix: str, caption: str, colours: dict[str, str]) -> s
     view = re.search(r'viewBox="[^"]*"', svg)
     assert view is not None, "matplotlib gives its SVG a viewBox"
     svg = re.sub(r"<svg[^>]*>", f'<svg {view[0]} role="img" aria-label="{escape(caption)}">', svg, count=1)
-    svg = svg.replace("xlink:href", "href")
     svg = re.sub(r' d="[^"]*"', lambda d: re.sub(r"\d+\.\d{3,}", lambda n: f"{float(n[0]):.2f}", d[0]), svg)
     svg = re.sub(r'\bid="', f'id="{prefix}', svg)
-    svg = re.sub(r'href="#', f'href="#{prefix}', svg)
-    svg = svg.replace("url(#", f"url(#{prefix}")
+    svg = svg.replace("xlink:href", "href").replace('href="#', f'href="#{prefix}').replace("url(#", f"url(#{prefix}")
     svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", svg)
-    return re.sub("#[0-9a-f]{6}\\b", lambda m: f"var({colours[m[0]]})" if m[0] in colours else m[0], svg).strip()
+    svg = re.sub("#[0-9a-f]{6}\\b", lambda m: f"var({colours[m[0]]})" if m[0] in colours else m[0], svg)
+    return printable(svg).strip()

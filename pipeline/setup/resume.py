@@ -10,6 +10,7 @@ from ...stages.assignment import Steps
 from ...stages.messages import Phase
 from ...storage.checkpoint import Cursor
 from ...storage.errors import InputError
+from ...storage.optional import present
 from ...storage.plural import counted
 from ...storage.urls import is_url
 from ..config.load import Job, read_any_run_table
@@ -125,7 +126,8 @@ def elsewhere(job: Job, folder: Path) -> list[str]:
         job: resolved.
         folder: the run's.
     """
-    sources = [text for text in (job.dataset, job.start_from, job.read.pairs) if is_url(text or "")]
+    far = job.dataset if is_url(job.dataset) else None
+    sources = present([far, job.start_from, job.partition.owners, job.read.pairs])
     places = [job.queue.location] if job.queue.kind == "zarr" and job.queue.location else []
     found = {"reads": sources, "writes minibatches to": places, "reports to": job.track}
     does = ", ".join(f"{verb} {' and '.join(map(str, names))}" for verb, names in found.items() if names)
@@ -135,8 +137,5 @@ def elsewhere(job: Job, folder: Path) -> list[str]:
 def without_executor(table: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration without ``executor = "inline"`` if it now has several ranks."""
     ranks = table.get("ranks")
-    return {
-        k: v
-        for k, v in table.items()
-        if not (k == "executor" and v == "inline" and isinstance(ranks, int) and ranks > 1)
-    }
+    is_alone = not isinstance(ranks, int) or ranks <= 1
+    return {k: v for k, v in table.items() if is_alone or (k, v) != ("executor", "inline")}

@@ -12,6 +12,7 @@ from ..errors import InputError, RunError
 from ..store.arrays import write_arrays
 from ..store.committed_folder import committed_folder, remove_tree, sweep_leftovers
 from ..store.manifest import MANIFEST, read_manifest, write_manifest
+from ..store.regular import opened_file
 from ..store.row_file import PAUSE
 from ..store.store import open_store
 from .bulk_codec import Words
@@ -136,7 +137,7 @@ class FolderLocation:
     def read(self, name: str, file: str, first: int, into: memoryview) -> Iterator[memoryview]:
         path, done = self.root / name / file, 0
         try:
-            with open(path, "rb", buffering=0) as opened:
+            with opened_file(path) as opened:
                 # The system reads ahead in large pages, for less than announcing each of them.
                 os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
                 while done < len(into):

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import RunError, StoreError
-from ..store.manifest import require_fingerprint
+from ..store.manifest import are_sizes, require_fingerprint
 from ..store.narrow import FeatureDtype, narrow, stored_dtype, stored_width, widen
 from ..store.npy import HEADER_BYTES, make_npy, npy_bytes, put_npy
 from .location import Location
@@ -98,13 +98,14 @@ class PackedRows:
             StoreError: it does not say what the rows are.
         """
         meta = body["meta"]
-        form, counts = meta.get("form"), [meta.get(key) for key in ("width", "num_nodes")]
-        if form not in FORMS or not all(type(n) is int and 0 <= n < 1 << 62 for n in counts):
+        # Earlier versions have columns of degrees here, for all bulks.
+        form, counts = meta.get("form"), [meta.get("width"), meta.get("num_nodes"), meta.get("degree_columns", 0)]
+        if form not in FORMS or not are_sizes(counts):
             raise StoreError(f"{location.path(CATALOGUE)} says form {str(form)[:40]}, sizes {counts}; sample again")
         self.form = RowForm(form, counts[0])
         self.num_nodes: int = counts[1]
         """V."""
-        self._columns = int(meta.get("degree_columns", 0))  # of earlier versions, for all bulks
+        self._columns: int = counts[2]
         self.is_exact = bool(meta.get("exact"))
         """True if the rows are those of the dataset, to the bit."""
         self.fingerprint: dict[str, str] = body["fingerprint"]
@@ -264,10 +265,11 @@ class PackedRows:
                 meta = self._location.manifest(name, ROWS_KIND)["meta"]
             except StoreError as e:
                 raise StoreError(f"{e}; {AGAIN}") from None
-            offsets, sums, of_degrees = ([*map(int, meta.get(key, ()))] for key in ("offsets", "sums", "degree_sums"))
+            columns = meta.get("degree_columns", self._columns)
+            kept = [meta.get(key) for key in ("offsets", "sums", "degree_sums")]
+            offsets, sums, of_degrees = kept if all(map(are_sizes, [*kept, [columns]])) else ([], [], [])
             if not len(offsets) - 1 == len(sums) == len(of_degrees) or offsets != sorted(offsets):
                 raise StoreError(f"{self._location.path(name)} does not say where its rows are; {AGAIN}")
-            columns = int(meta.get("degree_columns", self._columns))
             found = self._known[key] = _Bulk(tuple(offsets), tuple(sums), tuple(of_degrees), columns)
         if at >= len(found.sums):
             raise StoreError(f"{self._location.path(name)} has no rows of minibatch {index}; {AGAIN}")

@@ -18,12 +18,14 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from ..array_checks import proving
 from ..dataset import MATRIX_TASKS, Dataset, Split
 from ..errors import InputError, StoreError
 from ..features import FloatArray
 from ..fingerprint import DatasetDigests
 from ..graph import Graph
 from ..optional import when_present
+from ..store.manifest import are_sizes
 from ..store.npy import HEADER_BYTES, make_npy, put_npy
 from .location import Location
 
@@ -32,6 +34,7 @@ DIGESTS = ("graph", "feature_sample", "labels", "train", "val")
 """Those that a run's fingerprint is made of."""
 FACTS = ("name", "task", "num_classes", "num_features", "has_unknown")
 SIZES = ("num_nodes", "num_edges", "is_weighted", "num_edge_features")
+NUMBERS = ("num_nodes", "num_edges", "num_edge_features", "num_features", "num_classes")
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,18 +58,14 @@ class SeedData:
             order: see `Sampling.order`.
         """
         graph, digests = dataset.graph, DatasetDigests(dataset)
-        sizes = {key: getattr(graph, key) for key in SIZES}
-        meta = (
-            {key: getattr(dataset, key) for key in FACTS}
-            | sizes
-            | {
-                "dtype": str(np.dtype(dataset.features.dtype)),
-                "class_names": when_present(list, dataset.class_names),
-                "digests": {name: digests[name] for name in DIGESTS},
-                "order": order,
-                "lacking": lacking,
-            }
-        )
+        meta = {key: getattr(dataset, key) for key in FACTS} | {key: getattr(graph, key) for key in SIZES}
+        meta |= {
+            "dtype": str(np.dtype(dataset.features.dtype)),
+            "class_names": when_present(list, dataset.class_names),
+            "digests": {name: digests[name] for name in DIGESTS},
+            "order": order,
+            "lacking": lacking,
+        }
         if lacking:
             return cls(meta, np.empty(0, np.int64), np.empty(0, np.int64))
         train = dataset.split.train
@@ -92,6 +91,8 @@ class SeedData:
             dtype = np.float32 if meta["task"] in MATRIX_TASKS else np.int64
             train, labels = np.empty(meta["train_shape"], np.int64), np.empty(meta["labels_shape"], dtype)
             digests = {name: str(meta["digests"][name]) for name in DIGESTS}
+            if np.dtype(meta["dtype"]).kind != "f" or not are_sizes([meta[key] for key in NUMBERS]):
+                raise ValueError(", ".join(f"{key} {str(meta[key])[:40]}" for key in ("dtype", *NUMBERS)))
         except (KeyError, TypeError, ValueError) as e:
             raise StoreError(f"{location.path(NAME)} does not say what it holds ({e!r}); sample again") from None
         for name, a in (("train", train), ("labels", labels)):
@@ -108,32 +109,38 @@ class SeedData:
         return zlib.crc32(self.labels.tobytes(), zlib.crc32(self.train.tobytes()))
 
     def dataset(self, path: str) -> "SampledDataset":
-        """A dataset whose graph and features lie in the samples at `path` alone. Raises InputError if training reads
-        more of it than is there."""
+        """A dataset whose graph and features lie in the samples at `path` alone.
+
+        Raises:
+            InputError: training reads more of it than is there.
+            StoreError: what is there does not fit together.
+        """
         meta, matrix = self.meta, self.labels.ndim == 2
         if meta["lacking"]:
             raise InputError(
                 f"{path} does not hold {meta['lacking']}, which training reads; name the dataset beside it"
             )
-        nodes, none = int(meta["num_nodes"]), np.empty(0, np.int64)
+        nodes, none = meta["num_nodes"], np.empty(0, np.int64)
         # Rows that training never reads.
         labels = np.full((nodes, *self.labels.shape[1:]), 0 if matrix else -1, self.labels.dtype)
         labels[self.train] = self.labels
-        names = meta["class_names"]
-        return SampledDataset(
-            meta["name"],
-            SampledGraph(path, meta),
-            RowsElsewhere(path, nodes, int(meta["num_features"]), np.dtype(meta["dtype"])),
-            labels,
-            Split(self.train, none, none),
-            int(meta["num_classes"]),
-            task=meta["task"],
-            class_names=when_present(tuple, names),
-            samples=path,
-            order=meta["order"],
-            has_unknown=meta["has_unknown"],
-            digests=meta["digests"],
-        )
+        with proving(path):
+            found = SampledDataset(
+                meta["name"],
+                SampledGraph(path, meta),
+                RowsElsewhere(path, nodes, meta["num_features"], np.dtype(meta["dtype"])),
+                labels,
+                Split(self.train, none, none),
+                meta["num_classes"],
+                task=meta["task"],
+                class_names=when_present(tuple, meta["class_names"]),
+                samples=path,
+                order=meta["order"],
+                has_unknown=meta["has_unknown"],
+                digests=meta["digests"],
+            )
+            found.check()
+        return found
 
 
 def _refuse(path: str, what: str) -> NoReturn:
@@ -172,6 +179,10 @@ class SampledGraph(Graph):
     def edge_features(self) -> NoReturn:
         _refuse(vars(self)["path"], "the features of edges")
 
+    def check(self) -> "SampledGraph":
+        """The graph itself: it was checked when samples were drawn."""
+        return self
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SampledDataset(Dataset):
@@ -190,10 +201,6 @@ class SampledDataset(Dataset):
 
     def as_read(self, edge_features: bool = True) -> "Dataset":
         """The dataset itself: nothing of it is read later."""
-        return self
-
-    def check(self) -> "Dataset":
-        """The dataset itself: it was checked when samples were drawn."""
         return self
 
     def check_use(self, *, is_cut: bool, is_read: bool, learns: bool) -> None:

@@ -2,15 +2,16 @@
 
 import math
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import zarr
+from zarr.abc.codec import Codec
 from zarr.abc.store import Store as ZarrStore
-from zarr.codecs import BloscCodec, Crc32cCodec
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ShardingCodec
 from zarr.storage import StorePath
 
 from ..errors import StoreError, first_line
@@ -117,6 +118,8 @@ def open_array(at: str | StorePath, name: str, entries: Mapping[str, Any], path:
         there = _num_chunks(z.shape, z.shards or z.chunks)
         seen = (list(z.shape), str(z.dtype), _num_chunks(z.shape, z.chunks))
         want = (entry["shape"], entry["dtype"], entry["chunks"])
+        if seen == want and (unknown := _unwritten(getattr(z.metadata, "codecs", ()))):
+            raise ValueError(f"its {unknown[0]} is none that Millrace writes")
         missing = there - _stored_chunks(at, z, there) if seen == want else 0
     except Exception as e:
         raise StoreError(f"{path}: array '{name}' cannot be opened ({first_line(e)}); make the store again") from e
@@ -127,6 +130,13 @@ def open_array(at: str | StorePath, name: str, entries: Mapping[str, Any], path:
     if missing:
         raise StoreError(f"{path}: array '{name}' lacks {missing} of its {there} files; make the store again")
     return z
+
+
+def _unwritten(codecs: Iterable[Codec]) -> list[str]:
+    """Classes of codecs that no array of ours has, also within Zarr shards: those of other packages run their code."""
+    within = [c for s in codecs if isinstance(s, ShardingCodec) for c in (*s.codecs, *s.index_codecs)]
+    written = BytesCodec | BloscCodec | Crc32cCodec
+    return [type(c).__name__ for c in (*codecs, *within) if not isinstance(c, written | ShardingCodec)]
 
 
 def _stored_chunks(at: str | StorePath, z: zarr.Array, expected: int) -> int:

@@ -19,12 +19,15 @@ which the system takes back before it ends a process."""
 def bytes_left() -> int:
     """Bytes that this process can still take before the host has no more, a control group ends it, or an allocation
     fails."""
-    return max(0, min([psutil.virtual_memory().available, *_left_by_groups(), *_left_by_limits()]))
+    left = [most - used for most, used in (*_of_groups(), *_own_limits())]
+    return max(0, min([psutil.virtual_memory().available, *left]))
 
 
-def bytes_at_most() -> int:
-    """Bytes that all processes of this process's control groups may take together; those of the host without limits."""
-    return min([psutil.virtual_memory().total, *(limit for limit, _ in _limits())])
+def bytes_at_most(processes: int = 1) -> int:
+    """Most bytes that each of some processes here can take: its share of what the host and this process's control
+    groups have for all of them, within its own limits."""
+    shared = min([psutil.virtual_memory().total, *(most for most, _ in _of_groups())])
+    return min([shared // processes, *(most for most, _ in _own_limits())])
 
 
 def fits_in_memory(num_bytes: int) -> bool:
@@ -32,22 +35,14 @@ def fits_in_memory(num_bytes: int) -> bool:
     return num_bytes <= bytes_left() // 2
 
 
-def _left_by_groups() -> Iterator[int]:
-    """Bytes that each limited group leaves."""
-    for limit, folder in _limits():
-        _, use, *cached = V1 if (folder / V1[0]).exists() else V2
-        used = _number(folder / use)
-        if used is not None:
-            yield limit - max(0, used - _cached(folder / "memory.stat", cached))
-
-
-def _limits() -> Iterator[tuple[int, Path]]:
-    """The limit of each control group that this process is in, if it has one, and the group's folder."""
+def _of_groups() -> Iterator[tuple[int, int]]:
+    """The limit of each control group that this process is in, if it has one, and the bytes that the group has taken
+    for good."""
     for folder in _folders():
-        for name in (V1[0], V2[0]):
-            limit = _number(folder / name)
-            if limit is not None and limit < NO_LIMIT:
-                yield limit, folder
+        for limit, use, *cached in (V1, V2):
+            most, used = _number(folder / limit), _number(folder / use)
+            if most is not None and used is not None and most < NO_LIMIT:
+                yield most, max(0, used - _cached(folder / "memory.stat", cached))
 
 
 def _folders() -> Iterator[Path]:
@@ -67,16 +62,14 @@ def _folders() -> Iterator[Path]:
             yield from (mount / inside for inside in (inner, *inner.parents))
 
 
-def _left_by_limits() -> Iterator[int]:
-    """Bytes that the limits of address space and of data leave to this process."""
+def _own_limits() -> Iterator[tuple[int, int]]:
+    """This process's limits of address space and of data, if it has any, each with the bytes that it has taken."""
     lines = _lines(PROC / "self/statm")
-    if not lines:
-        return
-    pages = [int(n) for n in lines[0].split()]
+    pages = [int(n) for n in lines[0].split()] if lines else [0] * 6
     for kind, used in ((resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, pages[5])):
         limit = resource.getrlimit(kind)[0]
         if limit != resource.RLIM_INFINITY:
-            yield limit - used * resource.getpagesize()
+            yield limit, used * resource.getpagesize()
 
 
 def _cached(stat: Path, names: Sequence[str]) -> int:

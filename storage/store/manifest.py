@@ -131,8 +131,13 @@ def _is_entry(name: str, entry: object) -> bool:
         numeric = isinstance(dtype, str) and np.dtype(dtype).kind in "biuf"
     except (TypeError, ValueError):
         numeric = False
-    counts = [*shape, chunks] if isinstance(shape, list) and shape else [None]
-    return numeric and entry.get("npy", True) is True and all(type(n) is int and 0 <= n < 1 << 62 for n in counts)
+    counts = [*shape, chunks] if isinstance(shape, list) and shape else None
+    return numeric and entry.get("npy", True) is True and are_sizes(counts)
+
+
+def are_sizes(numbers: object) -> bool:
+    """True for a list of whole numbers from 0 that arrays can have as sizes."""
+    return isinstance(numbers, list) and all(type(n) is int and 0 <= n < 1 << 62 for n in numbers)
 
 
 def _shown(value: str | None) -> str:

@@ -325,10 +325,12 @@ def test_hot_rows_and_queues_that_ranks_fill_are_summed(cluster):
 
 
 def test_names_that_users_choose_are_escaped(cluster):
-    cluster.about(dataset="<script>x</script>", model="<b>", out="/runs/<i>")
-    cluster.said("Note", text="<script>y</script>")
-    cluster.history.record_driver({"run": "a", "ended": "failed: <script>z</script>"})
+    escapes = "\x1b]8;;x\x07\u202e"
+    cluster.about(dataset=f"<script>x</script>{escapes}", model=f"<b>{escapes}", out=f"/runs/<i>{escapes}")
+    cluster.said("Note", text=f"<script>y</script>{escapes}")
+    cluster.history.record_driver({"run": "a", "ended": f"failed: <script>z</script>{escapes}"})
     page = cluster.page()
+    assert not {"\x1b", "\x07", "\u202e"} & set(page)
     assert "<script>" not in page and "<b> with" not in page
     assert all(f"&lt;script&gt;{letter}" in page for letter in "xyz")
 

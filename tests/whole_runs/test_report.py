@@ -22,6 +22,7 @@ from millrace.pipeline.report.summary import summarise
 from millrace.pipeline.report.timeline import BACKGROUND, BESIDE, ROWS, WITHIN, Timeline, stretches, timeline
 from millrace.pipeline.setup.result import ONE_STEP
 from millrace.pipeline.setup.run_folder import locked
+from millrace.pipeline.telemetry.printable import printable
 from millrace.pipeline.telemetry.quantities import amount, duration
 from millrace.pipeline.telemetry.run_log import COUNTED, RankLog, RunLog
 from millrace.tests.contracts.pictures import draw_only
@@ -333,24 +334,26 @@ def test_resumed_days_later(copied):
 
 
 def test_what_a_folder_says_is_never_markup(runs, tmp_path, monkeypatch):
-    evil = tmp_path / "<b>&amp;\"x' $\\alpha$"
+    escapes = "\x1b]8;;x\x07\u202e"
+    evil = tmp_path / f"<b>&amp;\"x' $\\alpha${escapes}"
     shutil.copytree(runs / "bulk", evil, ignore=shutil.ignore_patterns("report"))
     with (evil / "metrics.jsonl").open("a") as f:
-        f.write(json.dumps({"event": "Note", "time": 2e9, "text": "<script>alert(1)</script>"}) + "\n")
-        f.write(
-            json.dumps({"event": "StageStarted", "time": 2e9, "stage": "<i>$x_", "text": "y", "total": None}) + "\n"
-        )
-    edit_result(evil, model="</title><script>1</script>", dataset="]]>")
+        f.write(json.dumps({"event": "Note", "time": 2e9, "text": f"<script>alert(1)</script>{escapes}"}) + "\n")
+        begun = {"event": "StageStarted", "time": 2e9, "stage": f"<i>$x_{escapes}", "text": "y", "total": None}
+        f.write(json.dumps(begun) + "\n")
+    edit_result(evil, model=f"</title><script>1</script>{escapes}", dataset=f"]]>{escapes}")
     other = shutil.copytree(evil, tmp_path / "c&d", ignore=shutil.ignore_patterns("report"))
     # Those with names of stages, and of runs: in a legend, and beside bars.
     draw_only(monkeypatch, "0-timeline", "1-timeline", "compared-loss", "compared-time")
     two = mr.report([evil, other], tmp_path / "two")
     draw_only(monkeypatch, "timeline")
     for report in (mr.report(evil, tmp_path / "one"), two):
-        page = page_of(report)
+        page, shown = page_of(report), printable(escapes)
         assert len(page.ids) == len(set(page.ids))
         assert not {"script", "b", "i"} & page.tags
-        assert "<script>alert(1)</script>" in page.words and evil.name in page.words and "<i>$x_" in page.words
+        assert all(text + shown in page.words for text in ("<script>alert(1)</script>", "x' $\\alpha$", "<i>$x_"))
+        for file in (p for p in report.path.parent.rglob("*") if p.suffix in (".html", ".md", ".svg")):
+            assert not {"\x1b", "\x07", "\u202e"} & set(file.read_text()), file
 
 
 def test_several_runs(runs, tmp_path, monkeypatch):

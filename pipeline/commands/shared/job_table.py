@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from ....storage.errors import InputError
 from ....storage.optional import present_items
 from ....storage.store.paths import expanded
+from .output import say_aside
 
 if TYPE_CHECKING:
     from ...datasets import ReadOptions
@@ -30,14 +31,14 @@ def job_table(
     from ...config.load import parse_override, read_any_run_table, read_toml
     from ...config.named_code import check_code, sampler_named
     from ...setup.resume import resumable
+    from ...setup.run_folder import flat
 
-    if job is not None:
-        _check_job_file(job)
     table: dict[str, Any] = {}
     if job is not None:
+        _check_job_file(job)
         file = expanded(job)
         table = resumable(read_any_run_table(file)) if started else read_toml(file)
-    set_flags = present_items(flags)
+    set_flags, named = present_items(flags), flat(table).get("cluster.scheduler")
     table = _without_overridden(with_full_keys(table), set_flags)
     for name, value in set_flags.items():
         table = merged(table, full_key([name], value), value)
@@ -46,6 +47,8 @@ def job_table(
         table, given = (merged(into, full_key(path, value), value) for into in (table, given))
     if job is not None and sampler_named(given) is None:
         check_code(table, job)
+    if named is not None and "scheduler" not in set_flags and "cluster.scheduler" not in flat(given):
+        say_aside(f"note: {job} names the scheduler {named}; whoever is connected there can run code here")
     return table
 
 

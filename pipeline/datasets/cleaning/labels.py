@@ -146,17 +146,20 @@ def _check_classes(y: npt.NDArray[np.int64], options: ReadOptions, notes: list[s
 
 
 def _task_of(labels: AnyArray) -> Task:
-    """Task that labels have by themselves."""
-    if labels.ndim == 2 and labels.shape[1] != 1:
-        if labels.dtype.kind != "f":
-            return "multilabel"
+    """Task that labels have by themselves. Raises InputError for whole numbers beyond int64."""
+    several = labels.ndim == 2 and labels.shape[1] != 1
+    if labels.dtype.kind != "f":
+        return "multilabel" if several else "multiclass"
+    if several:
         bits = (labels == 0) | (labels == 1) | np.isnan(labels)
         return "multilabel" if bits.all() else "regression"
-    if labels.dtype.kind != "f":
-        return "multiclass"
     known = labels[~np.isnan(labels)]
-    whole = (known == np.floor(known)) & (np.abs(known) <= 2**53)
-    return "multiclass" if whole.all() else "regression"
+    whole, most = (known == np.floor(known)).all(), np.abs(known).max(initial=0)
+    if whole and 2**63 <= most < np.inf:  # such as 2**64 - 1 for no label, which a table has made a float
+        raise InputError(
+            f"labels are whole numbers to {most:.6g}; number the classes 0, 1, ..., or set task=regression"
+        )
+    return "multiclass" if whole and most <= 2**53 else "regression"
 
 
 def as_task(dataset: Dataset, task: Task) -> tuple[npt.NDArray[Any], int]:

@@ -1,6 +1,7 @@
 """A file from somebody else has no code imported that its user does not name."""
 
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -113,3 +114,15 @@ def test_what_is_no_name_of_code_is_not_allowed(name: object) -> None:
 def test_a_name_of_another_form_is_refused_without_a_command() -> None:
     with pytest.raises(InputError, match="expected the name of a sampler, or MODULE:NAME"):
         check_code({"sampler": "a:B; rm -r"}, Path("job.toml"))
+
+
+def test_a_sweep_goes_on_in_a_folder_whose_runs_name_code_and_imports_nothing() -> None:
+    def sweep() -> mr.Sweep:
+        return mr.sweep("sbm:nodes=60,classes=3", grid={"lr": [0.1, 0.2]}, out="swept", epochs=1, jobs=1, verbose=False)
+
+    sweep()
+    folder = next(Path("swept").glob("*/job.toml")).parent
+    shutil.copy("run/job.toml", folder)
+    (folder / "result.json").unlink()
+    assert not sweep().failures
+    assert not Path("imported").exists()

@@ -146,3 +146,12 @@ def test_folders_of_killed_processes_are_removed(tmp_path):
         with by_tasks._folder(tmp_path) as mine:
             assert {p.name for p in tmp_path.iterdir()} == {alive.name, mine.name}
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_of_somebody_else_is_written_beside(tmp_path, monkeypatch):
+    """Its folder can be read only, which root does not notice."""
+    monkeypatch.setattr(by_tasks.os, "access", lambda path, mode: path != tmp_path / "run")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with by_tasks._folder(tmp_path / "run") as folder:
+        assert folder.parent == tmp_path
+    assert not list(tmp_path.iterdir())

@@ -152,3 +152,9 @@ def test_a_graph_to_predict_for_is_not_converted_and_it_is_said_what_to_do(tmp_p
     with pytest.raises(mr.InputError, match=r"label.* A graph that a run only predicts for .* give its source"):
         mr.convert(tmp_path / name, tmp_path / "store", options=mr.ReadOptions(direction="directed"))
     assert not (tmp_path / "store").exists()
+
+
+def test_memory_that_is_not_there_is_said(folder, capsys, monkeypatch):
+    monkeypatch.setattr(convert, "bytes_left", lambda: 900 << 20)
+    code, said = converted(folder, capsys, monkeypatch)
+    assert code == 0 and "note: memory is 2,048 MiB, but 900 MiB are left; set memory=900MiB" in said

@@ -202,16 +202,17 @@ def test_a_kernel_that_the_gpu_chose_is_chosen_anew_and_one_that_was_named_stays
 @pytest.mark.parametrize("way", ["resume", "load"])
 def test_what_a_folder_has_a_run_do_elsewhere_is_said_before(tmp_path, way):
     """A folder may come from anyone."""
-    out, place, far = tmp_path / "run", tmp_path / "far", "https://127.0.0.1:9/graph.npz"
+    out, place, other, far = tmp_path / "run", tmp_path / "far", tmp_path / "other", "https://127.0.0.1:9/graph.npz"
     job = {"fanout": [3, 2], "hidden": 4, "epochs": 1, "queue": {"kind": "zarr", "location": str(place)}}
     mr.run(SPEC, out=out, verbose=False, **job)
     shutil.rmtree(place)
     text = (out / JOB).read_text().replace(f'dataset = "{SPEC}"', f'dataset = "{far}"')
+    text = f'start_from = "{other}"\n{text}'
     (out / JOB).write_text(text.replace("track = []", 'track = ["tensorboard"]'))
     told = []
     go = partial(mr.run, out=out, resume=True) if way == "resume" else partial(mr.predict, out)
     with pytest.raises((InputError, RunError)):
         go(emit=told.append)
-    wanted = f"the run of {out} reads {far}, writes minibatches to {place}, reports to tensorboard"
+    wanted = f"the run of {out} reads {far} and {other}, writes minibatches to {place}, reports to tensorboard"
     assert told[0] == Note(wanted if way == "resume" else f"reading {far}, which {out} names")
     assert not place.exists()

@@ -13,6 +13,7 @@ from millrace.storage.errors import RunError, StoreError
 from millrace.storage.queue.packed_rows import FORMS, PackedRows, RowForm
 from millrace.storage.queue.zarr import ZarrQueue
 from millrace.storage.store.narrow import narrow, widen
+from millrace.tests.fuzz.forge import manifest_of, sign
 
 WIDTH, V = 5, 40
 COUNTS = [3, 0, 7]
@@ -140,3 +141,22 @@ def test_a_manifest_that_says_nothing_is_refused(tmp_path: Path) -> None:
         packed.count(0, 1)
     with pytest.raises(StoreError, match="says form float12"):
         begun(tmp_path / "t", "float12")
+
+
+@pytest.mark.parametrize("key", ["offsets", "sums", "degree_sums", "degree_columns"])
+@pytest.mark.parametrize("value", ["x", None, -1, [0, "1", 2, 3], [0.5, 1, 2, 3], [-3, 1, 2, 3]])
+def test_a_forged_manifest_is_refused(tmp_path: Path, key: str, value: object) -> None:
+    packed, of_bulk = filled(tmp_path / "s"), tmp_path / "s" / "epoch-0" / "rows-1"
+    body = manifest_of(of_bulk)
+    body["meta"][key] = value
+    sign(of_bulk, body)
+    with pytest.raises(StoreError, match="does not say where its rows are"):
+        packed.count(0, 3)
+
+
+def test_a_pipe_in_place_of_rows_is_refused(tmp_path: Path) -> None:
+    packed, rows = filled(tmp_path / "s"), tmp_path / "s" / "epoch-0" / "rows-1" / "rows.npy"
+    rows.unlink()
+    os.mkfifo(rows)
+    with pytest.raises(StoreError, match=r"rows\.npy is a pipe; expected a file"):
+        packed.rows(0, 3, np.float32)

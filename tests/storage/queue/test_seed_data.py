@@ -12,6 +12,7 @@ from millrace.storage.errors import InputError, StoreError
 from millrace.storage.fingerprint import DatasetDigests
 from millrace.storage.queue.location import FolderLocation
 from millrace.storage.queue.seed_data import DIGESTS, SeedData
+from millrace.tests.fuzz.forge import manifest_of, sign
 
 
 @pytest.mark.parametrize("kind", ["classes", "targets", "unknown"])
@@ -48,3 +49,20 @@ def test_other_seeds_and_damage_are_told(tmp_path: Path) -> None:
         file.write(b"\7")
     with pytest.raises(StoreError, match="does not match its checksum"):
         SeedData.read(place)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_classes", 1), ("num_classes", "3"), ("num_features", -1), ("num_edges", None), ("dtype", "O"),
+        ("task", "binary"), ("task", "x"), ("class_names", ["a"]), ("class_names", 3),
+    ],
+)  # fmt: skip
+def test_forged_facts_are_refused(tmp_path: Path, key: str, value: object) -> None:
+    place = FolderLocation(tmp_path)
+    SeedData.of_dataset(mr.open_dataset("sbm:nodes=60,classes=3,train=0.4")).write(place)
+    body = manifest_of(tmp_path / "seeds")
+    body["meta"][key] = value
+    sign(tmp_path / "seeds", body)
+    with pytest.raises(StoreError, match=r"does not say what it holds|the store is damaged or was changed"):
+        SeedData.read(place).dataset(str(tmp_path))

@@ -71,6 +71,8 @@ def test_limits_of_the_process_count(host, monkeypatch, kind, used):
     unlimited = resource.RLIM_INFINITY
     monkeypatch.setattr(resource, "getrlimit", lambda k: (limits.get(k, unlimited), unlimited))
     assert bytes_left() == 1024 * MIB - used * resource.getpagesize()
+    # A share of the host is less than the limit of each process, or more.
+    assert (bytes_at_most(32), bytes_at_most(2)) == (512 * MIB, 1024 * MIB)
 
 
 def test_this_process_has_some_left():

@@ -270,3 +270,19 @@ def test_an_array_in_place_of_another_is_refused(written):
     (written / "arrays/x/zarr.json").write_text("{")
     with pytest.raises(StoreError, match="'x' cannot be opened"):
         open_store(written, "test").read("x")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"compressors": [zarr.codecs.GzipCodec()]}, "GzipCodec"),
+        ({"filters": [zarr.codecs.TransposeCodec(order=(0,))]}, "TransposeCodec"),
+        ({"shards": (50,), "compressors": [zarr.codecs.ZstdCodec()]}, "ZstdCodec"),
+    ],
+)
+def test_only_codecs_that_we_write_are_opened(written, options, named):
+    """Those of another package run its code on what somebody has put into a store."""
+    at = written / "arrays" / "x"
+    zarr.create_array(str(at), data=np.arange(50), chunks=(10,), overwrite=True, **options)
+    with pytest.raises(StoreError, match=f"its {named} is none that Millrace writes"):
+        open_store(written, "test").array("x")

@@ -1,0 +1,16 @@
+"""The table of a command: what its job file says, as far as nothing else does."""
+
+from pathlib import Path
+
+import pytest
+
+from millrace.tests.contracts.command import command
+
+SAID = "job.toml names the scheduler tcp://127.0.0.1:9; whoever is connected there can run code here"
+
+
+@pytest.mark.parametrize("words", [(), ("--scheduler", "tcp://127.0.0.1:8"), ("--set", "cluster.scheduler=tcp://a:8")])
+def test_a_scheduler_that_only_the_file_names_is_told(tmp_path: Path, words: tuple[str, ...]) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text('dataset = "sbm:nodes=60,classes=3"\nranks = 2\n[cluster]\nscheduler = "tcp://127.0.0.1:9"\n')
+    assert (SAID in command("run", job, "--dry-run", *words)[2]) == (not words)
