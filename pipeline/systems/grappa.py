@@ -11,7 +11,8 @@ from ...stages.feed.local_feed import Local
 from ...stages.feed.local_full_batch import LocalFullBatch
 from ...stages.fetch.fetch import Fetch
 from ...stages.fetch.gather import InPlace
-from ...stages.fetch.isolated import Correction, CoverageVisitFetch
+from ...stages.fetch.isolated import Correction
+from ...stages.fetch.visit import CoverageVisitFetch
 from ...stages.links.exclude import WithoutOwnEdges
 from ...stages.links.train_pairs import Negatives
 from ...stages.partition.base import Partitioner

@@ -56,7 +56,7 @@ def with_learned(prepared: Prepared, system: System, rank_job: RankJob) -> tuple
     )
     # On the host the same memory, whose numbers change as rows are trained.
     rows = ArrayFeatures(table.rows.cpu().numpy()) if _owns_what_it_evaluates(prepared, group) else None
-    features = features.with_rows(rows)
+    features = replace(features, rows=rows)
     data = replace(prepared.data, features=features)
     prepared = replace(prepared, place_data=lambda: data)
     fetch: Any = system.fetch

@@ -51,15 +51,8 @@ class StepGraph:
         parameters: list[nn.Parameter],
         alone: bool,
     ) -> None:
-        """
-        Args:
-            module: see `can_record`; its parameters stay where they are.
-            gather: gathers rows and labels.
-            reduce: weighs seeds that have weights.
-            rules: settings of the step.
-            parameters: the parameters that need gradients.
-            alone: true if a step has one minibatch, so that the next may overwrite its gradients.
-        """
+        """See `Fetcher.recorded`: parameters stay where they are. `alone`: a step has one minibatch, and the next may
+        overwrite its gradients."""
         self._module, self._gather, self._reduce, self._rules = module, gather, reduce, rules
         self._parameters, self._alone = parameters, alone
         self._seen = self._recorded = 0

@@ -24,7 +24,7 @@ from ..policies import Feed, SamplePolicy
 from .ahead.units import Plan, RowsAhead
 from .feature_cache import HotBy, choose
 from .gather import HostRows, InPlace, edge_lists
-from .owned_rows import Owned, OwnedRows
+from .owned_rows import OwnedRows, opened
 from .rows import Rows, RowsPolicy
 
 if TYPE_CHECKING:
@@ -73,11 +73,9 @@ class OwnedFeatures(RowsPolicy):
                 f"features: a rank's own rows take {size / 2**20:,.0f} MiB, too much for the memory left: they stay "
                 "on disk, and each rank reads its own ahead for all that ask"
             )
-        owned = OwnedRows(features, first, book, group, degree, None if stays else job.arrays.features)
+        owned = opened(features, first, book, group, degree, None if stays else job.arrays.features)
         edges = self.open_edges(placement, job, group)
-        if edges is None:
-            return owned, None
-        return owned, OwnedRows(*edges, group, None, job.arrays.features)
+        return owned, None if edges is None else opened(*edges, group, None, job.arrays.features)
 
     def open_edges(
         self, placement: Placement, job: RankJob, group: Group
@@ -118,7 +116,7 @@ class ExchangedRows(HostRows):
         policy: OwnedFeatures,
         placement: Placement,
         job: RankJob,
-        owned: Owned,
+        owned: OwnedRows,
         owned_edges: OwnedRows | None = None,
     ) -> None:
         """`owned_edges` are the features of edges, if the model reads them."""
@@ -128,7 +126,7 @@ class ExchangedRows(HostRows):
     def ahead(self, feed: Feed, sample: SamplePolicy, phase: Phase, first: tuple[int, int]) -> Feed:
         assert isinstance(sample, Sampled | SampledByOwners)
         job, policy = self._job, self._policy
-        placement: Any = self._placement
+        placement: Any = self.placement
         if policy.cache_fraction and (group := self._owned.group).size > 1:
             count = int(policy.cache_fraction * self._owned.book.num_nodes)
             # The samples of any epoch are known before it begins.
@@ -139,7 +137,7 @@ class ExchangedRows(HostRows):
         return self._ahead
 
     def _begun(self, feed: Feed, plan: Plan, prefetch_bytes: int) -> Any:
-        lists_of = partial(edge_lists, placement=self._placement)
+        lists_of = partial(edge_lists, placement=self.placement)
         return RowsAhead(feed, self._owned, plan, prefetch_bytes, self._owned_edges, lists_of)
 
     @property
@@ -151,4 +149,4 @@ class ExchangedRows(HostRows):
     def hit_counts(self) -> dict[str, int]:
         owned = self._owned
         saved = owned.hits.hits * owned.row_bytes
-        return {"rows": owned.num_hot, "asked": owned.hits.asked, "hits": owned.hits.hits, "saved_bytes": saved}
+        return {"rows": len(owned.hot_ids), "asked": owned.hits.asked, "hits": owned.hits.hits, "saved_bytes": saved}

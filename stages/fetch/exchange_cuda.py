@@ -7,42 +7,71 @@ and fetching and training take turns.
 """
 
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...storage.features import FeatureStore
 from ...storage.minibatch import MiniBatch
+from ...storage.optional import when_present
+from ...storage.partition.book import RangeBook
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
-from ..kernels.minibatch_cuda.rows import gather_rows
+from ..kernels.minibatch_cuda.rows import Cache, gather_rows
 from ..memory.lazy_rows import LazyRows
 from ..messages import Placement, RankJob
 from ..neighbourhood.resident import EdgesOnDevice
 from ..policies import Feed
 from .ahead.units import Collected, Key, Plan, Unit, Units
 from .exchange import ExchangedRows, OwnedFeatures
-from .gather_cuda import DeviceMemory, LagLimit, device_edges, resident_neighbourhoods, to_resident, upload
-from .owned_rows import Owned
-from .owned_rows_cuda import OwnedOnDevice
+from .gather_cuda import DeviceMemory, LagLimit, Uploaded, device_edges, resident_neighbourhoods, to_resident, upload
+from .owned_rows import OwnedRows
 from .rows import Taken
+
+Bulks = dict[Key, tuple[ResidentBulk, int]]
+"""Minibatches on a device."""
+
+
+@dataclass(eq=False)
+class OnDevice:
+    """`owned_rows.Block` on a device, or in locked memory of the host."""
+
+    rows: Tensor
+    device: torch.device
+    cache: Cache | None = None
+    """Of rows that lie in host memory."""
+
+    def empty(self, n: int) -> Tensor:
+        return torch.empty((n, self.rows.shape[1]), dtype=self.rows.dtype, device=self.device)
+
+    def take(self, asked: list[Tensor], out: list[Tensor]) -> None:
+        for ids, into in zip(asked, out):
+            gather_rows(self.rows, ids, self.cache, out=into)
+
+    def beside(self, rows: Tensor) -> "OnDevice":
+        return OnDevice(rows, self.device)
 
 
 def opened(policy: OwnedFeatures, placement: Placement, job: RankJob, memory: DeviceMemory) -> "ExchangedOnDevice":
     """See `RowsPolicy.open`. `memory.cache_bytes` are for own rows with the most out-edges among the edges that this
     rank knows."""
-    assert job.device is not None
+    to = job.device
+    assert to is not None
     features, first, book, group, degree = policy.open_rows(placement, job, same_thread=True)
-    uploaded = upload(features, job.device, memory.features, range(first, first + int(book.sizes()[group.rank])))
-    kept = uploaded.cache(placement, memory.cache_bytes, job.device, int(book.offsets[group.rank]))
-    degree = None if degree is None else degree.to(job.device)
-    owned = OwnedOnDevice(uploaded.rows, kept, book, group, degree, job.device)
-    of_edges, edges = None, policy.open_edges(placement, job, group)
-    if edges is not None:
-        rows, first, book = edges
-        mine = range(first, first + int(book.sizes()[group.rank]))
-        rows = upload(rows, job.device, memory.features, mine).rows
-        of_edges = OwnedOnDevice(rows, None, book, group, None, job.device)
-    return ExchangedOnDevice(policy, placement, job, owned, of_edges)
+
+    def uploaded(rows: FeatureStore, first: int, book: RangeBook) -> Uploaded:
+        return upload(rows, to, memory.features, range(first, first + int(book.sizes()[group.rank])))
+
+    own = uploaded(features, first, book)
+    kept = own.cache(placement, memory.cache_bytes, to, int(book.offsets[group.rank]))
+    degree = when_present(lambda known: known.to(to), degree)
+    owned = OwnedRows(OnDevice(own.rows, to, kept), book, group, degree, to)
+    edges = policy.open_edges(placement, job, group)
+    of_edges = None if edges is None else OwnedRows(OnDevice(uploaded(*edges).rows, to), edges[2], group, None, to)
+    rows = ExchangedOnDevice(policy, placement, job, owned, of_edges)
+    rows.device = to
+    return rows
 
 
 class ExchangedOnDevice(ExchangedRows):
@@ -50,22 +79,10 @@ class ExchangedOnDevice(ExchangedRows):
 
     _units_ahead: "UnitsOnDevice"
 
-    def __init__(
-        self,
-        policy: OwnedFeatures,
-        placement: Placement,
-        job: RankJob,
-        owned: OwnedOnDevice,
-        of_edges: OwnedOnDevice | None,
-    ) -> None:
-        """`of_edges` are the features of edges, if the model reads them."""
-        super().__init__(policy, placement, job, owned)
-        self._of_edges_there, self.device = of_edges, job.device
-
     def _begun(self, feed: Feed, plan: Plan, prefetch_bytes: int) -> "UnitsOnDevice":
         assert self.device is not None
         self._units_ahead = UnitsOnDevice(
-            feed, self._owned, plan, prefetch_bytes, self.device, self._placement, of_edges=self._of_edges_there
+            feed, self._owned, plan, prefetch_bytes, self.device, self.placement, of_edges=self._owned_edges
         )
         return self._units_ahead
 
@@ -86,24 +103,22 @@ class ExchangedOnDevice(ExchangedRows):
         self._units_ahead.begin()
 
 
-class _Unit(Unit):
-    def __init__(self, first_step: int, last_step: int) -> None:
-        super().__init__(first_step, last_step)
-        self.bulks: dict[Key, tuple[ResidentBulk, int]] = {}
-        """By minibatch."""
-        self.positions: dict[Key, Tensor] = {}
-        """Positions of each minibatch's nodes among the ids of the unit, by minibatch; empty for a unit of one
-        minibatch."""
-        self.got: Collected | None = None
-        self.edge_ids: Tensor | None = None
-        """int64, ascending, the edges of all minibatches; None if their features are not read."""
-        self.of_edges: Collected | None = None
-        """Features of these."""
-        self.done: torch.cuda.Event | None = None
-        """Recorded when the device has all of it."""
+@dataclass(frozen=True, eq=False)
+class _Got:
+    """Rows of a unit, and what the device has with them."""
+
+    bulks: Bulks
+    rows: Collected
+    positions: dict[Key, Tensor]
+    """Positions of each minibatch's nodes among the ids of the unit, by minibatch; empty for a unit of one
+    minibatch."""
+    edges: tuple[Collected, Tensor] | None
+    """Features of the edges of all minibatches, and these, int64, ascending; None if they are not read."""
+    done: torch.cuda.Event | None
+    """Recorded when the device has all of it."""
 
 
-class UnitsOnDevice(Units[_Unit]):
+class UnitsOnDevice(Units):
     """A `Feed` whose rows are fetched ahead: those of the current unit and, if there is room for two, of the next.
 
     The training thread begins a unit when the one before the last has been trained, after waiting for its minibatches.
@@ -111,28 +126,18 @@ class UnitsOnDevice(Units[_Unit]):
     has been trained.
     """
 
-    _unit = _Unit
-
     def __init__(
         self,
         feed: Feed,
-        owned: Owned[Tensor],
+        owned: OwnedRows,
         plan: Plan,
         prefetch_bytes: int,
         device: torch.device,
         placement: Placement,
-        of_edges: OwnedOnDevice | None = None,
+        of_edges: OwnedRows | None = None,
     ) -> None:
-        """
-        Args:
-            feed: gives this rank's minibatches.
-            owned: own rows, and access to the others.
-            plan: range of work to come.
-            prefetch_bytes: see `OwnedFeatures`.
-            device: where rows go.
-            placement: has the edges.
-            of_edges: features of edges, if they are read too; of the same group.
-        """
+        """See `Units`; rows go to the device, with those of edges of the placement if these are read, of the same
+        group."""
         super().__init__(feed, owned.group, plan, prefetch_bytes)
         self._owned, self._of_edges, self._device, self._placement = owned, of_edges, device, placement
         self._coming = self._all()
@@ -144,7 +149,7 @@ class UnitsOnDevice(Units[_Unit]):
         """Begin to fetch what is due. All ranks of a column call this at the same steps."""
         while True:
             for unit in self._units:
-                if unit.got is None:
+                if unit.rows is None:
                     self._load(unit)
             # The size of the first unit decides whether another one is fetched ahead.
             if not self._take():
@@ -159,39 +164,40 @@ class UnitsOnDevice(Units[_Unit]):
         self._units.append(unit)
         return True
 
-    def _load(self, unit: _Unit) -> None:
+    def _load(self, unit: Unit) -> None:
         """Start fetching the rows of its minibatches."""
         start = time.perf_counter()
         with torch.cuda.stream(self._stream):
-            unit.bulks = {key: to_resident(m, self._device, positions=True) for key, m in unit.minibatches.items()}
-            unit.got = got = self._owned.collect(self._united(unit))
+            bulks = {key: to_resident(m, self._device, positions=True) for key, m in unit.minibatches.items()}
+            ids, positions = self._united(bulks)
+            got, edges, done = self._owned.collect(ids), None, None
             if self._of_edges is not None:
-                unit.edge_ids = self._edges_of(unit)
-                unit.of_edges = self._of_edges.collect(unit.edge_ids)
+                edge_ids = self._edges_of(bulks)
+                edges = self._of_edges.collect(edge_ids), edge_ids
             if self._stream is not None:
-                unit.done = torch.cuda.Event()
-                unit.done.record()
+                done = torch.cuda.Event()
+                done.record()
+            unit.rows = _Got(bulks, got, positions, edges, done)
         if not self._together:
-            num_bytes = got.rows.nbytes + (0 if unit.of_edges is None else unit.of_edges.rows.nbytes)
+            num_bytes = got.rows.nbytes + (0 if edges is None else edges[0].rows.nbytes)
             self._is_ahead = self._agree(num_bytes) > 0 and not self._feed.stored
         self.exchange_s += time.perf_counter() - start
 
-    def _united(self, unit: _Unit) -> Tensor:
-        """Distinct nodes of its minibatches."""
+    def _united(self, bulks: Bulks) -> tuple[Tensor, dict[Key, Tensor]]:
+        """Distinct nodes of some minibatches, and see `_Got.positions`."""
         nodes = []
-        for bulk, q in unit.bulks.values():
+        for bulk, q in bulks.values():
             bulk.await_here()
             nodes.append(bulk.nodes_of(q))
         if len(nodes) < 2:
-            return nodes[0] if nodes else torch.empty(0, dtype=torch.int64, device=self._device)
+            return nodes[0] if nodes else torch.empty(0, dtype=torch.int64, device=self._device), {}
         ids, place = torch.unique(torch.cat(nodes), return_inverse=True)
-        unit.positions = dict(zip(unit.bulks, place.split([len(n) for n in nodes])))
-        return ids
+        return ids, dict(zip(bulks, place.split([len(n) for n in nodes])))
 
-    def _edges_of(self, unit: _Unit) -> Tensor:
-        """Positions of the edges of all lists of its minibatches."""
+    def _edges_of(self, bulks: Bulks) -> Tensor:
+        """Positions of the edges of all lists of some minibatches."""
         lists = [torch.empty(0, dtype=torch.int64, device=self._device)]
-        for bulk, q in unit.bulks.values():
+        for bulk, q in bulks.values():
             for h in range(bulk.num_hops - 1 if bulk.nested else 0, bulk.num_hops):
                 positions = bulk.positions_of(q, h)
                 assert positions is not None, "the sampler keeps edge_ids"
@@ -208,13 +214,12 @@ class UnitsOnDevice(Units[_Unit]):
     def rows(self, work: MiniBatch) -> tuple[ResidentBulk, int, Collected]:
         """A minibatch from `get`, as the device has it, with the row and the degree of each of its nodes, for this
         thread's stream."""
-        unit = self._units[0]
-        got, among = unit.got, unit.positions.get((work.epoch, work.index))
-        assert got is not None
+        unit: _Got = self._units[0].rows
+        got, among = unit.rows, unit.positions.get((work.epoch, work.index))
         if unit.done is not None:
             here = torch.cuda.current_stream(self._device)
             here.wait_event(unit.done)
-            edges = () if unit.of_edges is None else (unit.of_edges.rows, unit.of_edges.place, unit.edge_ids)
+            edges = () if unit.edges is None else (unit.edges[0].rows, unit.edges[0].place, unit.edges[1])
             for t in (got.rows, got.place, got.degree, among, *edges):
                 if t is not None:
                     t.record_stream(here)
@@ -227,9 +232,10 @@ class UnitsOnDevice(Units[_Unit]):
     @property
     def edges(self) -> EdgesOnDevice | None:
         """Edges of the unit of the last `rows`, for this thread's stream."""
-        ids, got, data = self._units[0].edge_ids, self._units[0].of_edges, self._placement
-        if ids is None or got is None:
+        unit, data = self._units[0].rows, self._placement
+        if unit.edges is None:
             return device_edges(data, None)
+        got, ids = unit.edges
         return device_edges(
             data, lambda edges: gather_rows(got.rows, got.place[torch.searchsorted(ids, data.positions_of(edges))])
         )

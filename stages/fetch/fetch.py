@@ -47,48 +47,46 @@ class Targets(Protocol):
         """What `Fetched` has of the seeds of any minibatch that is in the frame when the device reads it."""
 
 
+@dataclass(frozen=True, eq=False)
 class Labels:
     """`Targets` of nodes."""
 
     has_frames: ClassVar[bool] = True
+    placement: Placement
+    near: torch.device
+    """Of minibatches."""
+    to: torch.device
+    """Of a step."""
 
-    def __init__(self, placement: Placement, near: torch.device, to: torch.device) -> None:
-        """
-        Args:
-            placement: has the labels.
-            near: device of minibatches.
-            to: device of a step.
-        """
-        self._placement, self._to = placement, to
-        self._on_device = cache(lambda: placement.labels_on_device(near))
-        self._is_near = near != HOST
+    @cached_property
+    def _on_device(self) -> Tensor | None:
+        return self.placement.labels_on_device(self.near)
 
     def targets(self, work: MiniBatch, degree: Degree) -> tuple[Degree, OfSeeds]:
-        labels = self._on_device() if self._is_near and not work.on_host else None
+        labels = None if self.near == HOST or work.on_host else self._on_device
         if labels is None:
-            y = self._placement.labels_of(work.seeds).to(self._to, non_blocking=True)
+            y = self.placement.labels_of(work.seeds).to(self.to, non_blocking=True)
         else:
             y = labels[work.drawn_nodes[: len(work.seeds)]]
         return cache(degree), {"y": y}
 
     def framed(self, frame: "Frame") -> OfSeeds:
-        labels = self._on_device()
-        assert labels is not None
-        return {"y": labels[frame.nodes[: frame.layout.nodes[0]]]}
+        assert self._on_device is not None
+        return {"y": self._on_device[frame.nodes[: frame.layout.nodes[0]]]}
 
 
+@dataclass(frozen=True, eq=False)
 class Degrees:
     """Degrees of nodes in the whole graph, on the device of minibatches."""
 
-    is_whole = True
-
-    def __init__(self, placement: Placement, near: torch.device) -> None:
-        self._placement, self._near = placement, near
+    is_whole: ClassVar[bool] = True
+    placement: Placement
+    near: torch.device
 
     @cached_property
     def all(self) -> Tensor:
         """[V]."""
-        return self._placement.degree.to(self._near)
+        return self.placement.degree.to(self.near)
 
     def of_work(self, work: MiniBatch, got: Taken) -> Tensor:
         """[n], of all nodes of a minibatch."""
@@ -105,10 +103,10 @@ class DegreesUntil(Degrees):
         if isinstance(work, ResidentMiniBatch):
             found = work.bulk.degrees_until(work.q)
         else:
-            graph = self._placement.graph
+            graph = self.placement.graph
             assert graph.node_time is not None
-            found = to_device(degrees_until(graph, work, graph.node_time[work.seeds]), self._near)
-        return found.to(self._placement.degree.dtype)
+            found = to_device(degrees_until(graph, work, graph.node_time[work.seeds]), self.near)
+        return found.to(self.placement.degree.dtype)
 
 
 @dataclass(frozen=True)
@@ -180,30 +178,18 @@ class LearnedColumns(NamedTuple):
         return self.features.beside(h.gathered() if isinstance(h, LazyRows) else h, learned)
 
 
+@dataclass(eq=False)
 class MinibatchFetcher(Fetcher):
     """Rows of one source, targets of seeds and degrees of nodes, for the minibatches of a rank."""
 
-    def __init__(
-        self,
-        rows: Rows,
-        targets: Targets,
-        degrees: Degrees,
-        weights: Weights,
-        to: torch.device = HOST,
-        columns: Sequence[LearnedColumns] = (),
-    ) -> None:
-        """
-        Args:
-            rows: source of the rows.
-            targets: what seeds are trained on.
-            degrees: of nodes.
-            weights: of seeds, on the host.
-            to: device of a step. Rows of the host are copied there; their lists, when a layer needs them.
-            columns: learnt rows, one after the other; empty: there are none.
-        """
-        self.rows, self.targets, self.degrees, self.weights = rows, targets, degrees, weights
-        self._to, self._columns = to, columns
-        self._is_near = rows.device is not None or to == HOST
+    rows: Rows
+    targets: Targets
+    degrees: Degrees
+    weights: Weights
+    to: torch.device = HOST
+    """Device of a step. Rows of the host are copied there; their lists, when a layer needs them."""
+    columns: Sequence[LearnedColumns] = ()
+    """Learnt rows, one after the other; empty: there are none."""
 
     @property
     def exchange_s(self) -> float:
@@ -224,8 +210,8 @@ class MinibatchFetcher(Fetcher):
             return self.degrees.of_work(work, got) if got.degree is None else got.degree
 
         degree, of_seeds = self.targets.targets(work, degrees)
-        h = got.h if self._is_near else got.h.to(self._to, non_blocking=True)
-        for columns in self._columns:
+        h = got.h if self.rows.device or self.to == HOST else got.h.to(self.to, non_blocking=True)
+        for columns in self.columns:
             h = columns.beside(h, work)
         return self.weights.given(Fetched(work.epoch, work.index, got.layers(degree), h, **of_seeds), work)
 
@@ -238,7 +224,7 @@ class MinibatchFetcher(Fetcher):
         self, module: nn.Module, reduce: ReducePolicy, rules: StepRules, parameters: list[nn.Parameter], alone: bool
     ) -> RecordedStep | None:
         framed = self.rows.has_frames and self.targets.has_frames and self.degrees.is_whole
-        if self._columns or not framed:
+        if self.columns or not framed:
             return None
         # Needs Triton.
         graphs = import_module(".cuda_graph", __package__)
@@ -247,5 +233,5 @@ class MinibatchFetcher(Fetcher):
     def idle(self) -> None:
         """See `Fetcher.idle`: this rank's rows may be wanted by others, learnt ones too."""
         self.rows.idle()
-        for columns in self._columns:
+        for columns in self.columns:
             columns.table.take(np.empty(0, np.int64))

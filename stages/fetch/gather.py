@@ -2,7 +2,7 @@
 others are gathered."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Literal
 
@@ -59,47 +59,35 @@ class InPlace(RowsPolicy):
         return features if self.is_read else CountedFeatures(features, job.ledger, "store")
 
 
+@dataclass(eq=False)
 class HostRows(Rows):
     """Rows of one array in memory come as `LazyRows`, which layers read in place. Those on disk are read ahead, or else
     gathered."""
 
-    _ahead: RowsAhead | None = None
-
-    def __init__(
-        self,
-        placement: Placement,
-        features: FeatureStore,
-        edges: FeatureStore | None = None,
-        from_disk: FromDisk | None = None,
-    ) -> None:
-        """
-        Args:
-            placement: has the graph.
-            features: source of the rows.
-            edges: source of the rows of edges, if the model reads them.
-            from_disk: reads rows of both ahead; None: they are in memory.
-        """
-        self._placement = placement
-        self._features = features
-        self._edges = edges
-        self._from_disk = from_disk
+    placement: Placement
+    features: FeatureStore
+    edges: FeatureStore | None = None
+    """Source of the rows of edges, if the model reads them."""
+    from_disk: FromDisk | None = None
+    """Reads rows of both ahead; None: they are in memory."""
+    _ahead: RowsAhead | None = field(default=None, init=False)
 
     def ahead(self, feed: Feed, sample: SamplePolicy, phase: Phase, first: tuple[int, int]) -> Feed:
         """See `Fetcher.ahead`: the feed itself where all rows are in memory."""
-        disk = self._from_disk
+        disk = self.from_disk
         if not disk:
             return feed
-        steps = disk.job.steps(sample.num_minibatches(self._placement, disk.job))
-        lists_of = partial(edge_lists, placement=self._placement)
+        steps = disk.job.steps(sample.num_minibatches(self.placement, disk.job))
+        lists_of = partial(edge_lists, placement=self.placement)
         self._ahead = RowsFromDisk(feed, disk, Plan(steps, phase.last_epoch, first), lists_of)
         return self._ahead
 
     def take(self, work: MiniBatch) -> Taken:
-        got = self._ahead.rows(work) if self._ahead else self._from_disk and self._from_disk.at_once(work)
-        if got and isinstance(self._features, CountedFeatures):
-            self._features.count(len(work.nodes))
+        got = self._ahead.rows(work) if self._ahead else self.from_disk and self.from_disk.at_once(work)
+        if got and isinstance(self.features, CountedFeatures):
+            self.features.count(len(work.nodes))
         h, degree = (LazyRows(got.rows, got.place), got.degree) if got else (self._rows(work.nodes), None)
-        of_edges, placed = self._of_edges(work), self._placement
+        of_edges, placed = self._of_edges(work), self.placement
 
         def layers(degree: Callable[[], Tensor]) -> tuple[BlockNeighbourhood, ...]:
             made = []
@@ -113,7 +101,7 @@ class HostRows(Rows):
 
     def _of_edges(self, work: MiniBatch) -> Iterable[Callable[[], Tensor] | None]:
         """For each block, a function that returns the features of its edges; None if the model reads none."""
-        edges = self._edges
+        edges = self.edges
         came = list(self._ahead.edge_rows(work)) if self._ahead else []
         if came:
             if isinstance(edges, CountedFeatures):
@@ -121,7 +109,7 @@ class HostRows(Rows):
             return rows_of_blocks(work, came.__getitem__)
         if not edges:
             return [None] * len(work.blocks)
-        lists = edge_lists(work, self._placement)
+        lists = edge_lists(work, self.placement)
 
         def gather(i: int) -> Tensor:
             rows = empty((len(lists[i]), edges.num_features), torch_dtype(edges.dtype))
@@ -131,12 +119,10 @@ class HostRows(Rows):
         return rows_of_blocks(work, gather)
 
     def _rows(self, nodes: npt.NDArray[np.integer]) -> Tensor:
-        features = self._features
-        base = in_place(features, nodes)
-        if base is not None:
+        features = self.features
+        if (base := in_place(features, nodes)) is not None:
             return LazyRows(base, nodes)
-        typed = typed_in_place(features, nodes)
-        if typed is not None:
+        if (typed := typed_in_place(features, nodes)) is not None:
             return LazyTypedRows(*typed, nodes)
         rows = empty((len(nodes), features.num_features), torch_dtype(features.dtype))
         features.gather(nodes, out=rows.numpy())

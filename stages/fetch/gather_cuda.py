@@ -7,7 +7,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -74,31 +73,22 @@ class Uploaded:
     """True if they lie in the device's own memory."""
 
     def cache(self, placement: Placement, cache_bytes: int, device: torch.device, first: int = 0) -> Cache | None:
-        """Cache of the rows with the most out-edges in this graph, on the device; None if all rows lie there.
-
-        Args:
-            placement: has the edges.
-            cache_bytes: maximum size.
-            device: the device.
-            first: node of the first row.
-        """
+        """Cache of the rows with the most out-edges in the placement, on the device, of so many bytes at most; None if
+        all rows lie there. `first`: node of the first row."""
         count = 0 if self.in_device_memory else min(cache_bytes // max(self.rows[:1].nbytes, 1), len(self.rows))
         if not count:
             return None
         end = first + len(self.rows)
         out_degree = np.bincount(placement.graph.indices, minlength=end)[first:end]
-        return Cache(self.rows, _most_read(out_degree, count, device))
+        # What minibatches need most often.
+        most = np.argpartition(-out_degree, count - 1)[:count] if count < len(self.rows) else np.arange(count)
+        return Cache(self.rows, to_device(most.astype(np.int64), device))
 
 
 class LagLimit:
     """Keeps the host at most so many marks ahead of a device, since work that waits to be trained on takes memory."""
 
     def __init__(self, device: torch.device, marks: int) -> None:
-        """
-        Args:
-            device: the device.
-            marks: maximum lag.
-        """
         self._device, self._most = device, marks
         self._marks: deque[torch.cuda.Event] = deque()
 
@@ -125,14 +115,7 @@ class DeviceRows(RowSource):
         device: torch.device | None,
         edges: Uploaded | None = None,
     ) -> None:
-        """
-        Args:
-            placement: has the graph.
-            uploaded: source of the rows.
-            memory: settings.
-            device: the device.
-            edges: source of the rows of edges, if the model reads them.
-        """
+        """`edges` has the features of edges, if the model reads them."""
         assert device is not None
         self.device, self._to = device, device
         self._base, self._near = uploaded.rows, uploaded.in_device_memory
@@ -188,38 +171,21 @@ class DeviceRows(RowSource):
 
 
 def upload(features: FeatureStore, device: torch.device, where: MemoryKind, rows: range | None = None) -> Uploaded:
-    """Put rows of a store where kernels of a device can read them.
-
-    Args:
-        features: the store; read once.
-        device: the device.
-        where: location of the rows, see `MemoryKind`.
-        rows: consecutive rows to upload; None: all.
-
-    Raises:
-        StoreError: the store is damaged.
-    """
+    """Put these rows of a store, or all, where kernels of a device can read them; read once. Raises StoreError if the
+    store is damaged."""
     rows = range(features.num_rows) if rows is None else rows
     wanted, F = np.arange(rows.start, rows.stop), features.num_features
     # Decided once: uploading changes what fits.
     there_fits = goes_to_device(len(wanted) * F * features.dtype.itemsize, device, where)
-    base = in_place(features, wanted)
-    if base is not None:
-        return Uploaded(
-            device_readable(base[rows.start : rows.stop], device, "device" if there_fits else "pinned"), there_fits
-        )
+    if (base := in_place(features, wanted)) is not None:
+        kind = "device" if there_fits else "pinned"
+        return Uploaded(device_readable(base[rows.start : rows.stop], device, kind), there_fits)
     there: Any = {"device": device} if there_fits else {"pin_memory": device.type == "cuda"}
     out = torch.empty((len(wanted), F), dtype=torch_dtype(features.dtype), **there)
     step = max(1, UPLOAD_BYTES // max(F * features.dtype.itemsize, 1))
     for first in range(0, len(wanted), step):
         out[first : first + step] = torch.from_numpy(features.gather(wanted[first : first + step]))
     return Uploaded(out, there_fits)
-
-
-def _most_read(out_degree: npt.NDArray[np.integer], count: int, to: torch.device) -> Tensor:
-    """int64 [count], on the device: the nodes with the most out-edges, which minibatches need most often."""
-    first = np.argpartition(-out_degree, count - 1)[:count] if count < len(out_degree) else np.arange(len(out_degree))
-    return to_device(first.astype(np.int64), to)
 
 
 def device_edges(placement: Placement, rows: Callable[[Tensor], Tensor] | None) -> EdgesOnDevice:
@@ -246,11 +212,8 @@ def resident_neighbourhoods(
 def to_resident(work: MiniBatch, device: torch.device, positions: bool = False) -> tuple[ResidentBulk, int]:
     """The minibatch on the device: a bulk, and its position there. A minibatch sampled on the host is copied, with the
     positions of its edges if they are needed."""
-    return (work.bulk, work.q) if isinstance(work, ResidentMiniBatch) else (_moved(work, device, positions), 0)
-
-
-def _moved(work: MiniBatch, device: torch.device, positions: bool) -> ResidentBulk:
-    """Copy of a minibatch on the device, as a bulk of one."""
+    if isinstance(work, ResidentMiniBatch):
+        return work.bulk, work.q
 
     def count(n: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         return np.array([n], np.int64)
@@ -268,7 +231,7 @@ def _moved(work: MiniBatch, device: torch.device, positions: bool) -> ResidentBu
         for b in held
     ]
     nodes = to_device(work.nodes, device)
-    return ResidentBulk(
+    bulk = ResidentBulk(
         Rows(nodes, nodes),
         [count(blocks[0].num_dst), *(count(b.num_src) for b in blocks)],
         lists,
@@ -277,3 +240,4 @@ def _moved(work: MiniBatch, device: torch.device, positions: bool) -> ResidentBu
         nested=work.nested,
         bound=max(int(np.diff(b.indptr).max(initial=0)) for b in held),
     )
+    return bulk, 0

@@ -10,7 +10,7 @@ lists and labels.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -75,14 +75,7 @@ class PhaseRows(Fetcher):
         module: PhaseModule,
         client: npt.NDArray[np.integer] | None,
     ) -> None:
-        """
-        Args:
-            policy: settings.
-            share: of this rank.
-            job: of this rank.
-            module: the module that the phase trains.
-            client: [N], the client of each row, if clients are simulated.
-        """
+        """Of the module that the phase trains. `client`: [N], the client of each row, if clients are simulated."""
         self._policy, self._share, self._job, self._client = policy, share, job, client
         self._device = job.device or torch.device("cpu")
         self._edges = share.boundary
@@ -103,17 +96,15 @@ class PhaseRows(Fetcher):
 
     def validated(self, module: nn.Module, whole: Callable[[], Validation]) -> Validation:
         """See `Fetcher.validated`. Uses the rows that the phase reads, so only counts are exchanged."""
-        with self._job.group.counting("evaluation"):
-            return self._validated(module)
-
-    def _validated(self, module: nn.Module) -> Validation:
         assert isinstance(module, PhaseModule)
+        inputs, y = self._validation
         with evaluating(module):
-            logits, y = module.logits(self._validation), self._validation_labels
+            logits = module.logits(inputs)
         measures = self._job.measures or Measures("multiclass" if y.ndim == 1 else "multilabel")
         by_loss = self._policy.select_by == "val_loss"
         asked = replace(measures, names=(*measures.names, "loss")) if by_loss else measures
-        scored = asked.over_ranks(logits, y, self._job.group)
+        with self._job.group.counting("evaluation"):
+            scored = asked.over_ranks(logits, y, self._job.group)
         kept = {name: scored.values[name] for name in measures.all_names}
         merit = -scored.values["loss"] if by_loss else None
         return measures.validation(replace(scored, values=kept), merit)
@@ -218,12 +209,9 @@ class PhaseRows(Fetcher):
         return int(counts[0]), int(counts[1])
 
     @cached_property
-    def _validation(self) -> FrozenInputs:
-        return self._frozen_inputs("val", self._share.splits["val"].numpy())
-
-    @cached_property
-    def _validation_labels(self) -> Tensor:
-        return self._share.labels[self._share.splits["val"]].to(self._device)
+    def _validation(self) -> tuple[FrozenInputs, Tensor]:
+        rows = self._share.splits["val"]
+        return self._frozen_inputs("val", rows.numpy()), self._share.labels[rows].to(self._device)
 
     def _frozen_inputs(self, graph: str, rows: IdArray) -> FrozenInputs:
         module, graph = self._module, self._graph(graph)
@@ -231,9 +219,9 @@ class PhaseRows(Fetcher):
         return module.frozen_inputs(neighbourhood, self._rows[graph][torch.from_numpy(src).to(self._device)])
 
     def _handed_on(self, module: PhaseModule, graph: str) -> Tensor:
-        n = self._share.graph.whole.num_dst
-        pieces = [module.hand_on(self._frozen_inputs(graph, rows)) for rows in _pieces(n)]
-        return torch.cat(pieces) if pieces else module.hand_on(self._frozen_inputs(graph, np.arange(0)))
+        n, step = self._share.graph.whole.num_dst, ROWS_AT_ONCE
+        pieces = (np.arange(first, min(first + step, n)) for first in range(0, max(1, n), step))
+        return torch.cat([module.hand_on(self._frozen_inputs(graph, rows)) for rows in pieces])
 
     def _exchanged(self, own: Tensor, phase: PhaseModule) -> Tensor:
         """Rows of other ranks, for `phase`: [N, D] -> [B, D] on the host."""
@@ -274,8 +262,3 @@ class PhaseRows(Fetcher):
             own, remote = (torch.from_numpy(store.read(array)) for array in (name, f"{name}-remote"))
             found[name] = torch.cat([own, remote]).to(self._device)
         return found
-
-
-def _pieces(count: int) -> Iterator[IdArray]:
-    for first in range(0, count, ROWS_AT_ONCE):
-        yield np.arange(first, min(first + ROWS_AT_ONCE, count))

@@ -22,11 +22,7 @@ class PhaseStore:
     parameters."""
 
     def __init__(self, job: RankJob, rows: npt.NDArray[np.int64]) -> None:
-        """
-        Args:
-            job: of this rank.
-            rows: int64 [N + B], the nodes, this rank's first.
-        """
+        """`rows`: int64 [N + B], the nodes, this rank's first."""
         if job.folder is None:
             raise InputError("training layer after layer writes rows down; expected the folder of a run")
         self._job, self._folder, self._rows = job, job.folder / PHASES, digest_arrays(rows=rows)
@@ -48,17 +44,9 @@ class PhaseStore:
         self._job.group.any(False)
 
     def stand(self, phase: PhaseModule, *, replaceable: bool = False) -> bool:
-        """True if an earlier start of the run left the rows of a phase on every rank; their bytes are then counted.
-
-        All ranks call this at the same time.
-
-        Args:
-            phase: the phase that reads them.
-            replaceable: ignore rows of something else, since they are about to be replaced.
-
-        Raises:
-            StoreError: see `read`.
-        """
+        """True if an earlier start of the run left the rows that a phase reads on every rank; their bytes are then
+        counted. All ranks call this at the same time. `replaceable`: rows of something else are about to be replaced,
+        and raise no StoreError (see `read`)."""
         found = None
         if self._path(phase).exists():
             try:

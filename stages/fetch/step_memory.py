@@ -52,17 +52,8 @@ def step_bytes(
     neighbourhoods: Hoods,
     learns_features: bool = False,
 ) -> int:
-    """Peak bytes of tensors in one forward and backward pass, beside the features, the graph and the model itself.
-
-    Args:
-        module: the module to be trained; not changed.
-        batch: its work.
-        size: P.
-        num_features: F.
-        dtype: of the features.
-        neighbourhoods: see `Hoods`.
-        learns_features: features get gradients too.
-    """
+    """Peak bytes of tensors in one forward and backward pass of the module, which is not changed, beside the features,
+    the graph and the model itself. `learns_features`: features get gradients too."""
     rows = max(view.num_src for view in batch.layers)
 
     def trial(scale: float) -> list[Change]:
@@ -201,15 +192,8 @@ def row_traffic(
 ) -> list[tuple[int, int]]:
     """Bytes that travel per row between ranks in a training step, layer by layer.
 
-    Each layer runs by itself on a handful of rows, on one of two ranks; the other contributes only zeros.
-
-    Args:
-        module: the module to be trained; not changed.
-        num_features: F.
-        dtype: of the features.
-        neighbourhoods: see `Hoods`.
-        own_edges: give rows of the rank edges to themselves too.
-        learns_features: features get gradients too.
+    Each layer runs by itself on a handful of rows, on one of two ranks; the other contributes only zeros. With
+    `own_edges` rows of the rank have edges to themselves too. See `step_bytes` for the others.
 
     Returns: For each layer, from the input on, bytes that the owner of a row sends for each rank that reads it, and
         bytes that come back.

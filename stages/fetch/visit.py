@@ -3,7 +3,7 @@ themselves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from ...storage.errors import InputError
 from ...storage.features import ArrayFeatures
+from ...storage.optional import when_present
 from ...storage.store.bytes_left import bytes_left
 from ..comm.base import Group
+from ..comm.solo import Solo
 from ..kernels.runtime.device_memory import to_device
 from ..learned.beside import WithLearned
 from ..learned.table import LearnedTable
@@ -29,6 +31,7 @@ from ..neighbourhood.sequential.neighbourhood import SequentialNeighbourhood
 from ..placement.sharded import Share
 from ..placement.shared_pairs import SharedPairs
 from ..policies import Fetcher, FetchPolicy, InputRows
+from .isolated import Correction, Weights
 from .step_memory import row_traffic, step_bytes
 
 Mode = Literal["rematerialize", "keep", "halo"]
@@ -154,7 +157,11 @@ def plan(
 
     @cache
     def measured(candidate: tuple[Mode, ...]) -> int:
-        visits = partial(_small_visits, share, candidate, policy.prefetch_bytes)
+        def visits(scale: int, batch: FullBatch, absent: Group) -> Sequence[Neighbourhood]:
+            edges = when_present(lambda rows: rows.new_zeros(batch.whole.num_edges, rows.shape[1]), share.edge_rows)
+            small = replace(share, graph=batch, edge_rows=edges)
+            return Visits(small, candidate, policy.prefetch_bytes // scale, absent).fetch(batch).neighbourhoods
+
         try:
             rows = share.x.shape[1], share.x.dtype
             found = step_bytes(module, share.graph, group.size, *rows, visits, learns_features)
@@ -167,7 +174,9 @@ def plan(
         moves = [i for i, m in enumerate(modes) if m == "auto" and chosen[i] != "rematerialize"]
         if not moves:
             break
-        candidates = [_moved(chosen, i) for i in moves]
+        # Layer i one step nearer to ``rematerialize``.
+        frugal: dict[Mode, Mode] = {"halo": "keep", "keep": "rematerialize"}
+        candidates = [(*chosen[:i], frugal[chosen[i]], *chosen[i + 1 :]) for i in moves]
         beyond, best = min((max(ranks), c) for c, ranks in enumerate(steps(candidates)))
         chosen = candidates[best]
     return chosen, measured(chosen)
@@ -184,25 +193,6 @@ def _edge_numbers(module: nn.Module, share: Share, modes: Sequence[Mode]) -> int
     return edges * heads * share.x.element_size()
 
 
-def _moved(modes: tuple[Mode, ...], i: int) -> tuple[Mode, ...]:
-    """The modes with layer i one step nearer to ``rematerialize``."""
-    frugal: Mode = "keep" if modes[i] == "halo" else "rematerialize"
-    return (*modes[:i], frugal, *modes[i + 1 :])
-
-
-def _small_visits(
-    share: Share, modes: tuple[Mode, ...], prefetch_bytes: int, scale: int, batch: FullBatch, absent: Group
-) -> Sequence[Neighbourhood]:
-    """Neighbourhoods for a trial run."""
-    share = replace(share, graph=batch, edge_rows=_no_edge_rows(share.edge_rows, batch))
-    return Visits(share, modes, prefetch_bytes // scale, absent).fetch(batch).neighbourhoods
-
-
-def _no_edge_rows(like: Tensor | None, batch: FullBatch) -> Tensor | None:
-    """Features of the edges of a batch for a trial run: zeros."""
-    return None if like is None else like.new_zeros(batch.whole.num_edges, like.shape[1])
-
-
 class Visits(Fetcher):
     """Neighbourhoods over one rank's share."""
 
@@ -211,6 +201,11 @@ class Visits(Fetcher):
     learned: tuple[LearnedTable, slice] | None = None
     """The learnt rows of own nodes, and their columns; None: there are none. Layers send rows to other ranks, and
     their gradients back, as they do in between."""
+    weights: Weights | None = None
+    """Of seeds; None: they have none."""
+    index = 0
+    """Names the work, so that dropout depends on it. With one index for all ranks it is a function of the epoch and of
+    the row's name, not of its owner."""
 
     def __init__(
         self,
@@ -220,14 +215,7 @@ class Visits(Fetcher):
         group: Group,
         device: torch.device | None = None,
     ) -> None:
-        """
-        Args:
-            share: of this rank.
-            modes: one for each layer.
-            prefetch_bytes: see `VisitFetch`.
-            group: the ranks.
-            device: where layers are computed; None: on the host.
-        """
+        """There is a mode for each layer, whose rows go to the device, or stay on the host."""
         self.share, self._modes, self._ahead_bytes, self.group = share, modes, prefetch_bytes, group
         self._device = device
         of = (share.x, share.labels, share.edge_rows) if device is None else share.to_device(device)
@@ -256,8 +244,8 @@ class Visits(Fetcher):
             table, columns = self.learned
             rows = table.take(table.first + work.order[: len(h)]).to(h.device)
             h = torch.cat((h[:, : columns.start], rows, h[:, columns.stop :]), 1)
-        # The same for all ranks: dropout is a function of the epoch and of the row's name, not of its owner.
-        return Fetched(work.epoch, 0, neighbourhoods, h, y, links=links)
+        fetched = Fetched(work.epoch, self.index, neighbourhoods, h, y, links=links)
+        return fetched if self.weights is None else self.weights.given(fetched, work)
 
     def _of_pairs(self, pairs: SharedPairs) -> tuple[Tensor, PairsToScore]:
         """Labels of the rank's edges, and these, on the device."""
@@ -290,3 +278,17 @@ class Visits(Fetcher):
     @property
     def exchange_s(self) -> float:
         return self._waited_s + self._ring.waited_s
+
+
+@dataclass(frozen=True)
+class CoverageVisitFetch(VisitFetch):
+    """Layers read all rows of this rank's view; seeds are weighted according to the correction."""
+
+    correction: Correction = "batch"
+
+    def fetcher(self, placement: Any, job: RankJob, module: nn.Module) -> Visits:
+        """See `FetchPolicy.fetcher`: of a placement `WholeView`. Does not depend on the module."""
+        visits = Visits(placement, ("halo",) * job.num_layers, 0, Solo(), job.device)
+        # Rows are named within the view: the rank's number gives each rank dropout of its own.
+        visits.weights, visits.index = Weights(placement.seen, self.correction), job.group.rank
+        return visits

@@ -1,5 +1,6 @@
 """Feature stores with learnt rows beside those of the dataset, or in their place."""
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 from ...storage.features import ConvertedFeatures, FeatureStore, FloatArray
 
 
+@dataclass(eq=False)
 class WithLearned:
     """A `FeatureStore` of learnt rows beside those of another store if there is one.
 
@@ -17,33 +19,23 @@ class WithLearned:
     end where its width does.
     """
 
-    def __init__(
-        self,
-        given: FeatureStore | None,
-        num_rows: int,
-        width: int,
-        dtype: npt.DTypeLike,
-        rows: FeatureStore | None,
-        *,
-        typed: bool = False,
-    ) -> None:
-        """
-        Args:
-            given: the other features; None: none.
-            num_rows: V.
-            width: D of the learnt rows.
-            dtype: of all rows.
-            rows: the learnt rows; None as long as there are none, so that only the widths are known.
-            typed: whether the graph has several node types.
-        """
-        self.dtype: np.dtype[Any] = np.dtype(dtype)
-        self.given = ConvertedFeatures(given, dtype) if given is not None and given.dtype != self.dtype else given
-        self.num_rows, self.width, self.rows, self.typed = num_rows, width, rows, typed
-        self.num_features = width + (0 if given is None else given.num_features)
+    given: FeatureStore | None
+    """The other features; None: none."""
+    num_rows: int
+    width: int
+    """D of the learnt rows."""
+    dtype: Any
+    """Of all rows."""
+    rows: FeatureStore | None
+    """The learnt rows; None as long as there are none, so that only the widths are known."""
+    typed: bool = field(default=False, kw_only=True)
+    """True if the graph has several node types."""
 
-    def with_rows(self, rows: FeatureStore | None) -> "WithLearned":
-        """The same with other learnt rows."""
-        return WithLearned(self.given, self.num_rows, self.width, self.dtype, rows, typed=self.typed)
+    def __post_init__(self) -> None:
+        self.dtype = np.dtype(self.dtype)
+        if self.given is not None and self.given.dtype != self.dtype:
+            self.given = ConvertedFeatures(self.given, self.dtype)
+        self.num_features = self.width + (0 if self.given is None else self.given.num_features)
 
     @property
     def learned_columns(self) -> slice:

@@ -20,10 +20,6 @@ class TensorBytes(TorchDispatchMode):
     """
 
     def __init__(self, arena: Arena) -> None:
-        """
-        Args:
-            arena: arena of the step.
-        """
         super().__init__()
         self._arena = arena
         self._seen: dict[int, Any] = {}

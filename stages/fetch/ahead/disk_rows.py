@@ -2,7 +2,6 @@
 together."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -13,39 +12,27 @@ from ....storage.features import FeatureStore, MappedFeatures
 from ....storage.minibatch import MiniBatch
 from ....storage.optional import present
 from ....storage.store.bytes_left import bytes_left
-from ....storage.store.row_file import WINDOW_BYTES, Reads
+from ....storage.store.row_file import WINDOW_BYTES
 from ....storage.typed.features import reads_together, stores_on_disk
-from ...comm.base import Group
-from ...comm.solo import Solo
-from ...memory.arena import Arena
 from ...messages import Placement, RankJob
 from ...policies import Feed
 from .packed_rows import SampledRows
-from .units import Collected, Key, ListsOf, Plan, RowsAhead, RowSource, Unit, UnitOfRows, bytes_of, distinct
+from .units import Collected, Got, Key, ListsOf, Plan, ReadRows, RowsAhead, RowSource, Unit, bytes_of, distinct
 
 PIECE_BYTES = 256 << 20
 """About this much is read between two looks at whether it is still wanted."""
 
 
-class DiskRows:
-    """Rows of a feature store on disk, a unit of minibatches at a time. See `RowSource`. Each rank reads for itself."""
-
-    group: Group = Solo()
-    name = "features from disk"
-    """Name of what is read, for the user."""
+class DiskRows(ReadRows):
+    """Rows of a feature store. See `RowSource`."""
 
     def __init__(self, features: FeatureStore) -> None:
+        super().__init__()
         self.features = features
         self.row_bytes = features.num_features * features.dtype.itemsize
         self._files = [store for store in stores_on_disk(features) if isinstance(store, MappedFeatures)]
-        self.needed, self.read = Reads(), Reads()
-        """Rows that were asked for, and the reads that brought them, of files."""
-        self.is_wanted: Callable[[], bool] = lambda: True
-        """False: reading may stop, and rows may be lacking or have any values."""
         self._seen, self._count = np.empty(0, np.bool_), 0
         """Rows that are in the unit so far."""
-        # Fresh pages for a unit would cost as much as reading it. Two units are held: none that is free besides.
-        self._buffers = Arena(idle_steps=0, huge_pages=False)
 
     def is_at_hand(self, ids: npt.NDArray[np.integer]) -> bool:
         """True if these rows are better read where they lie."""
@@ -67,10 +54,6 @@ class DiskRows:
         got = self.collect(np.concatenate([np.empty(0, np.int32), *(m.nodes for m in work)]))
         places = np.split(got.place, np.cumsum([len(m.nodes) for m in work])[:-1])
         return [Collected(got.rows, place, None) for place in places[: len(work)]]
-
-    def end(self) -> None:
-        """Keep no memory for units to come."""
-        self._buffers = Arena(idle_steps=0, huge_pages=False)
 
     def collect(self, ids: npt.NDArray[np.integer]) -> Collected:
         """See `RowSource.collect`. `ids` may repeat.
@@ -137,7 +120,7 @@ class RowsFromDisk(RowsAhead):
             is_waiting = any(u.first_step > self._trained for u in self._units)
             return self._trained >= unit.first_step or (self._step_bytes <= self._ahead_bytes and not is_waiting)
 
-    def _work(self, unit: UnitOfRows) -> dict[Key, MiniBatch]:
+    def _work(self, unit: Unit) -> dict[Key, MiniBatch]:
         """See `Units._work`. The first unit has one step, so that training begins; others run on into next epochs, of
         which they take what is there: waiting, training would begin when all epochs have been drawn."""
         got, num_bytes, step, steps = dict[Key, MiniBatch](), 0, unit.first_step, len(self._plan.steps)
@@ -184,7 +167,7 @@ class RowsFromDisk(RowsAhead):
         at_hand = all(self._rows.is_at_hand(m.nodes) for m in work)
         return at_hand and (edges is None or edges.is_at_hand(self._edges_of(work)))
 
-    def _collected(self, unit: UnitOfRows, work: list[MiniBatch]) -> tuple[dict[Key, Collected], Collected | None]:
+    def _collected(self, unit: Unit, work: list[MiniBatch]) -> Got:
         if unit.last_step == unit.first_step + 1 and self._is_at_hand(work):
             return {}, None
         found = self._rows.collected(work)

@@ -1,7 +1,6 @@
 """Rows that lie in a store of samples beside the minibatches that need them."""
 
 import time
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -10,34 +9,23 @@ import torch
 from ....storage.errors import StoreError
 from ....storage.minibatch import MiniBatch
 from ....storage.queue.packed_rows import PackedRows
-from ....storage.store.row_file import Reads
-from ...comm.base import Group
-from ...comm.solo import Solo
-from ...memory.arena import Arena
 from ...messages import Placement
-from .units import Collected, distinct
+from .units import Collected, ReadRows, distinct
 
 
-class SampledRows:
+class SampledRows(ReadRows):
     """Rows beside stored minibatches, each minibatch's read at once, as `DiskRows` reads a unit's."""
 
-    group: Group = Solo()
     name = "packed features"
 
     def __init__(self, packed: PackedRows, placement: Placement, loops: bool) -> None:
-        """
-        Args:
-            packed: the rows.
-            placement: of this rank; if it has the degrees of its own nodes only, those of others are read too.
-            loops: the model reads self loops, which degrees then have beside them.
-        """
+        """`loops`: the model reads self loops, which degrees then have beside them. If the placement has the degrees of
+        its own nodes only, those of others are read too."""
+        super().__init__()
         self._packed, self._loops = packed, loops
-        self._buffers = Arena(idle_steps=0, huge_pages=False)
         self._dtype, self._degree_dtype = placement.features.dtype, placement.degree.dtype
         self._with_degrees = len(placement.degree) < packed.num_nodes
         self.row_bytes = packed.form.width * np.dtype(self._dtype).itemsize
-        self.needed, self.read = Reads(), Reads()
-        self.is_wanted: Callable[[], bool] = lambda: True
 
     def is_at_hand(self, ids: npt.NDArray[np.integer]) -> bool:
         """False: they lie nowhere else."""
@@ -64,10 +52,6 @@ class SampledRows:
         self._buffers.step()
         self.read.seconds += time.perf_counter() - start
         return found
-
-    def end(self) -> None:
-        """Keep no memory for units to come."""
-        self._buffers = Arena(idle_steps=0, huge_pages=False)
 
     def _of(self, work: MiniBatch) -> Collected:
         packed, nodes = self._packed, work.nodes

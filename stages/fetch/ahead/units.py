@@ -4,8 +4,8 @@ in a few steps, whose rows are asked for together, and once, however many of the
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +14,14 @@ from torch import Tensor
 
 from ....storage.errors import RunError
 from ....storage.minibatch import MiniBatch
+from ....storage.optional import present
+from ....storage.store.row_file import Reads
 from ...assignment import Steps
 from ...comm.base import Group
 from ...comm.lockstep import Lockstep
+from ...comm.solo import Solo
 from ...kernels.row_block.numbering import Numbering
+from ...memory.arena import Arena
 from ...policies import Feed
 
 MOST_STEPS = 8
@@ -60,6 +64,26 @@ def bytes_of(found: Iterable[Collected]) -> int:
     return sum({id(each.rows): each.rows.nbytes for each in found}.values())
 
 
+class ReadRows:
+    """Rows on disk that are read ahead for a unit of minibatches at a time. Each rank reads for itself."""
+
+    group: Group = Solo()
+    name = "features from disk"
+    """Name of what is read, for the user."""
+
+    def __init__(self) -> None:
+        self.needed, self.read = Reads(), Reads()
+        """Rows that were asked for, and the reads that brought them, of files."""
+        self.is_wanted: Callable[[], bool] = lambda: True
+        """False: reading may stop, and rows may be lacking or have any values."""
+        self.end()
+
+    def end(self) -> None:
+        """Keep no memory for units to come."""
+        # Fresh pages for a unit would cost as much as reading it. Two units are held: none that is free besides.
+        self._buffers = Arena(idle_steps=0, huge_pages=False)
+
+
 class RowSource(Protocol):
     """Rows of nodes or of edges that are fetched together."""
 
@@ -70,15 +94,19 @@ class RowSource(Protocol):
         """Rows of `ids`, which may be none."""
 
 
+@dataclass(eq=False)
 class Unit:
     """The minibatches of this rank in a few steps, which are counted over all epochs."""
 
-    def __init__(self, first_step: int, last_step: int) -> None:
-        """`last_step` is exclusive."""
-        self.first_step, self.last_step = first_step, last_step
-        self.minibatches: dict[Key, MiniBatch] = {}
-        self.has_arrived = False
-        """True once all minibatches are there."""
+    first_step: int
+    last_step: int
+    """Exclusive."""
+    minibatches: dict[Key, MiniBatch] = field(default_factory=dict)
+    has_arrived: bool = False
+    """True once all minibatches are there."""
+    rows: Any = None
+    """Their rows, once these have been asked for."""
+    bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -108,14 +136,9 @@ class Plan:
         return epoch, [*filter(self.steps.is_mine, span)], span.stop - 1
 
 
-U = TypeVar("U", bound=Unit)
-
-
-class Units(Feed, Generic[U]):
+class Units(Feed):
     """Takes minibatches from another feed in units, whose rows are fetched together. The first unit has one step; its
     size decides the size of the others."""
-
-    _unit: type[U]
 
     def __init__(self, feed: Feed, group: Group, plan: Plan, prefetch_bytes: int) -> None:
         """
@@ -123,10 +146,10 @@ class Units(Feed, Generic[U]):
             feed: gives this rank's minibatches.
             group: ranks that fetch together.
             plan: range of work to come.
-            prefetch_bytes: see `OwnedFeatures`.
+            prefetch_bytes: bytes of rows that may be ready or under way beside those that are trained on.
         """
         self._feed, self._column, self._plan, self._ahead_bytes = feed, group, plan, prefetch_bytes
-        self._units: list[U] = []
+        self._units: list[Unit] = []
         """Units begun and not trained yet, in order."""
         self._trained = self._first = plan.step_of(*plan.first)
         """Steps that have been trained, over all epochs."""
@@ -134,15 +157,15 @@ class Units(Feed, Generic[U]):
         """Steps per unit; 0: not known yet."""
         self.exchange_s = 0.0
 
-    def _all(self) -> Iterator[U]:
+    def _all(self) -> Iterator[Unit]:
         """All units in order, each of one epoch."""
         step, steps = self._first, len(self._plan.steps)
         while step < self._plan.last_step:
-            unit = self._unit(step, min(step + max(1, self._together), (step // steps + 1) * steps))
+            unit = Unit(step, min(step + max(1, self._together), (step // steps + 1) * steps))
             yield unit
             step = unit.last_step
 
-    def _work(self, unit: U) -> dict[Key, MiniBatch]:
+    def _work(self, unit: Unit) -> dict[Key, MiniBatch]:
         """This rank's minibatches of a unit, once they have arrived."""
         epoch, _, last = self._plan.mine(unit.last_step - 1)
         self._feed.expect(epoch, last)
@@ -171,28 +194,17 @@ class Units(Feed, Generic[U]):
         return self._feed.sample_s
 
 
-class UnitOfRows(Unit):
-    """A unit and its rows."""
-
-    def __init__(self, first_step: int, last_step: int) -> None:
-        super().__init__(first_step, last_step)
-        self.got: dict[Key, Collected] = {}
-        """Rows of each minibatch, often in one array; none that are to be read where they lie."""
-        self.is_fetched = False
-        """True once the rows are there."""
-        self.bytes = 0
-        self.edges: Collected | None = None
-        """Rows of the edges of all minibatches, in order."""
+Got = tuple[dict[Key, Collected], Collected | None]
+"""Rows of each minibatch of a unit, often in one array, none of those that are read where they lie; and, if they are
+read, rows of the edges of all minibatches, in order."""
 
 
-class RowsAhead(Units[UnitOfRows]):
+class RowsAhead(Units):
     """A `Feed` that fetches the rows of its minibatches ahead, in a thread of its own.
 
     A unit is fetched as soon as there is room for it. When all steps before it have been trained, it is fetched
     regardless of room: then all ranks need it.
     """
-
-    _unit = UnitOfRows
 
     def __init__(
         self,
@@ -203,15 +215,8 @@ class RowsAhead(Units[UnitOfRows]):
         of_edges: RowSource | None = None,
         lists_of: ListsOf = lambda _: [],
     ) -> None:
-        """
-        Args:
-            feed: gives this rank's minibatches.
-            rows: source of the rows of nodes.
-            plan: range of work to come.
-            prefetch_bytes: bytes of rows that may be ready or under way beside those that are trained on.
-            of_edges: source of the rows of edges, if they are read too; of the same group.
-            lists_of: positions of a minibatch's edges: see `gather.edge_lists`.
-        """
+        """See `Units`; `rows` has those of nodes, and `of_edges` those of edges, by positions (`lists_of`), if they
+        are read too, of the same group."""
         super().__init__(feed, rows.group, plan, prefetch_bytes)
         self._source, self._of_edges, self._lists_of = rows, of_edges, lists_of
         self._changed = threading.Condition()
@@ -222,14 +227,14 @@ class RowsAhead(Units[UnitOfRows]):
         )
         self._thread.start()
 
-    def _has_room(self, unit: UnitOfRows) -> bool:
+    def _has_room(self, unit: Unit) -> bool:
         with self._changed:
             if self._trained >= unit.first_step:
                 return True
             waiting = sum(u.bytes for u in self._units if u.first_step > self._trained)
             return 0 < self._ahead_bytes >= waiting + self._step_bytes * (unit.last_step - unit.first_step)
 
-    def _take(self, unit: UnitOfRows) -> None:
+    def _take(self, unit: Unit) -> None:
         """Wait for a unit's minibatches."""
         with self._changed:
             self._units.append(unit)
@@ -238,21 +243,19 @@ class RowsAhead(Units[UnitOfRows]):
             unit.minibatches, unit.has_arrived = work, True
             self._changed.notify_all()
 
-    def _load(self, unit: UnitOfRows) -> None:
+    def _load(self, unit: Unit) -> None:
         """Fetch their rows."""
         start = time.perf_counter()
         got, edges = self._collected(unit, list(unit.minibatches.values()))
         self.exchange_s += time.perf_counter() - start
         with self._changed:
-            unit.got, unit.edges, unit.is_fetched = got, edges, True
-            unit.bytes = bytes_of([*got.values(), *([] if edges is None else [edges])])
+            unit.rows, unit.bytes = (got, edges), bytes_of([*got.values(), *present((edges,))])
             self._step_bytes = max(self._step_bytes, -(-unit.bytes // (unit.last_step - unit.first_step)))
             self._changed.notify_all()
         if not self._together:
             self._agree(unit.bytes)
 
-    def _collected(self, unit: UnitOfRows, work: list[MiniBatch]) -> tuple[dict[Key, Collected], Collected | None]:
-        """Rows of the nodes of each minibatch of a unit, and of its edges."""
+    def _collected(self, unit: Unit, work: list[MiniBatch]) -> Got:
         nodes, places = united(work)
         got = self._source.collect(nodes)
         edges = None if self._of_edges is None else self._of_edges.collect(self._edges_of(work))
@@ -272,14 +275,14 @@ class RowsAhead(Units[UnitOfRows]):
         with self._changed:
             self._changed.notify_all()
 
-    def _wait(self, epoch: int, index: int, ready: Callable[[UnitOfRows], bool]) -> UnitOfRows:
-        """The unit of a minibatch, once it is ready."""
+    def _wait(self, epoch: int, index: int, has_rows: bool) -> Unit:
+        """The unit of a minibatch, once its minibatches, or their rows, are there."""
         step = self._plan.step_of(epoch, index)
         with self._changed:
             while True:
                 self._thread.check()
                 for unit in self._units:
-                    if unit.first_step <= step < unit.last_step and ready(unit):
+                    if unit.first_step <= step < unit.last_step and (unit.rows if has_rows else unit.has_arrived):
                         return unit
                 if self._thread.is_over:
                     raise RunError(
@@ -289,26 +292,25 @@ class RowsAhead(Units[UnitOfRows]):
                 self._changed.wait(WAIT_S)
 
     def get(self, epoch: int, index: int) -> MiniBatch:
-        return self._wait(epoch, index, lambda u: u.has_arrived).minibatches[epoch, index]
+        return self._wait(epoch, index, has_rows=False).minibatches[epoch, index]
 
     def edge_rows(self, work: MiniBatch) -> Iterator[Tensor]:
         """Rows of the edges of each list (see `gather.edge_lists`) of a minibatch from `get`; nothing if they
         are read where they lie, or not at all."""
-        unit = self._wait(work.epoch, work.index, lambda u: u.is_fetched)
-        if unit.edges is None:
+        unit = self._wait(work.epoch, work.index, has_rows=True)
+        at, edges = 0, unit.rows[1]
+        if edges is None:
             return
-        at = 0
         for key, m in unit.minibatches.items():
             for ids in self._lists_of(m):
                 if key == (work.epoch, work.index):
-                    yield torch.from_numpy(unit.edges.rows[unit.edges.place[at : at + len(ids)]])
+                    yield torch.from_numpy(edges.rows[edges.place[at : at + len(ids)]])
                 at += len(ids)
 
     def rows(self, work: MiniBatch) -> Collected | None:
         """Rows, the position of each node's among them, and the nodes' degrees, for a minibatch from `get`; None if
         they are to be read where they lie."""
-        unit = self._wait(work.epoch, work.index, lambda u: u.is_fetched)
-        return unit.got.get((work.epoch, work.index))
+        return self._wait(work.epoch, work.index, has_rows=True).rows[0].get((work.epoch, work.index))
 
     def release(self, epoch: int, index: int) -> None:
         """See `Feed.release`: `index` is the last of a step."""

@@ -56,14 +56,15 @@ def swap_stood_in(group: Gloo) -> Any:
 
 
 def fetch_stood_in(group: Gloo) -> Any:
-    from millrace.stages.fetch.owned_rows_cuda import OwnedOnDevice
+    from millrace.stages.fetch.exchange_cuda import OnDevice
+    from millrace.stages.fetch.owned_rows import OwnedRows
 
     made = stood_in(group)
     column = Grid(made.size, 1).subgroup(made, "rows", same_thread=True)
     to = made._device
     x, book = torch.arange(20.0, device=to).view(10, 2), RangeBook(np.array([0, 4, 10]))
     own = x[:4] if made.rank == 0 else x[4:]
-    owned = OwnedOnDevice(own, None, book, column, own[:, 0], to)
+    owned = OwnedRows(OnDevice(own, to), book, column, own[:, 0], to)
     ids = torch.tensor([9, 0, 5, 3], dtype=torch.int32, device=to)
     got = owned.collect(ids)
     assert got.degree is not None

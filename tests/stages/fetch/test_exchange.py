@@ -27,7 +27,7 @@ from millrace.stages.fetch import owned_rows
 from millrace.stages.fetch.ahead.units import MOST_STEPS
 from millrace.stages.fetch.exchange import OwnedFeatures
 from millrace.stages.fetch.fetch import Fetch
-from millrace.stages.fetch.owned_rows import IDLE_STEPS, OwnedRows
+from millrace.stages.fetch.owned_rows import IDLE_STEPS, OwnedRows, opened
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.memory.lazy_rows import LazyRows
 from millrace.stages.messages import Phase, Placement, RankJob
@@ -123,7 +123,7 @@ def collect(group: Gloo) -> dict[str, Any]:
             of_own = torch.from_numpy(degree[lo:hi]) if with_degree else None
             # Rows may be read when they are asked for, by some ranks and not by others.
             empty = None if (v + group.rank) % 2 else in_memory
-            owned = OwnedRows(store, lo if whole else 0, book, column, of_own, empty)
+            owned = opened(store, lo if whole else 0, book, column, of_own, empty)
             before, held, wrong, hits = sent(group._ledger), deque(maxlen=3), [], []
             for number in range(ROUNDS):
                 if number == KEEP_AT:
@@ -148,7 +148,7 @@ def collect(group: Gloo) -> dict[str, Any]:
             kept = (0 if empty is None else hi - lo) + len(hot_of(group.rank, column.rank, book))
             nbytes = kept * f * np.dtype(dtype).itemsize
             found[f"c={c} {case}"] = {
-                "wrong": wrong, "hits": hits, "kept": owned.nbytes == nbytes,
+                "wrong": wrong, "hits": hits, "kept": owned.own.rows.nbytes + owned.hot.rows.nbytes == nbytes,
                 **{k: after[k] - before[k] for k in after},
             }  # fmt: skip
     return found
@@ -208,7 +208,7 @@ def of_rank(store: FeatureStore, rank: int, ranks: int, first: int | None = None
     """The rows that a rank would hold, computed without communication."""
     book = RangeBook(store.num_rows * np.arange(ranks + 1) // ranks)
     seat: Any = Seat(rank, ranks)
-    return OwnedRows(store, int(book.offsets[rank]) if first is None else first, book, seat, None)
+    return opened(store, int(book.offsets[rank]) if first is None else first, book, seat, None)
 
 
 def test_a_rank_reads_its_own_rows_once_in_slices_from_any_store(
@@ -230,7 +230,7 @@ def test_a_rank_reads_its_own_rows_once_in_slices_from_any_store(
         ConvertedFeatures(ArrayFeatures(rows), np.float64),
     )
     for store in stores:
-        owned = OwnedRows(store, 0, RangeBook(np.array([0, 11])), Solo(), None)
+        owned = opened(store, 0, RangeBook(np.array([0, 11])), Solo(), None)
         ids = np.array([10, 0, 7, 3], np.int32)
         got = owned.collect(ids)
         assert got.rows.dtype == store.dtype
@@ -253,7 +253,7 @@ def test_a_damaged_store_is_noticed_by_the_rank_that_reads_it_before_any_row_tra
 
 @pytest.mark.parametrize("ids", [[9], [-1], [3, 9], [1 << 40]])
 def test_ids_outside_the_rows_are_refused(ids: list[int]) -> None:
-    owned = OwnedRows(ArrayFeatures(all_rows(9, 2, np.float32)), 0, RangeBook(np.array([0, 9])), Solo(), None)
+    owned = opened(ArrayFeatures(all_rows(9, 2, np.float32)), 0, RangeBook(np.array([0, 9])), Solo(), None)
     with pytest.raises(IndexError, match="the partition book has 9 nodes"):
         owned.collect(np.array(ids))
     assert owned.hits.asked == 0
@@ -265,7 +265,7 @@ def address(rows: np.ndarray) -> int:
 
 def alone(num_rows: int, num_features: int) -> tuple[OwnedRows, np.ndarray]:
     rows = all_rows(num_rows, num_features, np.float32)
-    return OwnedRows(ArrayFeatures(rows), 0, RangeBook(np.array([0, num_rows])), Solo(), None), rows
+    return opened(ArrayFeatures(rows), 0, RangeBook(np.array([0, num_rows])), Solo(), None), rows
 
 
 def test_rows_lie_in_memory_that_later_ones_use_again() -> None:
