@@ -6,7 +6,6 @@ decide.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from ..kernels.best_of_rows import keep_best
 from ..kernels.runtime.threads import get_num_threads, side_by_side
 from ..links.decoders import FEW
 from . import links
+from .edges import NodeRows
 from .links import KnownPairs, blocks_of_candidates, scores_against
 
 BETWEEN_REPORTS = 1 << 32
@@ -30,25 +30,6 @@ Best = tuple[IdArray, npt.NDArray[np.floating]]
 candidates have a score."""
 
 
-@dataclass(frozen=True, eq=False)
-class NodeRows:
-    """Rows of some nodes, among them all candidates."""
-
-    nodes: IdArray
-    """int64 [m], ascending."""
-    rows: Tensor
-    """[m, D]."""
-
-    def copied(self, nodes: IdArray) -> Tensor:
-        """Copy of the rows of `nodes`."""
-        return self.rows[torch.from_numpy(np.searchsorted(self.nodes, nodes)).to(self.rows.device)]
-
-    def between(self, nodes: range) -> Tensor:
-        """The rows of consecutive nodes, all of which are there."""
-        start = int(np.searchsorted(self.nodes, nodes.start))
-        return self.rows[start : start + len(nodes)]
-
-
 def best_destinations(
     decoder: Any,
     rows: NodeRows,
@@ -58,7 +39,7 @@ def best_destinations(
     step: int,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[Best]:
-    """The best of each of `sources`, `step` of them after the other.
+    """The k best of each of `sources`, `step` of them after the other.
 
     Sources are taken a few hundred at a time against blocks of candidates, as `links.filtered_ranks` does: all products
     have the same shape, and equal rows the same score wherever they stand.
@@ -77,7 +58,8 @@ def best_destinations(
     total = len(sources)
     size = max(1, min(most, total))
     padded = max(FEW, size)
-    candidates = rows.between(known.candidates)
+    start = int(np.searchsorted(rows.nodes, known.candidates.start))
+    candidates = rows.rows[start : start + len(known.candidates)]
     best_of = _best_here if on_host else _best_on_device
     together = max(CHUNKS_OF_THREAD * get_num_threads(), BETWEEN_REPORTS // max(1, size * len(candidates)))
     for begin in range(0, total, step):
@@ -88,7 +70,8 @@ def best_destinations(
         def find(first: int, begin: int = begin, end: int = end, ids: Any = ids, scores: Any = scores) -> None:
             chunk = sources[np.arange(first, first + padded) % total]
             with torch.no_grad():
-                found = best_of(decoder, rows.copied(chunk), candidates, chunk, k, known, width=width)
+                own = rows.rows[torch.from_numpy(rows.positions(chunk)).to(rows.rows.device)]
+                found = best_of(decoder, own, candidates, chunk, k, known, width=width)
             kept = slice(max(first, begin), min(first + size, end))
             for array, of_chunk in zip((ids, scores), found):
                 array[kept.start - begin : kept.stop - begin] = of_chunk[kept.start - first : kept.stop - first]

@@ -4,20 +4,25 @@ Rows lie on the host, in memory or in files, and travel to the model's device ch
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import pairwise
 from types import ModuleType
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ...storage.errors import InputError
 from ...storage.features import FeatureStore, in_place
 from ...storage.graph import Graph, edges_of_rows
 from ...storage.minibatch import Block
 from ..kernels import destinations_on_host, numbering_on_host
-from ..memory.lazy_rows import LazyRows
+from ..memory.arena import Arena, reusing
+from ..memory.lazy_rows import LazyRows, torch_dtype
+from ..models.base import keeps_edges, layered
 from ..models.parts import LayerCounts
 from ..neighbourhood.block import BlockNeighbourhood, types_of_edges
 
@@ -30,61 +35,40 @@ EDGE_BYTES = 48
 """Most memory for building a block, per edge: its position, its source and its coefficient, and copies of them."""
 
 
-class HostRows:
-    """Rows of some of the nodes in a store on the host: `count` rows of `width` columns, numbers of `itemsize` bytes as
-    stored, which come in `dtype`, and to `device`, those of the model."""
+@dataclass(eq=False)
+class Source:
+    """Rows of some of the nodes, `count` of `width` columns, numbers of `itemsize` bytes as stored. They come in
+    `dtype`, and to `device`, those of the model."""
 
-    def __init__(
-        self, store: FeatureStore, ids: IdArray | None, device: torch.device, dtype: torch.dtype, lazy: bool
-    ) -> None:
-        """
-        Args:
-            store: the rows.
-            ids: whose rows these are, ascending; None: those of all nodes.
-            device: of the model.
-            dtype: of the model.
-            lazy: name rows of one array in memory instead of copying them, for kernels that read them in place.
-        """
-        self.count, self.width, self.itemsize = store.num_rows, store.num_features, store.dtype.itemsize
-        self.device, self.dtype = device, dtype
-        self._store, self._ids, self._lazy = store, ids, lazy
-        self._real = torch.empty(0, dtype=dtype).numpy().dtype
+    rows: FeatureStore | Tensor
+    """In a store on the host, or on the device of the model."""
+    ids: IdArray | None
+    """Whose rows these are, ascending; None: those of all nodes."""
+    device: torch.device
+    dtype: torch.dtype
+    lazy: bool = False
+    """Name rows of one array in memory instead of copying them, for kernels that read them in place."""
+
+    def __post_init__(self) -> None:
+        rows, self._dtype = self.rows, np.dtype(np.float32)
+        if isinstance(rows, Tensor):
+            self.count, self.width = rows.shape
+        else:
+            self.count, self.width, self._dtype = rows.num_rows, rows.num_features, rows.dtype
+        self.itemsize = rows.dtype.itemsize
         # One buffer for all chunks of a layer: fresh pages would cost as much as copying the rows.
-        self._buffer = np.empty((0, self.width), store.dtype)
+        self._buffer = np.empty((0, self.width), self._dtype)
 
     def gather(self, nodes: npt.NDArray[np.integer]) -> Tensor:
         """[n, width], by global id; valid until the next call."""
-        at = nodes if self._ids is None else np.searchsorted(self._ids, nodes)
-        if self._lazy and self._store.dtype == self._real:
-            base = in_place(self._store, at)
-            if base is not None:
-                return LazyRows(base, at)
+        at = nodes if self.ids is None else np.searchsorted(self.ids, nodes)
+        if isinstance(self.rows, Tensor):
+            return self.rows.index_select(0, torch.from_numpy(at).to(self.device)).to(self.dtype)
+        if self.lazy and torch_dtype(self._dtype) == self.dtype and (base := in_place(self.rows, at)) is not None:
+            return LazyRows(base, at)
         if len(nodes) > len(self._buffer):
-            self._buffer = np.empty((len(nodes), self.width), self._store.dtype)
-        return torch.from_numpy(self._store.gather(at, self._buffer[: len(nodes)])).to(self.device, self.dtype)
-
-
-class DeviceRows:
-    """`HostRows` in the memory of the model's device."""
-
-    def __init__(self, rows: Tensor, ids: IdArray | None, dtype: torch.dtype) -> None:
-        """
-        Args:
-            rows: [n, D].
-            ids: see `HostRows`.
-            dtype: of the model.
-        """
-        (self.count, self.width), self.itemsize = rows.shape, rows.itemsize
-        self.device, self.dtype = rows.device, dtype
-        self._rows, self._ids = rows, ids
-
-    def gather(self, nodes: npt.NDArray[np.integer]) -> Tensor:
-        """[n, width], by global id."""
-        at = nodes if self._ids is None else np.searchsorted(self._ids, nodes)
-        return self._rows.index_select(0, torch.from_numpy(at).to(self.device)).to(self.dtype)
-
-
-Source = HostRows | DeviceRows
+            self._buffer = np.empty((len(nodes), self.width), self._dtype)
+        return torch.from_numpy(self.rows.gather(at, self._buffer[: len(nodes)])).to(self.device, self.dtype)
 
 
 def layer_counts(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]]) -> list[LayerCounts]:
@@ -122,44 +106,52 @@ def edges_of(graph: Graph, rows: IdArray) -> slice | IdArray:
     return edges_of_rows(starts, graph.indptr[rows + 1] - starts)[1]
 
 
+def widest_weight(model: nn.Module) -> int:
+    """Rows of a model's widest weight."""
+    return max((p.shape[0] for p in model.parameters() if p.is_floating_point() and p.ndim > 1), default=0)
+
+
+@dataclass(eq=False)
 class Chunks:
-    """Divides rows into chunks under the bound, and builds their blocks."""
+    """Divides rows into chunks under the bound, and computes layers of a model on their blocks."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        degree: Tensor,
-        max_bytes: int,
-        device: torch.device,
-        kernels: ModuleType | None = None,
-        edges: FeatureStore | None = None,
-        keeps_edges: bool = False,
-    ) -> None:
-        """
-        Args:
-            graph: V nodes.
-            degree: [V], in the dtype of the model, on the host.
-            max_bytes: see `layerwise.infer`.
-            device: device of the model.
-            kernels: see `BlockNeighbourhood`.
-            edges: features of edges, if the model reads them.
-            keeps_edges: layers keep rows for each edge.
-        """
-        self._edges, self._keeps_edges = edges, keeps_edges
-        self.graph, self.degree, self.max_bytes = graph, degree, max_bytes
-        self._device, self._kernels, self.on_host = device, kernels, device.type == "cpu" and kernels is None
-        self._table = numbering_on_host().new_table(graph.num_nodes)
+    model: nn.Module
+    graph: Graph
+    degree: Tensor
+    """[V], in the dtype of the model, on the host."""
+    max_bytes: int
+    """See `layerwise.infer`."""
+    device: torch.device
+    """Of the model."""
+    kernels: ModuleType | None = None
+    """See `BlockNeighbourhood`."""
+    edges: FeatureStore | None = None
+    """Features of edges, if the model reads them."""
 
-    def cut(self, rows: IdArray, source: Source, widest: int) -> Iterator[IdArray]:
+    def __post_init__(self) -> None:
+        self._table = numbering_on_host().new_table(self.graph.num_nodes)
+
+    def layer(self, i: int, rows: IdArray, source: Source, append: Callable[[Tensor], None]) -> Iterator[int]:
+        """Compute rows of layer i and hand them on, chunk by chunk; the number of each."""
+        # Layers differ in width: what one has used would lie idle beside what the next one takes.
+        arena = Arena()
+        for dst in self.cut(rows, source):
+            neighbourhood = self.neighbourhood(dst)
+            with reusing(arena):
+                append(apply_layer(self.model, i, neighbourhood, source.gather(neighbourhood.block.src)))
+            arena.step()
+            yield len(dst)
+
+    def cut(self, rows: IdArray, source: Source) -> Iterator[IdArray]:
         """Successive pieces of `rows`, as long as the bound allows; one empty piece if there are no rows, which shows
         the result's width."""
         width = source.width
-        wide = max(width, widest)
+        wide = max(width, widest_weight(self.model))
         itemsize = max(self.degree.element_size(), source.itemsize)
         source_bytes, row_bytes = (width + 2 * wide) * itemsize, 2 * wide * itemsize
         edge_bytes = EDGE_BYTES
-        if self._keeps_edges:
-            of_edges = 0 if self._edges is None else self._edges.num_features
+        if keeps_edges(self.model):
+            of_edges = 0 if self.edges is None else self.edges.num_features
             edge_bytes += (2 * of_edges + ROWS_PER_EDGE * wide) * itemsize
         before = np.concatenate([[0], np.cumsum(self.graph.in_degree[rows])])
 
@@ -183,19 +175,50 @@ class Chunks:
         src, indices = numbering_on_host().number_sources(graph.indptr, graph.indices, dst, self._table)
         weight = None if graph.edge_weight is None else graph.edge_weight[edges_of(graph, dst)]
         block = Block(len(dst), src, indptr, indices, weight)
-        there = None if self._device.type == "cpu" else self._device
-        # Few layers read degrees.
-        rows = None if self._edges is None else lambda: self._edge_rows(dst)
+        there = None if self.device.type == "cpu" else self.device
         return BlockNeighbourhood(
             block,
-            lambda: torch.from_numpy(self.degree.numpy()[src]).to(self._device),
-            self._kernels,
+            # Few layers read degrees.
+            lambda: torch.from_numpy(self.degree.numpy()[src]).to(self.device),
+            self.kernels,
             edge_types=None if graph.types.is_single else types_of_edges(graph, edges_of(graph, dst), there),
-            edges=rows,
+            edges=None if self.edges is None else lambda: self._edge_rows(dst),
         )
 
     def _edge_rows(self, dst: IdArray) -> Tensor:
         """Features of the in-edges of `dst`, in the dtype of the degrees."""
-        assert self._edges is not None
+        assert self.edges is not None
         ids = edges_of_rows(self.graph.indptr[dst], self.graph.in_degree[dst])[1]
-        return torch.from_numpy(self._edges.gather(ids)).to(self._device, self.degree.dtype)
+        return torch.from_numpy(self.edges.gather(ids)).to(self.device, self.degree.dtype)
+
+
+def apply_layer(model: nn.Module, i: int, neighbourhood: BlockNeighbourhood, h: Tensor) -> Tensor:
+    """Layer i on a block.
+
+    Raises:
+        InputError: its result has the wrong shape, or the features have another width than it reads.
+    """
+    with nullcontext() if i else naming_features(model, h.shape[1]):
+        out = layered(model).layer(i, neighbourhood, h)
+    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != neighbourhood.num_dst:
+        seen = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise InputError(
+            f"layer {i} of {type(model).__name__} returned {seen}; expected [{neighbourhood.num_dst}, D], a row per "
+            "destination"
+        )
+    return out
+
+
+@contextmanager
+def naming_features(model: nn.Module, width: int) -> Iterator[None]:
+    """Context in which rows of a wrong width are a sentence."""
+    try:
+        yield
+    except RuntimeError as e:
+        # torch has no error class of its own for this.
+        if "shapes cannot be multiplied" not in str(e):
+            raise
+        raise InputError(
+            f"a node has {width} features; expected as many as the first layer of {type(model).__name__} multiplies "
+            f"({e})"
+        ) from e

@@ -62,12 +62,7 @@ class Layers:
         return torch.from_numpy(self.nodes).to(self.device)
 
     def rows(self, features: FeatureStore | Tensor, dtype: torch.dtype) -> Tensor:
-        """[S, F], input of the first layer.
-
-        Args:
-            features: [V, F], in a store or on the device.
-            dtype: of the model.
-        """
+        """[S, F], input of the first layer, in the dtype of the model; features may be on the device."""
         if isinstance(features, Tensor):
             return features.index_select(0, self._nodes_on_device).to(dtype)
         rows = torch.empty(len(self.nodes), features.num_features, dtype=dtype, device=self.device)
@@ -79,31 +74,11 @@ class Layers:
         return rows
 
 
-def rows_fit(needed: Sequence[npt.NDArray[np.bool_]], row_bytes: int, budget: DeviceBudget) -> bool:
-    """True if the rows of two layers take at most half of the budget, leaving the rest to chunks.
-
-    Args:
-        needed: L times [V], rows of each layer.
-        row_bytes: bytes of the widest row.
-        budget: how much there is.
-    """
-    return 2 * max(int(np.count_nonzero(mask)) for mask in needed) * row_bytes <= budget.num_bytes // 2
-
-
 def fits(
     graph: Graph, needed: Sequence[npt.NDArray[np.bool_]], width: int, widest: int, itemsize: int, num_bytes: int
 ) -> bool:
     """True if all layers fit, each as one block: the lists of all, and for one layer its rows, its results and two
-    working copies of each.
-
-    Args:
-        graph: V nodes.
-        needed: L+1 times [V], sources of the first layer and rows of each.
-        width: F.
-        widest: rows of the model's widest weight.
-        itemsize: bytes of a number.
-        num_bytes: memory available.
-    """
+    working copies of each. `needed`: L+1 times [V], sources of the first layer and rows of each; see `layers_for`."""
     counts, wide = layer_counts(graph, needed), max(width, widest) * itemsize
     lists = sum(c.num_edges * LIST_BYTES + 8 * c.num_dst for c in counts)
     layer = [c.num_edges * CALL_BYTES + (3 * c.num_src + 2 * c.num_dst) * wide for c in counts]
@@ -158,18 +133,8 @@ def layers_for(
     dtype: torch.dtype,
     budget: DeviceBudget,
 ) -> Layers | None:
-    """Layers for the outputs of `wanted`; None if they do not fit.
-
-    Args:
-        graph: V nodes.
-        degree: [V], see `layerwise.infer`; on the host.
-        wanted: int64, ascending, distinct.
-        num_layers: L.
-        width: F.
-        widest: rows of the model's widest weight.
-        dtype: of the model.
-        budget: device and available memory.
-    """
+    """Layers for the outputs of `wanted`, ascending and distinct; None if they do not fit. Features have `width`
+    columns, and the model's widest weight `widest` rows. See `layerwise.infer` for the others."""
     known = _kept.get(graph)
     key = num_layers, width, widest, dtype, budget.device, budget.kernels
     if known is not None and known[0] is degree and known[1] == key and np.array_equal(known[2], wanted):

@@ -51,16 +51,8 @@ def infer_in_parts(
     needed: Sequence[npt.NDArray[np.bool_]],
     limits: Limits,
 ) -> Tensor:
-    """Rows of the last layer, ascending, [n, C]. The model is in evaluation mode, its parameters on the host.
-
-    Args:
-        model: has parts.
-        graph: V nodes.
-        features: [V, F].
-        degree: [V], in the dtype of the model.
-        needed: L+1 masks [V], sources of the first layer and rows of each.
-        limits: memory, scratch space, progress.
-    """
+    """Rows of the last layer, ascending, [n, C]. The model has parts, is in evaluation mode, and has its parameters on
+    the host, in the dtype of the degrees. `needed`: L+1 masks [V], sources of the first layer and rows of each."""
     total, done = sum(int(np.count_nonzero(mask)) for mask in needed[1:]), 0
     run, parts = PartsRun(model, graph, degree, limits, total), model.in_parts(layer_counts(graph, needed), degree)
     rows = run.entered(parts[0], features, needed[0])
@@ -176,16 +168,8 @@ class LayerBlocks:
         rows: LayerRows | FarRows,
         sinks: tuple[HostSink, HostSink] | None = None,
     ) -> None:
-        """
-        Args:
-            run: the evaluation.
-            i: number of the layer.
-            part: its convolution.
-            following: that of the next layer; None: there is none.
-            nodes: ascending, whose rows are computed.
-            rows: of the layer before.
-            sinks: take the rows, and the logits that the next layer reads; by default those of `run`.
-        """
+        """Layer i from `rows` of the layer before, with its convolution and that of the following one if there is one,
+        for ascending nodes. `sinks` take the rows, and the logits that the next layer reads."""
         self.run, self.i, self.part, self.following, self.nodes, self._from = run, i, part, following, nodes, rows
         self._none = rows if isinstance(rows, LayerRows) else rows.read(np.empty(0, np.int64), run.graph.num_nodes)
         self.sink, self.logits = sinks or (run.sink(len(nodes), following), run.sink(len(nodes)))

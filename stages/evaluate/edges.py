@@ -16,35 +16,29 @@ CHUNK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, eq=False)
-class RowsOfEnds:
-    """Rows of the nodes that are ends of edges."""
+class NodeRows:
+    """Rows of some nodes."""
 
     nodes: IdArray
     """int64 [m], ascending."""
     rows: Tensor
     """[m, D]."""
 
-    def positions(self, pairs: PairArray) -> PairArray:
-        """int64 [n, 2], the positions of the ends of `pairs` among the rows."""
-        # For many edges a table of at most twice their bytes, which takes a thirtieth of the search's time.
-        if not len(self.nodes) or self.nodes[-1] >= 2 * pairs.size:
-            return np.searchsorted(self.nodes, pairs)
+    def positions(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The positions of nodes, [n], or ends of pairs, [n, 2], among the rows."""
+        # For many a table of at most twice their bytes, which takes a thirtieth of the search's time.
+        if not len(self.nodes) or self.nodes[-1] >= 2 * ids.size:
+            return np.searchsorted(self.nodes, ids)
         table = np.empty(self.nodes[-1] + 1, np.int64)
         table[self.nodes] = np.arange(len(self.nodes))
-        return table[pairs]
+        return table[ids]
 
 
 def edge_outputs(
     head: Any, rows: Tensor, positions: PairArray, features: npt.NDArray[np.floating] | None = None
 ) -> Tensor:
-    """[n, C], outputs for edges, in pieces.
-
-    Args:
-        head: see `links.edge_head.EdgeHead`, on the device of the rows.
-        rows: [m, D], of nodes.
-        positions: int64 [n, 2], of the edges' ends among the rows.
-        features: [n, K], of the edges; None: they have none.
-    """
+    """[n, C], outputs of a head (see `links.edge_head.EdgeHead`) for edges, in pieces, from the positions of their ends
+    among the rows, [n, 2], and their features if they have any."""
     step = max(1, CHUNK_BYTES // max(1, 4 * rows.shape[1] * rows.element_size()))
     found = []
     with torch.no_grad():

@@ -4,7 +4,7 @@ The same blocks as in `direct`, hence the same bits, for models in parts; for ot
 Processes may be on several machines that see the same folder.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,15 +24,14 @@ from ...storage.lazy_dataset import LazyGraph
 from ...storage.store.bytes_left import fits_in_memory
 from ...storage.store.npy import HEADER_BYTES, make_npy, put_npy
 from ...storage.typed.graph_types import SINGLE, GraphTypes
-from ..models.base import Stack, keeps_edges, layered
+from ..models.base import Stack, layered
 from ..models.parts import ConvParts, LayerCounts
 from ..neighbourhood.destinations import LayerRows
 from ..self_loops import COLUMNS, loops_of_rows, with_loops
-from .chunks import MAX_BYTES, Chunks, HostRows, IdArray, layer_counts, needed_rows
+from .chunks import MAX_BYTES, Chunks, IdArray, Source, layer_counts, naming_features, needed_rows
 from .direct import ROW_EDGES, LayerBlocks, PartsRun
 from .far.blocks import FarRows
 from .far.rows import HostSink
-from .layerwise import apply_layer, naming_features
 from .limits import Limits
 
 PIECE_BYTES = 32 << 20
@@ -188,8 +187,8 @@ class FileLayers:
 
     def _compute(self, k: int, first: int, stop: int, sinks: tuple[HostSink, HostSink]) -> None:
         if not self.in_parts:
-            for rows in self._chunks_of(k, self._nodes(k, first, stop)):
-                sinks[0].append(rows)
+            for _ in self._in_chunks(k, self._nodes(k, first, stop), sinks[0].append):
+                pass
         elif k == 0:
             nodes = self._nodes(0, first, stop)
             self._run.enter(self._parts[0], self._run.pieces(self.features, None, nodes), *sinks)
@@ -220,7 +219,10 @@ class FileLayers:
 
     def _no_rows(self, k: int) -> Sequence[Tensor]:
         if not self.in_parts:
-            return list(self._chunks_of(k, np.empty(0, np.int64)))
+            found = list[Tensor]()
+            for _ in self._in_chunks(k, np.empty(0, np.int64), found.append):
+                pass
+            return found
         if k:
             return self._blocks(k, 0, 0).empty()
         part, h = self._parts[0], torch.empty(0, self.features.num_features, dtype=self.degree.dtype)
@@ -245,21 +247,14 @@ class FileLayers:
             return FarRows(store, places, found)
         return LayerRows(store.rows, places, found)
 
-    def _chunks_of(self, k: int, nodes: IdArray) -> Iterator[Tensor]:
-        """Rows of a stage for these nodes, chunk by chunk."""
-        device = torch.device("cpu")
-        if k == 1:
-            source = HostRows(self.features, None, device, self.degree.dtype, True)
-        else:
-            ids = self.layout.folder / f"nodes-{k - 1}.npy"
-            rows = _stored(self._file("rows", k - 1))
-            source = HostRows(rows, _mapped(ids) if ids.exists() else None, device, self.degree.dtype, True)
-        widest = max((p.shape[0] for p in self.model.parameters() if p.ndim > 1), default=0)
-        keeps = keeps_edges(self.model)
-        chunks = Chunks(self.graph, self.degree, self.layout.max_bytes, device, edges=self.edges, keeps_edges=keeps)
-        for dst in chunks.cut(nodes, source, widest):
-            neighbourhood = chunks.neighbourhood(dst)
-            yield apply_layer(self.model, k - 1, neighbourhood, source.gather(neighbourhood.block.src))
+    def _in_chunks(self, k: int, nodes: IdArray, append: Callable[[Tensor], None]) -> Iterator[int]:
+        """Hand on rows of a stage for these nodes, chunk by chunk; the number of each."""
+        path, host = self.layout.folder / f"nodes-{k - 1}.npy", torch.device("cpu")
+        ids = _mapped(path) if k > 1 and path.exists() else None
+        rows = self.features if k == 1 else _stored(self._file("rows", k - 1))
+        source = Source(rows, ids, host, self.degree.dtype, lazy=True)
+        chunks = Chunks(self.model, self.graph, self.degree, self.layout.max_bytes, host, edges=self.edges)
+        return chunks.layer(k - 1, nodes, source, append)
 
     def _nodes(self, k: int, first: int, stop: int) -> IdArray:
         path = self.layout.folder / f"nodes-{k}.npy"

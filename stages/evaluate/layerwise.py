@@ -4,8 +4,7 @@ Every node's layer is computed once, instead of once for each seed that reaches 
 inference: Hamilton, Ying, Leskovec, NeurIPS 2017, algorithm 1, run over all nodes).
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,15 +20,22 @@ from ...storage.errors import InputError, nearest
 from ...storage.features import ArrayFeatures, FeatureStore, is_read_together
 from ...storage.graph import Graph
 from ...storage.plural import counted
-from ..memory.arena import Arena, reusing
 from ..models.base import Stack, as_model, check_initialised, keeps_edges, layered, reads_edges, reads_loops
 from ..models.pyg.model import PyGModel, evaluating
-from ..neighbourhood.block import BlockNeighbourhood
 from ..neighbourhood.checks import no_edge_features
 from ..nodes import node_ids
 from ..self_loops import COLUMNS, degree_of
-from .chunks import MAX_BYTES, Chunks, DeviceRows, HostRows, IdArray, Source, needed_rows
-from .cuda import DeviceBudget, Layers, layers_for, rows_fit
+from .chunks import (
+    MAX_BYTES,
+    Chunks,
+    IdArray,
+    Source,
+    apply_layer,
+    naming_features,
+    needed_rows,
+    widest_weight,
+)
+from .cuda import DeviceBudget, Layers, layers_for
 from .direct import infer_in_parts
 from .far.rows import DeviceSink, HostSink
 from .limits import DEFAULTS, Limits, Progress, silent
@@ -169,7 +175,6 @@ def outputs(
     num_layers = layered(model).num_layers
     parameters = [p for p in model.parameters() if p.is_floating_point()]
     dtype = parameters[0].dtype if parameters else torch.from_numpy(np.empty(0, features.dtype)).dtype
-    widest = max((p.shape[0] for p in parameters if p.ndim > 1), default=0)
     device = parameters[0].device if parameters else torch.device("cpu")
     budget, base = limits.budget, limits.base
     if budget is None and device.type == "cuda":
@@ -187,29 +192,27 @@ def outputs(
     if reads_edges(model) and edges is None:
         raise no_edge_features()
     if budget is not None and not keeps_edges(model) and graph.types.is_single:
-        layers = layers_for(
-            graph, degree, wanted, num_layers, features.num_features, widest, dtype=dtype, budget=budget
-        )
+        wide = features.num_features, widest_weight(model)
+        layers = layers_for(graph, degree, wanted, num_layers, *wide, dtype=dtype, budget=budget)
     with evaluating(model):
         if layers is not None:
             h = layers.rows(features if base is None else base, dtype)
             logits = _in_blocks(model, layers, h, limits.on_progress)
         else:
-            on_host = budget is None
-            source = HostRows(features, None, device, dtype, on_host) if base is None else DeviceRows(base, None, dtype)
-            needed = needed_rows(graph, wanted, num_layers)
-            row_bytes = max(features.num_features, widest) * dtype.itemsize
-            resident = budget is not None and rows_fit(needed, row_bytes, budget)
-            if budget is not None and resident:
-                limits = replace(limits, max_bytes=max(limits.max_bytes, budget.num_bytes // 4))
-            kernels = None if budget is None else budget.kernels
-            chunks = Chunks(
-                graph, degree.to(dtype), limits.max_bytes, device, kernels, edges=edges, keeps_edges=keeps_edges(model)
-            )
+            source = Source(features if base is None else base, None, device, dtype, budget is None)
+            needed, resident, kernels = needed_rows(graph, wanted, num_layers), False, None
+            if budget is not None:
+                # The rows of two layers take at most half of the budget, and leave the rest to chunks.
+                row_bytes = max(features.num_features, widest_weight(model)) * dtype.itemsize
+                most = max(int(np.count_nonzero(mask)) for mask in needed)
+                resident, kernels = 2 * most * row_bytes <= budget.num_bytes // 2, budget.kernels
+                if resident:
+                    limits = replace(limits, max_bytes=max(limits.max_bytes, budget.num_bytes // 4))
+            chunks = Chunks(model, graph, degree.to(dtype), limits.max_bytes, device, kernels, edges=edges)
             sink_of = DeviceSink if resident else partial(HostSink, scratch=limits.scratch)
             if base is None and is_read_together(features, rows := np.flatnonzero(needed[0])):
-                _note_passes(chunks, rows, source, widest, limits)
-            logits = _in_chunks(model, chunks, needed, source, sink_of, limits.on_progress)
+                _note_passes(chunks, rows, source, limits)
+            logits = _in_chunks(chunks, needed, source, sink_of, limits.on_progress)
     if budget is None or logits.nbytes <= budget.num_bytes:
         logits = logits.to(device)
     return logits if wanted is nodes else logits[torch.from_numpy(np.searchsorted(wanted, nodes)).to(logits.device)]
@@ -225,9 +228,9 @@ def _in_blocks(model: nn.Module, layers: Layers, h: Tensor, on_progress: Progres
     return h
 
 
-def _note_passes(chunks: Chunks, rows: IdArray, source: Source, widest: int, limits: Limits) -> None:
+def _note_passes(chunks: Chunks, rows: IdArray, source: Source, limits: Limits) -> None:
     """Say that the first layer reads features on disk many times, if the first chunk of its rows does."""
-    dst = next(chunks.cut(rows, source, widest))
+    dst = next(chunks.cut(rows, source))
     count = len(chunks.neighbourhood(dst).block.src)
     if (passes := count * len(rows) / max(1, len(dst) * source.count)) > MANY_PASSES:
         limits.on_note(
@@ -237,7 +240,6 @@ def _note_passes(chunks: Chunks, rows: IdArray, source: Source, widest: int, lim
 
 
 def _in_chunks(
-    model: nn.Module,
     chunks: Chunks,
     needed: Sequence[npt.NDArray[np.bool_]],
     source: Source,
@@ -246,60 +248,19 @@ def _in_chunks(
 ) -> Tensor:
     """Rows of the last layer, ascending. `sink_of` a count of rows returns what collects them, on the model's device or
     the host."""
-    widest = max((p.shape[0] for p in model.parameters() if p.is_floating_point() and p.ndim > 1), default=0)
     total, done = sum(int(np.count_nonzero(mask)) for mask in needed), 0
     for i, mask in enumerate(needed):
-        # Layers differ in width: what one has used would lie idle beside what the next one takes.
-        rows, last, arena = np.flatnonzero(mask), i == len(needed) - 1, Arena()
+        rows = np.flatnonzero(mask)
         sink = sink_of(len(rows))
-        for dst in chunks.cut(rows, source, widest):
-            neighbourhood = chunks.neighbourhood(dst)
-            with reusing(arena):
-                sink.append(apply_layer(model, i, neighbourhood, source.gather(neighbourhood.block.src)))
-            arena.step()
-            done += len(dst)
+        for count in chunks.layer(i, rows, source, sink.append):
+            done += count
             on_progress(done, total)
         result = sink.finish()
-        if last:
+        if i == len(needed) - 1:
             return result if isinstance(result, Tensor) else torch.from_numpy(result)
         ids = None if len(rows) == len(mask) else rows
-        if isinstance(result, Tensor):
-            source = DeviceRows(result, ids, source.dtype)
-        else:
-            source = HostRows(ArrayFeatures(result), ids, source.device, source.dtype, chunks.on_host)
+        source = replace(source, rows=result if isinstance(result, Tensor) else ArrayFeatures(result), ids=ids)
     raise AssertionError("a model has a layer")
-
-
-def apply_layer(model: nn.Module, i: int, neighbourhood: BlockNeighbourhood, h: Tensor) -> Tensor:
-    """Layer i on a block.
-
-    Raises:
-        InputError: its result has the wrong shape, or the features have another width than it reads.
-    """
-    with nullcontext() if i else naming_features(model, h.shape[1]):
-        out = layered(model).layer(i, neighbourhood, h)
-    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != neighbourhood.num_dst:
-        seen = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise InputError(
-            f"layer {i} of {type(model).__name__} returned {seen}; expected [{neighbourhood.num_dst}, D], a row per "
-            "destination"
-        )
-    return out
-
-
-@contextmanager
-def naming_features(model: nn.Module, width: int) -> Iterator[None]:
-    """Context in which rows of a wrong width are a sentence."""
-    try:
-        yield
-    except RuntimeError as e:
-        # torch has no error class of its own for this.
-        if "shapes cannot be multiplied" not in str(e):
-            raise
-        raise InputError(
-            f"a node has {width} features; expected as many as the first layer of {type(model).__name__} multiplies "
-            f"({e})"
-        ) from e
 
 
 def by_split(logits: Tensor, dataset: Dataset, splits: Sequence[str] = SPLITS) -> dict[str, tuple[Tensor, Tensor]]:

@@ -68,13 +68,8 @@ class KnownPairs:
         edges: npt.NDArray[np.bool_] | None = None,
         types: GraphTypes = SINGLE,
     ) -> "KnownPairs":
-        """
-        Args:
-            graph: the graph.
-            labels: see `storage.links.pairs`; of one relation.
-            edges: bool [E], edges that are known; None: all.
-            types: say which relation that is, if not those of the graph.
-        """
+        """Of the `edges`, a mask [E], or all, and of `labels` of one relation (see `storage.links.pairs`): that of
+        `types`, if not of the graph's."""
         pairs, types = labels[labels[:, 2] == POSITIVE, :2], graph.types if types.is_single else types
         both = np.concatenate([pairs, pairs[:, ::-1]]) if is_symmetric(graph, types) else pairs
         linked = keys_of_pairs(graph, types)
@@ -243,7 +238,9 @@ def blocks_of_candidates(sources: IdArray, known: KnownPairs, width: int) -> Ite
     own = np.flatnonzero((among.start <= sources) & (sources < among.stop))
     own = own[~contains(known.keys, keys[own] + sources[own])]
     begin = np.searchsorted(known.keys, keys + among.start)
-    for tiles in _slabs(among, width):
+    # Known pairs of so few blocks take little memory.
+    for slab in among[:: SLAB * width]:
+        tiles = range(slab, min(slab + SLAB * width, among.stop), width)
         end = np.searchsorted(known.keys, keys + tiles.stop)
         itself = own[(tiles.start <= sources[own]) & (sources[own] < tiles.stop)]
         at, out = (np.concatenate(a) for a in zip(known.between(begin, end), (itself, sources[itself])))
@@ -265,13 +262,6 @@ def scores_against(decoder: Any, sources: Tensor, destinations: Tensor) -> Tenso
     few = max(1, OWN_BYTES // max(1, 2 * count * sources.shape[1] * sources.element_size()))
     found = (decoder(s.repeat_interleave(count, 0), destinations.repeat(len(s), 1)) for s in sources.split(few))
     return torch.cat([scores.reshape(-1, count) for scores in found])
-
-
-def _slabs(nodes: range, width: int) -> Iterator[range]:
-    """Ranges of the first of `nodes` in blocks of `width`, `SLAB` blocks in each: known pairs of so few take little
-    memory."""
-    for first in nodes[:: SLAB * width]:
-        yield range(first, min(first + SLAB * width, nodes.stop), width)
 
 
 def _own_scores(decoder: Any, sources: Tensor, rows: Tensor, destinations: IdArray, width: int) -> Tensor:

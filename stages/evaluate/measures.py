@@ -134,19 +134,15 @@ class Measures:
             found.append(torch.tensor([float(loss), len(labels)], dtype=torch.float64))
             if not is_regression:
                 found.append(_per_class(classes, labels).flatten())
-        if by_class and not is_regression and _has_confusion(classes, labels):
-            found.append(_confusion(classes, labels).flatten())
+        width = classes.shape[1]
+        if by_class and not is_regression and labels.ndim == 1 and width <= MOST_CLASSES:
+            cells = labels * width + (classes.argmax(1) if len(labels) else labels)
+            found.append(torch.bincount(cells, minlength=width * width)[: width * width].double().cpu())
         return torch.cat(found)
 
     def scored(self, sums: Tensor, width: int, gathered: Mapping[str, float], by_class: bool = False) -> Scored:
-        """The metrics from `sums` over all rows.
-
-        Args:
-            sums: as `sums` makes them.
-            width: W.
-            gathered: values of the metrics that need all rows.
-            by_class: as in `sums`.
-        """
+        """The metrics from `sums` over all rows of outputs of this width, and `gathered`, values of those that need all
+        rows."""
         is_regression, width = self.task == "regression", 2 if self.task == "binary" else width
         known: dict[str, float] = dict(gathered)
         counts = None
@@ -188,12 +184,8 @@ class Measures:
         return torch.cat([torch.zeros_like(logits), logits], 1) if self.task == "binary" else logits
 
     def validation(self, scored: Scored, merit: float | None = None) -> Validation:
-        """The result of a validation.
-
-        Args:
-            scored: the metrics.
-            merit: the system's own choice of what is to be large; None: the task's main metric.
-        """
+        """The result of a validation. `merit`: the system's own choice of what is to be large; None: the task's main
+        metric."""
         if self.monitor is not None or merit is None:
             monitor = self.monitor or main_metric(self.task)
             value = {"accuracy": scored.accuracy, **scored.values}[monitor.removeprefix("-")]
@@ -223,17 +215,6 @@ def _per_class(logits: Tensor, labels: Tensor) -> Tensor:
         return torch.stack([torch.bincount(x, minlength=width)[:width] for x in counted]).double().cpu()
     positive, true = (logits > 0) & ~labels.isnan(), labels > 0.5
     return torch.stack([(positive & true).sum(0), positive.sum(0), true.sum(0)]).double().cpu()
-
-
-def _has_confusion(logits: Tensor, labels: Tensor) -> bool:
-    return labels.ndim == 1 and logits.shape[1] <= MOST_CLASSES
-
-
-def _confusion(logits: Tensor, labels: Tensor) -> Tensor:
-    width = logits.shape[1]
-    said = logits.argmax(1) if len(logits) else labels
-    cells = labels * width + said
-    return torch.bincount(cells, minlength=width * width)[: width * width].view(width, width).double().cpu()
 
 
 def _gather_rows(rows: Tensor, group: Group) -> Tensor:

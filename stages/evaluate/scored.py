@@ -10,14 +10,14 @@ from ...storage.dataset import SPLITS, Dataset, IdArray
 from ...storage.links.pairs import PairArray
 from ..links.decoders import decoder_beside
 from ..links.plan import Ends
-from .edges import RowsOfEnds, edge_outputs
+from .edges import NodeRows, edge_outputs
 from .layerwise import by_split, outputs
 from .limits import Limits
 from .link_metrics import Knows, PairsOfSet, link_metrics
 from .measures import Measures, Scored
 from .temporal import Draws, temporal_link_metrics, temporal_outputs
 
-Rows = dict[str, tuple[Tensor, Tensor]] | Tensor | RowsOfEnds
+Rows = dict[str, tuple[Tensor, Tensor]] | Tensor | NodeRows
 
 
 def split_rows(model: nn.Module, dataset: Dataset, degree: Tensor, splits: Sequence[str], limits: Limits) -> Rows:
@@ -64,29 +64,21 @@ def rows_of(outputs: Tensor, dataset: Dataset, splits: Sequence[str] = SPLITS) -
     """Outputs and labels of the nodes of each split that has any; of links, the rows of all nodes, [V, D]; of labelled
     edges, those of their ends."""
     if dataset.has_edge_labels:
-        return RowsOfEnds(nodes_to_evaluate(dataset, splits), outputs)
+        return NodeRows(nodes_to_evaluate(dataset, splits), outputs)
     return outputs if dataset.task == "link" else by_split(outputs, dataset, splits)
 
 
 def scored(
     measures: Measures, model: nn.Module, dataset: Dataset, rows: Rows, split: str, known: Knows
 ) -> Scored | None:
-    """Metrics of a split, those of the test split by class too; None if it is empty.
-
-    Args:
-        measures: what is measured.
-        model: has a decoder, if pairs are labelled.
-        dataset: the data.
-        rows: see `split_rows`.
-        split: train, val or test.
-        known: gives pairs that rankings leave out.
-    """
+    """Metrics of a split from the rows of `split_rows`, those of the test split by class too; None if it is empty. The
+    model has a decoder, if pairs are labelled; `known` gives those that rankings leave out."""
     if isinstance(rows, dict):
         return measures.measured(*rows[split], split == "test") if split in rows else None
     numbers = getattr(dataset.split, split)
     if not len(numbers):
         return None
-    if isinstance(rows, RowsOfEnds):
+    if isinstance(rows, NodeRows):
         return _of_edges(measures, model, dataset, rows.rows, rows.positions(dataset.pair_table[numbers]), split)
     pairs = PairsOfSet(dataset.labels, numbers, split, dataset.graph.types)
     return link_metrics(decoder_beside(model, rows), rows, pairs, measures.all_names, known, measures.ranks_sources)

@@ -143,16 +143,7 @@ def temporal_link_metrics(
     """Metrics of the positive pairs of a set, each from what lies before it. A pair (u, v) is ranked among
     `NEGATIVES` pairs (u, w) at its time, the same in every run, for nodes w that are destinations of pairs and never
     linked to u; AUC and average precision are against the first of these. Pairs of several relations are ranked within
-    theirs.
-
-    Args:
-        model: has a decoder.
-        dataset: of links with times.
-        draws: see `temporal_outputs`; progress is of pairs.
-        name: train, val or test.
-        names: of `links.LINK_METRICS`.
-        known: gives pairs that are no negatives.
-    """
+    theirs. See `link_metrics.link_metrics` for the arguments; progress is of pairs."""
     decoder, found, begun, quiet = decoder_of(model), {}, 0, replace(draws, on_progress=silent)
     graph, labels, time, numbers = dataset.graph, dataset.labels, dataset.pair_time, getattr(dataset.split, name)
     assert time is not None

@@ -10,7 +10,7 @@ import torch
 import millrace as mr
 from millrace.pipeline.inference import on_device, opened
 from millrace.pipeline.telemetry.events import Note
-from millrace.stages.evaluate import cuda, layerwise, temporal
+from millrace.stages.evaluate import chunks, cuda, layerwise, temporal
 from millrace.stages.kernels.runtime import triton_rng
 from millrace.stages.sample.temporal import TemporalSampler
 from millrace.tests.contracts.command import command
@@ -224,7 +224,8 @@ def only_there(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         ran.append(i)
         return out
 
-    monkeypatch.setattr(layerwise, "apply_layer", check)
+    for module in (chunks, layerwise):
+        monkeypatch.setattr(module, "apply_layer", check)
     return ran
 
 

@@ -6,7 +6,7 @@ import torch
 
 import millrace as mr
 from millrace.stages.evaluate import edges
-from millrace.stages.evaluate.edges import RowsOfEnds, edge_outputs
+from millrace.stages.evaluate.edges import NodeRows, edge_outputs
 from millrace.stages.evaluate.scored import nodes_to_evaluate
 from millrace.stages.links.edge_head import EdgeHead
 from millrace.storage.features import ArrayFeatures
@@ -30,7 +30,7 @@ def test_pieces_do_not_show(monkeypatch, chunk, width):
 
 @pytest.mark.parametrize("times", [1, 100])
 def test_rows_are_found_by_their_nodes(times):
-    rows = RowsOfEnds(np.array([2, 5, 90]), torch.rand(3, 1))
+    rows = NodeRows(np.array([2, 5, 90]), torch.rand(3, 1))
     # Two edges are searched for, two hundred looked up.
     found = rows.positions(np.array([[90, 2], [5, 5]] * times))
     assert found.tolist() == [[2, 0], [1, 1]] * times
