@@ -188,6 +188,19 @@ def test_a_budget_below_a_minibatch_is_told(tmp_path, cold):
     assert "of up to 1 minibatches together; training waited" in read
 
 
+def test_a_run_stopped_within_an_epoch_goes_on_to_the_same_bits(tmp_path, cold):
+    write_dataset(tmp_path / "store", dataset(), features_format="npy")
+    expected = parameters(tmp_path / "memory", tmp_path / "store", features="memory", **SAGE)[0]
+    asked = iter([False, False, False, True])
+    job = {**JOB, **SAGE, "features": "mapped", "verbose": False}
+    stopped = mr.run(tmp_path / "store", out=tmp_path / "run", stop=lambda: next(asked, False), **job)
+    assert (stopped.status, stopped.epochs) == ("stopped", 0)
+    cold.clear()
+    found = mr.run(tmp_path / "store", out=tmp_path / "run", resume=True, **job)
+    assert found.parameters_sha256 == expected
+    assert cold, "rows came from the disk"
+
+
 @pytest.mark.parametrize("epoch", [1, JOB["epochs"]])
 def test_stopping_while_validating_goes_on_to_the_same_bits(tmp_path, monkeypatch, epoch):
     """The epoch has its checkpoint, and is validated by the run that goes on; the last one too, if it is asked once."""

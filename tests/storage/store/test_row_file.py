@@ -5,6 +5,7 @@ import errno
 import mmap
 import os
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ def made(folder, row_bytes):
 
 @given(
     ids=st.lists(st.integers(0, ROWS - 1), max_size=200),
-    row=st.sampled_from([1, 3, 64, 1000]),
+    row=st.sampled_from([1, 3, 64, 1000, 9001]),
     gap=st.sampled_from([0, 1, 70, 10**6]),
     read=st.sampled_from([1, 64, 5000, 1 << 20]),
     window=st.sampled_from([1, 4000, 1 << 30]),
@@ -103,13 +104,16 @@ def test_a_file_in_the_cache_is_known(tmp_path, monkeypatch):
     assert not file.is_cached(every[100:200])
 
 
-@pytest.mark.parametrize("why", ["small", "room", "system", "ends"])
+@pytest.mark.parametrize("why", ["small", "room", "system", "ends", "refused"])
 def test_rows_come_by_the_cache_where_reads_past_it_cannot_be_had(tmp_path, monkeypatch, why):
     monkeypatch.setattr(row_file, "LARGE_BYTES", 1000 if why == "small" else 1)
     monkeypatch.setattr(row_file, "bytes_left", lambda: (why == "room") << 60)
     if why == "system":
         monkeypatch.setattr(row_reads, "CALLS", {})
     rows, file = made(tmp_path, 100)
+    if why == "refused":
+        # As a tmpfs does, which has no such reads.
+        monkeypatch.setattr(row_reads.os, "O_DIRECT", os.O_DIRECT | os.O_DIRECTORY)
     ids, out = np.array([7, 9, 299]), np.empty((3, 100), np.uint8)
     if why == "ends":
         # The ring reads another file, which ends before the rows do.
@@ -134,6 +138,37 @@ def test_a_file_cut_short_is_a_sentence(tmp_path, monkeypatch, cached, past_cach
     reads = (lambda: file.is_cached(ids)) if cached else lambda: file.read(ids, np.empty((3, 100), np.uint8), None)
     with pytest.raises(RunError, match=r"rows-100 cannot be read at row 50 of 300 \(it (has|ends).* the file short"):
         reads()
+
+
+@pytest.mark.parametrize("past_cache", [False, True])
+def test_a_file_cut_short_between_two_reads_is_a_sentence(tmp_path, monkeypatch, past_cache):
+    monkeypatch.setattr(row_file, "LARGE_BYTES", 1 if past_cache else 1 << 30)
+    monkeypatch.setattr(row_file, "bytes_left", lambda: 0)
+    monkeypatch.setattr(row_file, "CALL_BYTES", 1000)
+    rows, file = made(tmp_path, 100)
+    place, name = (row_reads.Ring, "read") if past_cache else (row_reads, "read_rows")
+    once, out = getattr(place, name), np.zeros((ROWS, 100), np.uint8)
+
+    def cuts(*args):
+        done = once(*args)
+        os.truncate(file.path, FIRST + 100 * 50 + 7)
+        return done
+
+    monkeypatch.setattr(place, name, cuts)
+    with pytest.raises(RunError, match=r"at row 50 of 300 \(it has 50 rows now; expected 300\)"):
+        file.read(np.arange(ROWS), out, None)
+    np.testing.assert_array_equal(out[:50], rows[:50])
+
+
+def test_ranks_of_one_host_read_one_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(row_file, "LARGE_BYTES", 1)
+    monkeypatch.setattr(row_file, "bytes_left", lambda: 0)
+    rows, one = made(tmp_path, 1000)
+    ids, found = [np.arange(k, ROWS, 2) for k in range(2)], [np.zeros((ROWS // 2, 1000), np.uint8) for _ in range(2)]
+    with ThreadPoolExecutor(2) as ranks:
+        for file in (one, RowFile(one.path, FIRST, 1000, ROWS)):
+            list(ranks.map(file.read, ids, found, (None, None)))
+            assert all(np.array_equal(out, rows[i]) for i, out in zip(ids, found))
 
 
 def test_a_disk_that_fails_is_a_sentence(tmp_path, monkeypatch):
