@@ -4,7 +4,8 @@
     python benchmarks/disk.py --folder disk/ --base ../older  runs of another checkout beside
 
 It makes a store of random edges and rows of 1 KiB. **Units**: the rows of 1, 8 and 25 minibatches as training collects
-them, the same ranges through a bare reader, and `torch.index_select` over a map with ``MADV_RANDOM`` for one minibatch.
+them, the same ranges through bare readers (by the cache of pages, and past it in threads: the limit is the faster of
+both), and `torch.index_select` over a map with ``MADV_RANDOM`` for one minibatch.
 **Packed**: rows beside samples, and the same files read in order. **Runs**: GraphSAGE of width 128 on minibatches of
 1,024 seeds, fanout 10, 5, in a cgroup of each size: features in memory (no limit), mapped (as many minibatches together
 as memory allows; eight in 2 GiB, 25 in 4 GiB) and packed: an epoch of 100 minibatches, from its begin to its last step,
@@ -27,8 +28,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,8 @@ WIDTH, BATCH, FANOUT, STEPS = 256, 1024, (10, 5), 25
 EPOCH = 100
 """Minibatches of an epoch: `STEPS` are read together four times."""
 V1, V2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+THREADS = 64
+"""Reads of the bare reader that are under way past the cache of pages."""
 ROWS = 58_000
 """Rows of a minibatch on the store of four million nodes."""
 Best = dict[str, float]
@@ -102,29 +106,48 @@ def bytes_read() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
 
-def bare(store: Path, ids: np.ndarray[Any, Any], row: int) -> None:
-    """The limit: reads the ranges of ascending ids and leaves them where they come."""
+Ranges = list[tuple[int, int]]
+"""Where reads begin, and their bytes."""
+
+
+def ranges_of(path: Path, ids: np.ndarray[Any, Any], row: int) -> Ranges:
+    """The reads of ascending ids, neighbours together."""
     # Here, since an older checkout has none of them.
     from millrace.storage.store.npy import data_offset
     from millrace.storage.store.row_file import GAP_BYTES, READ_BYTES
 
-    path = store / "features.npy"
-    first, handle = data_offset(path), os.open(path, os.O_RDONLY)
-    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
-    cuts = np.flatnonzero((np.diff(ids) - 1) * row > GAP_BYTES) + 1
-    ranges = [
-        (first + at * row, min(READ_BYTES, first + (last + 1) * row - (first + at * row)))
+    first, cuts = data_offset(path), np.flatnonzero((np.diff(ids) - 1) * row > GAP_BYTES) + 1
+    return [
+        (first + at * row, min(READ_BYTES, (last + 1 - at) * row))
         for low, last in zip(ids[[0, *cuts]].tolist(), ids[[*(cuts - 1), len(ids) - 1]].tolist())
         for at in range(low, last + 1, READ_BYTES // row)
     ]
-    buffer = memoryview(bytearray(READ_BYTES))
-    ahead = 4096
-    for at, size in ranges[:ahead]:
-        os.posix_fadvise(handle, at, size, os.POSIX_FADV_WILLNEED)
-    for k, (at, size) in enumerate(ranges):
+
+
+def by_cache(path: Path, ranges: Ranges) -> None:
+    """Reads through the cache of pages, which are announced ahead, and leaves rows where they come."""
+    handle, buffer, ahead = os.open(path, os.O_RDONLY), memoryview(bytearray(1 << 20)), 4096
+    os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_RANDOM)
+    for k in range(-ahead, len(ranges)):
         if k + ahead < len(ranges):
             os.posix_fadvise(handle, *ranges[k + ahead], os.POSIX_FADV_WILLNEED)
-        os.preadv(handle, [buffer[:size]], at)
+        if k >= 0:
+            os.preadv(handle, [buffer[: ranges[k][1]]], ranges[k][0])
+    os.close(handle)
+
+
+def past_cache(path: Path, ranges: Ranges) -> None:
+    """Reads past the cache of pages, of which each thread has one under way."""
+    handle, page = os.open(path, os.O_RDONLY | os.O_DIRECT), mmap.PAGESIZE
+
+    def read(k: int) -> None:
+        buffer = memoryview(mmap.mmap(-1, (1 << 20) + 2 * page))
+        for at, size in ranges[k::THREADS]:
+            begin = at // page * page
+            os.preadv(handle, [buffer[: -(-(at + size) // page) * page - begin]], begin)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(read, range(THREADS)))
     os.close(handle)
 
 
@@ -135,11 +158,19 @@ def units(store: Path, rounds: int, best_of: Best) -> None:
     bulk = NeighborSampler(FANOUT).sample(data.graph, plan.request(0, 0), cpu)
     features = data.features
     assert isinstance(features, MappedFeatures)
-    row = WIDTH * 4
+    path = store / "features.npy"
+    # Here, since an older checkout has none.
+    from millrace.stages.fetch.ahead.disk_rows import DiskRows
+
     for together in (1, 8, STEPS):
         asked = np.concatenate([m.nodes for m in bulk.minibatches[:together]])
         ids = np.unique(asked)
-        sides = {"limit": partial(bare, store, ids, row), "unit": partial(collected(features), asked)}
+        ranges = ranges_of(path, ids, WIDTH * 4)
+        # From the second on into buffers of the units before, as in training.
+        sides = {"by cache": partial(by_cache, path, ranges), "unit": partial(DiskRows(features).collect, asked)}
+        with suppress(OSError):
+            os.close(os.open(path, os.O_RDONLY | os.O_DIRECT))
+            sides["past cache"] = partial(past_cache, path, ranges)
         if together == 1:
             sides["index_select"] = partial(selected, store, asked)
         found: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
@@ -151,14 +182,9 @@ def units(store: Path, rounds: int, best_of: Best) -> None:
                 found[side].append((time.perf_counter() - start, time.process_time() - used))
         best = {side: [round(x / together, 3) for x in min(s)] for side, s in found.items()}
         best_of.update({f"{side} of {together}": min(s)[0] / together for side, s in found.items()})
+        limits = [best_of[f"{side} of {together}"] for side in ("by cache", "past cache") if side in sides]
+        best_of[f"limit of {together}"] = min(limits)
         print(json.dumps({"together": together, "rows": len(ids), "s, cpu s each": best, **load()}), flush=True)
-
-
-def collected(features: MappedFeatures) -> Callable[[np.ndarray[Any, Any]], Any]:
-    """Collects a unit's rows, as training does: from the second on into buffers of the units before."""
-    from millrace.stages.fetch.ahead.disk_rows import DiskRows
-
-    return DiskRows(features).collect
 
 
 def selected(store: Path, asked: np.ndarray[Any, Any]) -> None:
@@ -350,10 +376,8 @@ def sweep(args: argparse.Namespace, store: Path, packed: Path) -> None:
             for file in packed.rglob("rows.npy"):
                 drop(file.parent, file.name)
             words = [sys.executable, __file__, "--whole", str(store), samples, str(out), str(number)]
-            for gib in args.gib[:1]:
-                print(
-                    json.dumps({"sweep": side, "number": number, **limited(words, gib, dict(os.environ))}), flush=True
-                )
+            found = limited(words, args.gib[0], dict(os.environ))
+            print(json.dumps({"sweep": side, "number": number, **found}), flush=True)
 
 
 def predict(args: argparse.Namespace, random: Path) -> None:
