@@ -83,7 +83,7 @@ def ready_to_run(call: RunCall, emit: Emit) -> Ready:
     if not resume:  # a run of an earlier version goes on as it began
         check_schedule(job.train.schedule)
     check_run_folder(folder, resume)
-    for text in elsewhere(job, folder) if resume else ():
+    for text in elsewhere(job, folder, is_given=dataset is not None) if resume else ():
         emit(Note(text))
     if resume and not isinstance(dataset, str | Path | Dataset | None):
         # The folder's job names the clean copy, which is read as it is.
@@ -106,7 +106,7 @@ def ready_to_run(call: RunCall, emit: Emit) -> Ready:
     prepared = with_packed(prepared, samples)
     queue = _checked(prepared, samples, folder, resume)
     if resume:
-        check_resumable(folder, job, prepared.fingerprint, prepared.dataset)
+        check_resumable(folder, prepared.job, prepared.fingerprint, prepared.dataset)
     untold = (*untold, *not_read(prepared), *one_step(prepared))
     if isinstance(dataset, SampledDataset):
         text = f"training reads {dataset.samples} alone, which holds no graph and no labels but those of its seeds"
@@ -147,12 +147,17 @@ def configured(call: RunCall) -> tuple[Job, Any]:
 
 def _check_seed(job: Job, model: nn.Module) -> None:
     """Refuse a seed of initial parameters beside a module that has its own, where nothing else is drawn by it."""
-    drawn = any(map(is_lazy, model.parameters())) or job.learned.width or job.read.task == "link"
-    if job.seeds.initial is not None and not drawn and job.read.labels_of == "nodes":
+    if job.seeds.initial is not None and not draws_initial(job, model):
         raise InputError(
             f"seeds.initial is {job.seeds.initial}, but the model, a {type(model).__name__}, has its initial "
             "parameters; leave it out, and call torch.manual_seed before you make the module"
         )
+
+
+def draws_initial(job: Job, model: nn.Module) -> bool:
+    """True if some initial parameters of a run of a module are drawn by its seed."""
+    of_pairs = job.read.task == "link" or job.read.labels_of == "edges"
+    return of_pairs or bool(job.learned.width) or any(map(is_lazy, model.parameters()))
 
 
 def _check_machine(job: Job) -> None:

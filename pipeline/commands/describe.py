@@ -30,7 +30,7 @@ from ...storage.stored.version1 import store_of_version_1
 from ...storage.typed.features import TypedFeatures
 from ...storage.typed.graph_types import GraphTypes, edges_of_types
 from ...storage.urls import is_url
-from ..config.load import Job
+from ..config.load import Job, read_any_run_table
 from ..datasets.readers.reader import Request
 from ..datasets.readers.registry import reader_of
 from ..datasets.schema.source import GraphTables
@@ -126,6 +126,7 @@ def _roles(path: str, job: Job) -> dict[str, Any]:
 
 
 def _run(folder: Path) -> dict[str, Any]:
+    read_any_run_table(folder / JOB)  # refuses one that is empty
     record: dict[str, Any] = {"holds": "a run", "job": str(folder / JOB)}
     cursors = CheckpointStore(folder / CHECKPOINTS, {}, read_only=True).cursors()
     at = f"phase {cursors[-1].phase}, step {cursors[-1].step}" if cursors else "none"

@@ -159,8 +159,6 @@ def read_run_table(path: Path) -> dict[str, Any]:
         InputError: see `read_toml`.
     """
     table = read_any_run_table(path)
-    if not table:
-        raise StoreError(f"{path} is empty, which no run writes: it is damaged; copy it again")
     check_code(table, path)
     return table
 
@@ -171,8 +169,11 @@ def read_any_run_table(path: Path) -> dict[str, Any]:
 
     Raises:
         InputError: see `read_toml`.
+        StoreError: the file is empty.
     """
     table = read_toml(path)
+    if not table:
+        raise StoreError(f"{path} is empty, which no run writes: it is damaged; copy it again")
     if table.get("kernel") == "reference":
         del table["kernel"]  # others draw the same minibatches
     for key in (*RENAMED, *REMOVED):

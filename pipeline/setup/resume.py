@@ -119,14 +119,15 @@ def check_connections(job: Job, folder: Path) -> None:
         )
 
 
-def elsewhere(job: Job, folder: Path) -> list[str]:
+def elsewhere(job: Job, folder: Path, *, is_given: bool = False) -> list[str]:
     """Note on what a run that goes on connects to or writes to outside of its folder, which may come from anyone.
 
     Args:
         job: resolved.
         folder: the run's.
+        is_given: data are given in the place of the job's.
     """
-    far = job.dataset if is_url(job.dataset) else None
+    far = job.dataset if is_url(job.dataset) and not is_given else None
     sources = present([far, job.start_from, job.partition.owners, job.read.pairs])
     places = [job.queue.location] if job.queue.kind == "zarr" and job.queue.location else []
     found = {"reads": sources, "writes minibatches to": places, "reports to": job.track}

@@ -30,6 +30,7 @@ from ..custom.own_code import check_beside, split_loss, split_options
 from ..custom.user_module import module_named
 from ..dry_run import dry_run
 from ..precompute import precompute
+from ..ready import draws_initial
 from ..setup.configure import check_cut_in_file, sections_of, with_sections
 from ..setup.fingerprint import sets_digest
 from ..setup.open_data import absolute_source
@@ -144,6 +145,12 @@ def _sweep(
     keys = {path[-1] for path in varied if path[0] == "train"} | set(train if isinstance(train, Mapping) else ())
     check_beside(keys, may_be_code[0], may_be_code[1])
     planned = points(base, grid, seeds)
+    own = None if isinstance(code.get("model"), str) else as_record_or_module(code.get("model"))
+    if seeds > 1 and own is not None and not draws_initial(planned[0].job, own):
+        raise InputError(
+            f"seeds is {seeds}, but the model, a {type(own).__name__}, has its initial parameters, which all runs "
+            "would share; give it by its name, model='MODULE:NAME', by which each run makes its own"
+        )
     if jobs is not None:
         jobs = whole_number("jobs", jobs, 1)
     in_memory = dataset if dataset is not None and not isinstance(dataset, str | Path) else None

@@ -1,5 +1,6 @@
 """One run of a sweep: in this process, or as a task of a Dask worker."""
 
+import copy
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -80,6 +81,8 @@ def run_one(
             # Initial parameters of each seed, as those of Millrace's own models.
             torch.manual_seed(torch_seed(stream(job.seed_of("initial"), Purpose.INIT)))
             code = {**code, "model": module_named(code["model"])}
+        elif "model" in code:  # a run trains the module that it gets, and others begin as this one
+            code = {**code, "model": copy.deepcopy(code["model"])}
         result = run(config=job, out=out, resume=resume, samples=samples, emit=silent, **code)
     except MillraceError as e:
         return {"failed": str(e)}

@@ -1,5 +1,6 @@
 """Events that the core emits while it runs. It prints nothing: listeners do (progress, metrics file, dashboard)."""
 
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -159,7 +160,16 @@ def silent(event: Event) -> None:
 def cautioning(event: Event) -> None:
     """Give a `Caution` as a Python warning, and ignore all other events."""
     if isinstance(event, Caution):
-        warnings.warn(event.text, DataWarning, stacklevel=2)
+        warnings.warn(event.text, DataWarning, stacklevel=_level_outside())
+
+
+def _level_outside() -> int:
+    """`stacklevel` of the first frame outside Millrace, for a warning of this function's caller."""
+    ours = tuple(f"{__name__.partition('.')[0]}.{layer}." for layer in ("pipeline", "stages", "storage"))
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(ours):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def both(*listeners: Emit) -> Emit:

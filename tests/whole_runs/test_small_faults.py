@@ -190,7 +190,7 @@ def test_what_lies_in_the_place_of_a_model_is_named(run: Path, tmp_path: Path, k
         assert code == 2 and "model.pt" in said and "not finished" not in said and len(said.splitlines()) <= 2, said
 
 
-@pytest.mark.parametrize("words", ["predict {} --out {}.csv", "evaluate {}"])
+@pytest.mark.parametrize("words", ["predict {} --out {}.csv", "evaluate {}", "report {}", "inspect {}"])
 def test_an_empty_job_of_a_run_is_damaged_and_not_the_defaults(run: Path, tmp_path: Path, words: str) -> None:
     copied = Path(shutil.copytree(run, tmp_path / "run"))
     (copied / "job.toml").write_text("# nothing\n")

@@ -2,22 +2,25 @@
 
 import shutil
 import tomllib
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
+import numpy as np
 import pytest
 import torch
 
 import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.config.schema import Train
-from millrace.pipeline.setup.resume import Pace, position, redistributed, resumable, without_executor
+from millrace.pipeline.setup.resume import Pace, elsewhere, position, redistributed, resumable, without_executor
 from millrace.pipeline.setup.run_folder import CHECKPOINTS, JOB, MODEL, RESULT, check_resumable
 from millrace.pipeline.telemetry.events import Note, StepDone
 from millrace.stages.assignment import Steps
 from millrace.stages.messages import Phase
 from millrace.storage.checkpoint import CheckpointStore, Cursor
 from millrace.storage.errors import InputError, RunError, StoreError
+from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts.bulk_ranks import last_parameters, train_bulk
 from millrace.tests.contracts.command import command
 
@@ -216,3 +219,19 @@ def test_what_a_folder_has_a_run_do_elsewhere_is_said_before(tmp_path, way):
     wanted = f"the run of {out} reads {far} and {other}, writes minibatches to {place}, reports to tensorboard"
     assert told[0] == Note(wanted if way == "resume" else f"reading {far}, which {out} names")
     assert not place.exists()
+
+
+def test_data_given_in_the_place_of_the_jobs_are_what_is_read(tmp_path):
+    job = resolve({"dataset": "https://127.0.0.1:9/graph.npz"})
+    assert elsewhere(job, tmp_path) == [f"the run of {tmp_path} reads https://127.0.0.1:9/graph.npz"]
+    assert elsewhere(job, tmp_path, is_given=True) == []
+
+
+def test_a_refused_resume_names_what_was_set_and_nothing_else(tmp_path):
+    data = mr.open_dataset(SPEC)
+    rows = np.random.default_rng(0).normal(size=(data.graph.num_edges, 2)).astype(np.float32)
+    data = replace(data, graph=replace(data.graph, edge_features=ArrayFeatures(rows)))
+    job = {"out": tmp_path / "run", "model": "gat", "fanout": [2, 2], "hidden": 4, "verbose": False}
+    mr.run(data, epochs=1, **job)
+    with pytest.raises(StoreError, match=r"other settings: train\.lr \(was [\d.]+, now 0\.5\); resume with the same"):
+        mr.run(data, epochs=2, lr=0.5, resume=True, **job)

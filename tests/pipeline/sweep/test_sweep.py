@@ -333,3 +333,43 @@ def test_models_that_read_the_edges_own_weights_share_no_samples(tmp_path):
     given = {k: v for k, v in JOB.items() if k not in ("hidden", "layers")} | {"jobs": 1, "verbose": False, "epochs": 1}
     found = mr.sweep(data, grid={"lr": [0.02, 0.01]}, out=tmp_path / "kept", model=model, **given)
     assert not found.failures and [row["runs"] for row in found.rows] == [1, 1]
+
+
+class Mean(torch.nn.Module):
+    num_layers = 1
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(5, 3)
+
+    def layer(self, i, neighbourhood, h):
+        return self.linear(neighbourhood.mean(h))
+
+
+def test_each_run_of_a_module_begins_with_its_parameters(tmp_path):
+    model, given = Mean(), {"epochs": 2, "fanout": [3], "batch_size": 20, "threads": 1, "verbose": False}
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    found = mr.sweep(SOURCE, grid={"lr": [0.05, 0.01]}, out=tmp_path / "all", model=model, jobs=1, **given)
+    assert not found.failures and all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    for name, lr in (("000", 0.05), ("001", 0.01)):
+        (alone := Mean()).load_state_dict(state)
+        wanted = mr.run(SOURCE, model=alone, lr=lr, out=tmp_path / name, **given).parameters_sha256
+        assert result_of(tmp_path / "all" / name)["parameters_sha256"] == wanted
+    with pytest.raises(mr.InputError, match=r"seeds is 2, but the model, a Mean, has its initial parameters.*MODULE:N"):
+        mr.sweep(SOURCE, seeds=2, out=tmp_path / "seeds", model=model, jobs=1, **given)
+    assert not (tmp_path / "seeds").exists()
+
+
+def test_a_sweep_of_a_named_model_that_starts_from_a_run_is_repeated(tmp_path, monkeypatch):
+    (tmp_path / "own_start.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    given = {"fanout": [3], "batch_size": 20, "threads": 1, "verbose": False, "epochs": 1}
+    first, other = (mr.run(SOURCE, out=tmp_path / name, model=Mean(), **given) for name in ("first", "other"))
+    again = {**given, "model": "own_start:Own", "grid": {"lr": [0.05, 0.01]}, "jobs": 1, "out": tmp_path / "all"}
+    found = mr.sweep(SOURCE, start_from=str(first.out), **again)
+    shutil.rmtree(tmp_path / "all" / "001")
+    assert [{**row, "seconds": 0} for row in mr.sweep(SOURCE, start_from=str(first.out), **again).rows] == [
+        {**row, "seconds": 0} for row in found.rows
+    ]
+    with pytest.raises(mr.InputError, match="all holds another sweep"):
+        mr.sweep(SOURCE, start_from=str(other.out), **again)
