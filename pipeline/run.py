@@ -15,8 +15,10 @@ from ..storage.errors import Interrupted
 from ..storage.ledger import Ledger
 from ..storage.plural import counted
 from ..storage.queue.base import MinibatchQueue
+from ..storage.queue.seed_data import SampledDataset
 from ..storage.store.digested_file import file_sha256
 from ..storage.store.full_disk import needing_space
+from ..storage.stored.learned_nodes import write_nodes
 from .config.load import Job
 from .config.named_code import allowing
 from .config.systems import System
@@ -27,13 +29,13 @@ from .report.model_card import CARD, data_section, model_card
 from .setup.open_queue import QueueEnd, is_being_written, lock_queue_folder, own_queue
 from .setup.prepare import Prepared
 from .setup.python_inputs import keep_inputs
-from .setup.result import DATA_CARD, SECONDS, STOPPED, Result, by_class, versions, write_json
+from .setup.result import DATA_CARD, FILES, SECONDS, STOPPED, Result, by_class, versions, write_json
 from .setup.run_folder import (
     CHECKPOINTS,
     JOB,
-    LEARNED,
     METRICS,
     MODEL,
+    NODES,
     RESULT,
     check_resumable,
     check_run_folder,
@@ -158,6 +160,8 @@ def _run(call: RunCall, control: Control) -> Result:
         if (card := prepared.dataset.card) is not None:
             more = {"notes": list(prepared.dataset.notes), "options": dict(prepared.dataset.read_as)}
             write_json(folder / DATA_CARD, {**card, **more, "weighted": prepared.dataset.graph.is_weighted})
+        if job.learned.width and not isinstance(prepared.dataset, SampledDataset):
+            write_nodes(folder / NODES, prepared.dataset)
         keep_inputs(folder, job, ready.in_memory, module, prepared.fingerprint, call.code)
         if prepared.system.clients != "ranks":
             prepared = with_clients(prepared, folder)
@@ -274,6 +278,6 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         num_edge_features=prepared.outline.edge_width if prepared.model.reads_edges else 0,
         labels_of="edges" if prepared.outline.row_width else "nodes",
         num_pair_features=prepared.outline.pair_width,
-        files_sha256={n: file_sha256(out / n) for n in (MODEL, LEARNED, DATA_CARD) if (out / n).is_file()},
+        files_sha256={n: file_sha256(out / n) for n in FILES if (out / n).is_file()},
         versions=versions(),
     )

@@ -33,8 +33,8 @@ from ..storage.store.store import Store, open_store
 from ..storage.stored.version1 import read_version_1, store_of_version_1
 from ..storage.typed.features import TypedFeatures
 from .setup.open_queue import open_queue
-from .setup.result import DATA_CARD, known_digests
-from .setup.run_folder import JOB, LEARNED, MODEL
+from .setup.result import FILES, known_digests
+from .setup.run_folder import JOB
 from .telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted
 
 MIB = 1 << 20
@@ -73,7 +73,7 @@ def verify(path: Path, emit: Emit) -> Verified:
     Raises:
         InputError: there is nothing to check.
     """
-    files = [MODEL, LEARNED, DATA_CARD] if (path / JOB).is_file() else []
+    files = [*FILES] if (path / JOB).is_file() else []
     stores = sorted(_stores_in(path))
     if not files and not stores:
         check_no_url(path, "a folder on a file system")

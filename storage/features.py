@@ -282,3 +282,16 @@ def in_place(features: FeatureStore, ids: npt.NDArray[np.integer]) -> FloatArray
     if is_read_together(features, ids):
         return None
     return np.asarray(features.rows)
+
+
+class ReorderedFeatures:
+    """Rows of a feature store under other numbers. See `FeatureStore`."""
+
+    def __init__(self, features: FeatureStore, order: npt.NDArray[np.int64]) -> None:
+        self.features, self._order = features, order
+        self.num_rows, self.num_features, self.dtype = len(order), features.num_features, features.dtype
+
+    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+        if len(ids) and (ids.min() < 0 or ids.max() >= self.num_rows):
+            raise IndexError(f"feature rows [{ids.min()}, {ids.max()}] asked for; there are {self.num_rows}")
+        return self.features.gather(self._order[ids], out)

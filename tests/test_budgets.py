@@ -55,7 +55,10 @@ BUDGETS: dict[str, float] = {
     # them on rows several times too large: 65 (and 2 of Any).
     # start_from compares columns, scales and classes by name: 27.
     # Sets in attributes of NetworkX and PyG are read or refused, where a split was drawn without a word: 15.
-    "lines_code": 67_530,
+    # Other data keep their own sets (or are test data), learnt rows and types are found by name, dates and numbers do
+    # not mix as times, codes keep their zeros, and each run of a sweep begins with the module as it was given: all of
+    # this was wrong without a word: 219.
+    "lines_code": 67_749,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 34.8,
     "none_checks_of_types": 6,

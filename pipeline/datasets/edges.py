@@ -10,7 +10,7 @@ from ...storage.errors import InputError, whole_number
 from ...storage.links.pairs import is_symmetric
 from ...storage.plural import counted, were
 from ...storage.stored.data_card import with_columns
-from ...storage.times.moments import as_times, in_one_unit
+from ...storage.times.moments import in_one_unit
 from ...storage.typed.graph_types import RelationType
 from .cleaning.columns import LARGE_VALUE, Card, clean_edge_features
 from .cleaning.kept import PAIRS, of_pairs
@@ -21,7 +21,7 @@ from .cleaning.splits import make_split
 from .edge_labels import LabelledEdges
 from .links import like_edges, without_pairs
 from .pair_relation import with_pair_relation
-from .pairs import as_pairs
+from .pairs import as_pairs, times_like
 from .readers.pyg import has_targets
 from .readers.typed import host
 
@@ -98,7 +98,7 @@ def with_labelled_edges(
         timed = dataset.graph.has_edge_times or dataset.graph.has_node_times
         if not timed and (own := in_one_unit([raw.time])[1]) is not None:
             dataset = replace(dataset, graph=replace(dataset.graph, time_unit=own))
-        found = as_times(raw.time, "times of labelled edges", len(raw.pairs), dataset.graph.time_unit)
+        found = times_like(raw.time, "times of labelled edges", len(raw.pairs), dataset.graph)
         times = like_edges(found, dataset.graph)
     unit = dataset.graph.time_unit
     parts = make_split(

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ...stages.random import Purpose, permutation, stream
 from ...storage.dataset import SPLITS, Dataset, Split, require_dataset
 from ...storage.errors import InputError, whole_number
+from ...storage.features import ReorderedFeatures
 from ...storage.graph import ALWAYS, GRAPH_ARRAYS, Graph
 from ...storage.links.pairs import (
     KIND_OF,
@@ -24,7 +25,6 @@ from ...storage.links.pairs import (
     of_pairs,
 )
 from ...storage.optional import present_items
-from ...storage.partition.reorder import ReorderedFeatures
 from ...storage.plural import counted, were
 from ...storage.typed.graph_types import GraphTypes
 from .cleaning.options import Overlaps

@@ -4,13 +4,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from ...storage.dataset import Dataset
+from ...storage.dataset import Dataset, Split
 from ...storage.dataset_store import FeaturesAccess, GraphAccess
 from ...storage.errors import InputError, nearest, whole_number
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.paths import expanded
 from ...storage.urls import is_url
 from .cleaning.clean import clean
+from .cleaning.kept import is_new
 from .cleaning.labels import as_task
 from .cleaning.options import DEFAULT_OPTIONS, ReadOptions, require_options
 from .cleaning.raw import Raw
@@ -112,7 +113,12 @@ def with_pairs(plain: Dataset, spec: str | Path | object, request: Request) -> D
         found = with_labelled_edges(plain, edges, request.split, request.seed, options)
     else:
         chosen: Any = {key: getattr(options, key) for key in ("pairs", "relation", "overlapping_splits")}
-        found = link_dataset(plain, split=request.split, seed=request.seed, **chosen)
+        has_sets = is_new(options) and (plain.task == "link" or options.pairs is not None)
+        split = None if has_sets else request.split
+        found = link_dataset(plain, split=split, seed=request.seed, **chosen)
+        if is_new(options) and split is not None:
+            note = f"{NO_SPLIT} its edges are divided by that of the run, {split}."
+            found = replace(found, notes=(*found.notes, note))
     return replace(found, read_as={**plain.read_as, **options.given})
 
 
@@ -241,11 +247,20 @@ def _finished(dataset: Dataset, request: Request) -> Dataset:
             "leave it out"
         )
     labels, number = as_task(dataset, task)
-    times, unit = (dataset.pair_time, "edge") if dataset.has_edge_labels else (dataset.graph.node_time, "node")
-    more: Any = {"times": times, "unit": unit, "time_unit": dataset.graph.time_unit}
-    parts = make_split(labels, dataset.split, request.split, request.seed, request.options, notes, **more)
+    parts = _split_of(replace(dataset, labels=labels), dataset.split, request, notes)
     name, distinct = request.name or dataset.name, tuple(dict.fromkeys(notes))
     return replace(dataset, name=name, labels=labels, num_classes=number, task=task, split=parts, notes=distinct)
+
+
+def divided(dataset: Dataset, split: str | None, seed: int) -> Dataset:
+    """The dataset with a split that is drawn, whatever split it has. Arguments as those of `open_dataset`."""
+    return replace(dataset, split=_split_of(dataset, None, Request(split=split, seed=seed), []))
+
+
+def _split_of(dataset: Dataset, stored: Split | None, request: Request, notes: list[str]) -> Split:
+    times, unit = (dataset.pair_time, "edge") if dataset.has_edge_labels else (dataset.graph.node_time, "node")
+    more: Any = {"times": times, "unit": unit, "time_unit": dataset.graph.time_unit}
+    return make_split(dataset.labels, stored, request.split, request.seed, request.options, notes, **more)
 
 
 def _check_no_options(options: ReadOptions, what: str, takes: tuple[str, ...] = ()) -> None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
+from ...storage.graph import Graph
 from ...storage.links.pairs import PairArray, node_ranges
 from ...storage.node_names import NodeNames
 from ...storage.optional import present_items
@@ -328,8 +329,21 @@ def _of_arrays(arrays: Mapping[str, Any], dataset: Dataset, what: str) -> tuple[
     for name in (name for name in SPLITS if f"{name}_time" in arrays):
         if name not in sets:
             raise InputError(f"{what}{name}_time is there without {name}; give both")
-        times[name] = as_times(arrays[f"{name}_time"], f"{what}{name}_time", len(sets[name]), dataset.graph.time_unit)
+        times[name] = times_like(arrays[f"{name}_time"], f"{what}{name}_time", len(sets[name]), dataset.graph)
     return sets, times
+
+
+def times_like(values: npt.ArrayLike, what: str, count: int, graph: Graph) -> npt.NDArray[np.number]:
+    """Times of so many pairs, as `as_times` gives them; beside a graph with times, dates if those are, else numbers.
+
+    Raises:
+        InputError: they are of the other kind; or see `as_times`.
+    """
+    given, kinds = np.asarray(values), ("numbers", "dates")
+    has, wants = given.dtype.kind == "M", graph.time_unit is not None
+    if has != wants and (graph.has_edge_times or graph.has_node_times):
+        raise InputError(f"{what} holds {kinds[has]}, but the times of the graph are {kinds[wants]}; give such times")
+    return as_times(given, what, count, graph.time_unit)
 
 
 def require_file(path: Path) -> None:
@@ -361,7 +375,7 @@ def _time(table: "Table", path: Path, dataset: Dataset) -> npt.NDArray[Any] | No
     from .readers.parquet import times_of
 
     times = times_of(table, "time" if "time" in table.column_names else None, "pairs")
-    return None if times is None else as_times(times, f"{path}: time", table.num_rows, dataset.graph.time_unit)
+    return None if times is None else times_like(times, f"{path}: time", table.num_rows, dataset.graph)
 
 
 def ends_of_table(

@@ -44,7 +44,8 @@ def evaluate(
     Args:
         run: a finished run: its folder, or the result of `millrace.run` or of `load`.
         dataset: anything that `open_dataset` takes, with labels, the same features and classes; by default the run's
-            own.
+            own. The sets that it stores are evaluated. If it stores none, it has the run's where it is what the run
+            was trained on, and else all that is labelled is its test set.
         options: see `predict`.
         model: for a run of your own module: see `load`.
         workers: see `predict`.

@@ -1,25 +1,28 @@
 """Finished runs: their models with the best parameters, and their data."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from ...stages.learned.beside import WithLearned
-from ...storage.dataset import TASKS, Dataset, counted_outputs
+from ...stages.models.small_graph import reads_weights
+from ...storage.dataset import TASKS, Dataset, Split, counted_outputs, is_labelled
 from ...storage.dataset_store import KIND, features_access, graph_access
 from ...storage.errors import InputError, StoreError
-from ...storage.features import MappedFeatures
+from ...storage.features import MappedFeatures, ReorderedFeatures
 from ...storage.plural import are
 from ...storage.store.digested_file import check_file, saved_parameters
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.paths import expanded
 from ...storage.store.store import open_store
 from ...storage.stored.data_card import TREATED
+from ...storage.stored.learned_nodes import learned_of
 from ...storage.typed.graph_types import GraphTypes
 from ...storage.urls import is_url
 from ..config.load import Job, read_run_table, resolve
@@ -29,16 +32,20 @@ from ..custom.model_argument import as_record_or_module
 from ..datasets import ReadOptions
 from ..datasets.cleaning.filling import indicators_in
 from ..datasets.cleaning.kept import PAIRS, OtherOptions
+from ..datasets.cleaning.splits import NO_SPLIT
+from ..datasets.open import divided
 from ..datasets.readers.registry import reader_of
 from ..machine.gpus import own_device
 from ..setup.fingerprint import changed_since
-from ..setup.model import Outline, model_of, types_of
+from ..setup.model import Outline, model_of, typed_input
 from ..setup.open_data import open_data
 from ..setup.python_inputs import check_module_importable, check_same_data, reading_before, with_kept_dataset
 from ..setup.result import DATA_CARD, Result, read_card, read_result
-from ..setup.run_folder import JOB, LEARNED, MODEL, RESULT, check_holds_run, learned_rows
+from ..setup.run_folder import JOB, LEARNED, MODEL, NODES, RESULT, check_holds_run
+from ..setup.warm_start import intact_learned
 from ..telemetry.events import Caution, Emit, Note, cautioning, silent
 from ..telemetry.main_metric import main_metric_of
+from .relations_of_run import check_same_types, in_order_of_run
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,7 +86,7 @@ class TrainedRun:
             what = "the run's own data are read as they were" if source is None else f"{source.name} has been read"
             raise InputError(f"options (read.*) are given, but {what}; leave them out, or give another source")
         learned = self.config.learned
-        lazy = lazy and not learned.width
+        lazy = lazy and not learned.width and (source is None or not labelled)
         data = (
             source
             if isinstance(source, Dataset)
@@ -89,6 +96,9 @@ class TrainedRun:
         )
         if source is not None and (isinstance(source, Dataset) or _is_clean(source)):
             self._note_treatment(data, emit)
+        data = in_order_of_run(self.result, data, self.folder)
+        if source is not None and labelled and not data.hides_pairs and data.task != "link":
+            data = self._in_sets(data, emit)
         self._check_weights(data)
         if learned.width and self._has_learned(data):
             return data
@@ -145,10 +155,36 @@ class TrainedRun:
                 told = f"{lacks} keeps no scales and values of its columns: see that {data.name} has those of the run"
             emit(Caution(told))
 
+    def _in_sets(self, data: Dataset, emit: Emit) -> Dataset:
+        """Other data in the sets that they store; without any in the run's, if they are what it was trained on, or else
+        as test data."""
+        split, seed, folder = self.config.split, self.config.seed_of("split"), self.folder
+        told = tuple(note for note in data.notes if not note.startswith(NO_SPLIT))
+        if told == data.notes:
+            changed = {*changed_since(self.result.fingerprint, data)} if split is not None else set()
+            if changed and changed <= {"labels", "train nodes"}:
+                taken = f"the sets that {data.name} stores are taken, but {folder} was trained on the same data"
+                emit(Caution(f"{taken}, divided by split={split}: it may know their labels"))
+            return data
+        drawn = [data]
+        with suppress(InputError):  # a split of the run's data, which these need not allow
+            drawn.append(divided(data, split, seed))
+        own = (d for d in drawn if not changed_since(self.result.fingerprint, d))
+        test = np.flatnonzero(is_labelled(data.labels))
+        found = next(own, replace(data, split=Split(test[:0], test[:0], test)))
+        if found not in drawn:
+            unit = "edges" if data.has_edge_labels else "nodes"
+            emit(Caution(f"{data.name} stores no split: all its {len(test):,} labelled {unit} are test {unit}"))
+        return replace(found, notes=told)
+
     def _check_weights(self, data: Dataset) -> None:
-        """Refuse data whose edges have weights where the run's had none, or the other way round."""
-        given = data.graph.is_weighted
-        if (read_card(self.folder) or {}).get("weighted", given) != given:
+        """Refuse data whose edges have weights where the run's had none, or the other way round, if its model reads
+        them."""
+        given, result = data.graph.is_weighted, self.result
+        width = self.config.learned.num_read(result.num_features)
+        outline = Outline(result.dataset, width, result.num_classes, result.task, {}, types=result.types)
+        tried = width, result.num_edge_features, typed_input(self.config, outline)
+        if (read_card(self.folder) or {}).get("weighted", given) != given and reads_weights(self.model, tried):
             how, column = ("have weights", "none") if given else ("have no weights", "COLUMN")
             raise InputError(f"the edges of {data.name} {how}, unlike those of {self.folder}; set read.weight={column}")
 
@@ -163,22 +199,17 @@ class TrainedRun:
     def _has_learned(self, data: Dataset) -> bool:
         """True if this run's learnt features are already among those of a dataset, as `open_dataset` returns it."""
         features = data.features
-        if not isinstance(features, WithLearned) or not isinstance(features.rows, MappedFeatures):
+        if not isinstance(features, WithLearned):
             return False
-        return features.rows.path.resolve() == (self.folder / LEARNED).resolve()
+        rows = features.rows.features if isinstance(features.rows, ReorderedFeatures) else features.rows
+        return isinstance(rows, MappedFeatures) and rows.path.resolve() == (self.folder / LEARNED).resolve()
 
     def _with_learned(self, data: Dataset) -> Dataset:
         """The dataset with the learnt features of its nodes, as the model reads them."""
         if not (self.folder / LEARNED).is_file():
             again = f"write it again by `millrace run --resume --out {self.folder}`"
             raise StoreError(f"{self.folder} has no {LEARNED} with the learnt features of its nodes; {again}")
-        check_file(self.folder / LEARNED, self.result.files_sha256.get(LEARNED))
-        rows = learned_rows(self.folder, self.config.learned.width)
-        if rows.num_rows != data.num_nodes:
-            raise InputError(
-                f"{data.name} has {data.num_nodes:,} nodes, but {self.folder} has learnt features of the "
-                f"{rows.num_rows:,} nodes of {self.result.dataset} and of no others; give a dataset of these nodes"
-            )
+        rows = learned_of(intact_learned(self.folder, self.config.learned.width), self.folder / NODES, data)
         given = data.features if self.config.learned.beside else None
         typed = not data.graph.types.is_single
         features = WithLearned(given, data.num_nodes, rows.num_features, rows.dtype, rows, typed=typed)
@@ -210,7 +241,9 @@ class TrainedRun:
         """
         job, result, reader, is_clean = self.config, self.result, reader_of(source), _is_clean(source)
         given = options or ReadOptions()
-        read = replace(given, task=job.read.task) if is_clean else self.as_before(options)
+        read = replace(given, task=job.read.task) if is_clean else replace(self.as_before(options), is_new=True)
+        if is_clean and result.task == "link":  # without pairs no edges are held out
+            read = OtherOptions(**read.given, is_new=True) if labelled else given
         # What the caller gives stays, and is refused.
         if reader is not None and (unread := read.of_tables((*reader.columns, *given.given))):
             keys = ", ".join(f"read.{key}" for key in unread)
@@ -224,7 +257,9 @@ class TrainedRun:
                 kind["relation"] = tuple(",".join(types.relations[r]) for r in types.predicted)
         elif not is_clean and not types.is_single:
             kind["target"] = types.node_types[0]
-        update: dict[str, Any] = {"read": replace(read, **kind)}
+        # Edges that are held out are left out of the graph, so other data are divided too if they store no split.
+        draws = result.task == "link" or read.labelled_edges == "hidden"
+        update: dict[str, Any] = {"read": replace(read, **kind), "split": job.split if draws else None}
         if not labelled and not is_clean:
             return open_data(job.model_copy(update=update), source, emit, labelled=False)
         path = expanded(source) if isinstance(source, str | Path) else None
@@ -235,7 +270,7 @@ class TrainedRun:
             update["graph"] = "memory" if store is None else graph_access(open_store(store, KIND))
         job = job.model_copy(update=update)
         try:
-            return open_data(job, source, emit, lazy=lazy)
+            return open_data(job, source, emit if draws else _without_sets(emit), lazy=lazy)
         except InputError as e:
             if is_clean:
                 raise
@@ -255,38 +290,15 @@ class TrainedRun:
         return f"TrainedRun({str(self.folder)!r}: {result.model} on {result.dataset}{tested})"
 
 
+def _without_sets(emit: Emit) -> Emit:
+    """A listener that does not pass on that a split is missing, which `TrainedRun.open_dataset` decides."""
+    return lambda event: None if isinstance(event, Note) and event.text.startswith(NO_SPLIT) else emit(event)
+
+
 def _is_clean(source: object) -> bool:
     """True for data that take no reading options, such as a store."""
     reader = reader_of(source)
     return reader is not None and reader.is_clean
-
-
-def check_same_types(result: Result, data: Dataset, folder: Path) -> None:
-    """Refuse data whose types of nodes, relations or widths of features are others than a run's. Numbers of nodes may
-    differ.
-
-    Raises:
-        InputError: names what differs.
-    """
-    trained, found = GraphTypes.of_record(result.types), data.graph.types
-    if trained.is_single != found.is_single:
-        seen = "one type of nodes and edges" if found.is_single else "several types of nodes or edges"
-        raise InputError(f"{data.name} has {seen}, unlike the data of {folder}; give a dataset with the same types")
-    of_run, of_data = result.types or {}, types_of(data) or {}
-    keys = ["node_types", "relations", "widths", *(["edge_widths"] if result.num_edge_features else [])]
-    for key in () if trained.is_single else keys:
-        if of_run[key] != (other := of_data.get(key) or [0] * found.num_relations):
-            raise InputError(
-                f"{data.name} has the {key.replace('_', ' ')} {other}, but {result.model} of {folder} reads "
-                f"{of_run[key]}; give a dataset with the same types"
-            )
-    own, other = trained.predicted, found.predicted
-    if own and other and own != other:
-        seen, wanted = ("; ".join(",".join(trained.relations[r]) for r in of) for of in (other, own))
-        raise InputError(
-            f"{data.name} has pairs of {seen}, but {result.model} of {folder} predicts those of {wanted}; give a "
-            "dataset with the same"
-        )
 
 
 def load(

@@ -1,4 +1,4 @@
-"""The relations whose links a run has learnt, and the one that a caller asks for."""
+"""The types that a run reads, the relations whose links it has learnt, and the one that a caller asks for."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +12,8 @@ from ...storage.errors import InputError
 from ...storage.plural import listed
 from ...storage.typed.graph_types import SINGLE, GraphTypes, RelationType
 from ..datasets.pairs import predicted_number, relation_text
+from ..datasets.type_order import in_type_order
+from ..setup.model import types_of
 from ..setup.result import Result
 
 Relation = str | RelationType
@@ -23,6 +25,50 @@ def types_of_pairs(result: Result, data: Dataset) -> GraphTypes:
     if types.is_single or trained.is_single:
         return SINGLE
     return replace(types, pair_relations=trained.pair_relations)
+
+
+def check_same_types(result: Result, data: Dataset, folder: Path) -> None:
+    """Refuse data whose types of nodes, relations or widths of features are others than a run's. Numbers of nodes may
+    differ.
+
+    Raises:
+        InputError: names what differs.
+    """
+    trained, found = GraphTypes.of_record(result.types), data.graph.types
+    if trained.is_single != found.is_single:
+        seen = "one type of nodes and edges" if found.is_single else "several types of nodes or edges"
+        raise InputError(f"{data.name} has {seen}, unlike the data of {folder}; give a dataset with the same types")
+    of_run, of_data = result.types or {}, types_of(data) or {}
+    keys = ["node_types", "relations", "widths", *(["edge_widths"] if result.num_edge_features else [])]
+    for key in () if trained.is_single else keys:
+        if of_run[key] != (other := of_data.get(key) or [0] * found.num_relations):
+            raise InputError(
+                f"{data.name} has the {key.replace('_', ' ')} {other}, but {result.model} of {folder} reads "
+                f"{of_run[key]}; give a dataset with the same types"
+            )
+    own, other = trained.predicted, found.predicted
+    if own and other and own != other:
+        seen, wanted = ("; ".join(",".join(trained.relations[r]) for r in of) for of in (other, own))
+        raise InputError(
+            f"{data.name} has pairs of {seen}, but {result.model} of {folder} predicts those of {wanted}; give a "
+            "dataset with the same"
+        )
+
+
+def in_order_of_run(result: Result, data: Dataset, folder: Path) -> Dataset:
+    """Data with node types and relations in the order of a run's, if they are the same.
+
+    Raises:
+        InputError: the labels are of another type than those of the run.
+    """
+    trained, found = GraphTypes.of_record(result.types), data.graph.types
+    names = ((trained.node_types, found.node_types), (trained.relations, found.relations))
+    if all(a == b for a, b in names) or any({*a} != {*b} for a, b in names):
+        return data
+    (target, *_), (seen, *_) = names[0]
+    if target != seen and not data.of_pairs:
+        raise InputError(f"{data.name} has labels of '{seen}', but {folder} predicts '{target}'; set target={target}")
+    return in_type_order(data, trained)
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,9 +16,10 @@ from ...stages.messages import Part, Placement
 from ...stages.models.base import reads_loops
 from ...stages.self_loops import degree_of
 from ...storage.dataset import MATRIX_TASKS, Dataset, pairs_of
-from ...storage.errors import RunError
-from ...storage.features import ConvertedFeatures, FeatureStore
+from ...storage.errors import InputError, RunError
+from ...storage.features import ConvertedFeatures, FeatureStore, ReorderedFeatures
 from ...storage.lazy_dataset import LazyDataset
+from ...storage.optional import when_present
 from ...storage.queue.seed_data import SampledDataset
 from ..assembly.parts import Parts, arrays_at
 from ..assembly.update_part import UpdatePart
@@ -131,8 +132,13 @@ def prepare(
     check_own_code(job, system, outline, built, code, update.loss)
     SYSTEMS.find(system.name).check(job, system, built)
     check_parts(job, system, dataset.num_nodes)
-    start = initial_learned(job, dataset.num_nodes)
-    rows = None if start is None else start.rows
+    start = initial_learned(job, dataset)
+    if isinstance(start, ReorderedFeatures) and system.partition.partitioner is not None:
+        raise InputError(
+            f"start_from: {dataset.name} has its nodes in another order than the data of {job.start_from}, which parts "
+            "do not know; give them in that order"
+        )
+    rows = when_present(lambda start: start.gather(np.arange(start.num_rows)), start)
     fingerprint = fingerprint_of(job, dataset, system, part, rows) | dict(code.digests)
     return Prepared(
         job=job,

@@ -22,11 +22,13 @@ from ...storage.stored.data_card import CARD, MOST_COLUMNS, TREATED, described
 from ..config.plain_values import quoted
 from ..telemetry.main_metric import main_metric_of
 from ..telemetry.run_log import RunLog, read_events
-from .run_folder import METRICS, RESULT, write_atomically
+from .run_folder import LEARNED, METRICS, MODEL, NODES, RESULT, write_atomically
 
 SCHEMA_VERSION = 1
 DATA_CARD = f"{CARD}.json"
 """File of a run's folder with the data card of its dataset, its notes, and the options that it was read with."""
+FILES = (MODEL, LEARNED, NODES, DATA_CARD)
+"""Files of a run's folder whose digests `Result.files_sha256` has."""
 Count = Annotated[int, Field(ge=0, lt=1 << 53)]
 REPORTED = ("numpy", "torch", "numba", "scipy", "zarr", "dask", "distributed", "pyarrow", "pymetis")
 STOPPED = "stopped"

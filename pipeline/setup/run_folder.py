@@ -23,6 +23,7 @@ from ..config.systems import SYSTEMS
 from .fingerprint import of_version_1
 
 JOB, RESULT, METRICS, MODEL, LEARNED = "job.toml", "result.json", "metrics.jsonl", "model.pt", "learned.npy"
+NODES = "learned-nodes.npz"
 CHECKPOINTS, PARTS, LOCK, LOGS = "checkpoints", "parts", ".lock", "logs"
 TRIES = 5
 SHOWN_DIFFERENCES = 4

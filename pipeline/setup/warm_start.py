@@ -8,16 +8,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ...storage.dataset import Dataset
 from ...storage.errors import InputError, StoreError
-from ...storage.features import MappedFeatures
+from ...storage.features import FeatureStore, MappedFeatures
+from ...storage.optional import when_present
 from ...storage.plural import counted
 from ...storage.store.digested_file import check_file, saved_parameters
 from ...storage.stored.data_card import TREATED
+from ...storage.stored.learned_nodes import learned_of
 from ...storage.typed.graph_types import GraphTypes
 from ..config.load import Job, read_any_run_table, resolve
 from ..config.named_code import without_code
 from .result import known_digests, read_card, read_result
-from .run_folder import JOB, LEARNED, MODEL, learned_rows
+from .run_folder import JOB, LEARNED, MODEL, NODES, learned_rows
 
 DECODER = "decoder."
 LAYER = re.compile(r"(?:^|\.)(?:convs|layers)\.(\d+)\.")
@@ -222,26 +225,36 @@ def _parts(state: Mapping[str, Tensor]) -> str:
     return ", ".join(dict.fromkeys("decoder" if k.startswith(DECODER) else _part(k) for k in state))
 
 
-def initial_learned(job: Job, num_nodes: int) -> MappedFeatures | None:
-    """[V, D], the learnt features of the run in ``start_from``; None if the job has no such key, or learns none.
+def initial_learned(job: Job, dataset: Dataset) -> FeatureStore | None:
+    """[V, D], the learnt features that the run in ``start_from`` has of a dataset's nodes, see `learned_of`; None if
+    the job has no such key, or learns none.
 
     Raises:
-        InputError: that run has none, or those of other nodes.
+        InputError: that run has none, or not of all nodes.
         StoreError: they are damaged.
     """
+    rows = learned_in_order(job)
+    try:
+        return when_present(lambda rows: learned_of(rows, Path(str(job.start_from)) / NODES, dataset), rows)
+    except InputError as e:
+        raise InputError(f"start_from: {e}") from None
+
+
+def learned_in_order(job: Job) -> MappedFeatures | None:
+    """`initial_learned`, where nodes are those of the earlier run in their order."""
     if job.start_from is None or not job.learned.width:
         return None
-    path = Path(job.start_from) / LEARNED
-    if not path.is_file():
+    if not (path := Path(job.start_from) / LEARNED).is_file():
         raise InputError(f"start_from: there is no {path}; expected the folder of a finished run with learnt features")
-    check_file(path, known_digests(path.parent).get(LEARNED))
-    rows = learned_rows(path.parent, job.learned.width)
-    if rows.num_rows != num_nodes:
-        raise InputError(
-            f"start_from: {path} has learnt features of {rows.num_rows:,} nodes, but this run learns those of "
-            f"{num_nodes:,}; give it the same nodes"
-        )
-    return rows
+    return intact_learned(path.parent, job.learned.width)
+
+
+def intact_learned(folder: Path, width: int) -> MappedFeatures:
+    """[V, D], the learnt features in a run's folder, whose digests are compared. Raises StoreError if one differs."""
+    known = known_digests(folder)
+    for name in (LEARNED, NODES):
+        check_file(folder / name, known.get(name))
+    return learned_rows(folder, width)
 
 
 def _check_same_options(before: Job, now: Job) -> None:

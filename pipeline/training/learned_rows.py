@@ -23,7 +23,7 @@ from ..config.systems import System
 from ..setup.model import TORCH_DTYPES
 from ..setup.prepare import Prepared
 from ..setup.run_folder import LEARNED
-from ..setup.warm_start import initial_learned
+from ..setup.warm_start import initial_learned, learned_in_order
 from .evaluation import Score
 
 
@@ -50,7 +50,7 @@ def with_learned(prepared: Prepared, system: System, rank_job: RankJob) -> tuple
         bounds=nodes.bounds,
         names=nodes.names,
         own_only=system.fetch.takes_own_learned,
-        start=initial_learned(job, nodes.total),
+        start=learned_in_order(job) if prepared.whole is None else initial_learned(job, prepared.whole),
         device=_place_of(prepared, nodes, rank_job),
         weight_decay=job.learned.weight_decay,
     )

@@ -21,12 +21,13 @@ from torch import Tensor
 from ...storage.array_checks import pieces
 from ...storage.dataset import Split
 from ...storage.errors import InputError
+from ...storage.features import ReorderedFeatures
 from ...storage.graph import Graph, index_dtype, row_ranges
 from ...storage.links.pairs import Pairs
 from ...storage.optional import present
 from ...storage.partition.book import RangeBook
 from ...storage.partition.edge_shards import EdgeShards
-from ...storage.partition.reorder import ReorderedFeatures, ascending
+from ...storage.partition.reorder import ascending
 from ...storage.store.scratch import Empty, in_memory
 from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..comm.base import Group

@@ -8,24 +8,11 @@ import numpy.typing as npt
 
 from ..dataset import SPLITS, Dataset, Split, check_one_type, require_dataset
 from ..errors import InputError
-from ..features import FeatureStore, FloatArray
+from ..features import ReorderedFeatures
 from ..graph import GRAPH_ARRAYS, Graph, edges_of_rows, index_dtype
 from ..node_names import NodeNames
 from .book import PartitionBook
 from .node_order import node_order
-
-
-class ReorderedFeatures:
-    """Rows of a feature store under other numbers. See `FeatureStore`."""
-
-    def __init__(self, features: FeatureStore, order: npt.NDArray[np.int64]) -> None:
-        self._features, self._order = features, order
-        self.num_rows, self.num_features, self.dtype = len(order), features.num_features, features.dtype
-
-    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
-        if len(ids) and (ids.min() < 0 or ids.max() >= self.num_rows):
-            raise IndexError(f"feature rows [{ids.min()}, {ids.max()}] asked for; there are {self.num_rows}")
-        return self._features.gather(self._order[ids], out)
 
 
 def ascending(

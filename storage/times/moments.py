@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..errors import InputError
 from ..plural import are, counted
 
+OF_NUMBERS = "but the dataset's times are numbers that were not read from dates; expected such numbers"
 WORDS = "a number, or a date such as 2017-12-31 or 2017-12-31T18:00"
 
 
@@ -132,12 +133,14 @@ def in_one_unit(arrays: Iterable[Any]) -> tuple[list[Any], str | None]:
     dates, or they count several of a unit.
 
     Raises:
-        InputError: a date is too far from 1970 for the finest unit.
+        InputError: a date is too far from 1970 for the finest unit, or other times are numbers.
     """
     given = [a if a is None else np.asarray(a) for a in arrays]
     dates = [a for a in given if a is not None and a.dtype.kind == "M"]
     if not dates:
         return given, None
+    if any(a is not None and a.dtype.kind in "iuf" for a in given):
+        raise InputError("some times are dates and some are numbers; expected dates alone, or numbers of one unit")
     finest = np.result_type(*(a.dtype for a in dates))
     unit, multiple = np.datetime_data(finest)
     found = [a if a is None or a.dtype.kind != "M" else a.astype(finest, copy=False) for a in given]
@@ -197,6 +200,8 @@ def as_moments(values: object, what: str, count: int, unit: str | None) -> npt.N
     given = np.asarray(values)
     if given.dtype.kind in "UO" and given.shape == (count,):
         given = np.array([number_of(moment_of(v, what), unit, what) for v in given.tolist()])
+    if given.dtype.kind == "M" and unit is None:
+        raise InputError(f"{what} are dates, {OF_NUMBERS}")
     return as_times(given, what, count, unit)
 
 

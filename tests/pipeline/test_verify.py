@@ -37,7 +37,7 @@ def test_a_whole_run_is_as_it_was_written_and_progress_is_told(made: Path) -> No
     told = []
     found = verify(made, told.append)
     assert (found.damaged, found.unknown) == ({}, [])
-    assert found.checked == ["model.pt", "learned.npy", "checkpoints/step-0-2"]
+    assert found.checked == ["model.pt", "learned.npy", "learned-nodes.npz", "checkpoints/step-0-2"]
     assert isinstance(told[0], StageStarted)
 
 
@@ -75,7 +75,7 @@ def test_a_run_without_digests_loads_and_records_of_its_file_are_verified(made: 
     try:
         assert known_digests(made) == {}
         assert mr.predict(made).nodes.size == 60
-        assert verify(made, lambda event: None).unknown == ["model.pt", "learned.npy"]
+        assert verify(made, lambda event: None).unknown == ["model.pt", "learned.npy", "learned-nodes.npz"]
         # In the middle of an array of parameters, which torch reads without its checksum.
         state = mr.load(made).model.state_dict()
         at = model.find(max(state.values(), key=lambda t: t.numel()).numpy().tobytes())

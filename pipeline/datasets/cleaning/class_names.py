@@ -119,6 +119,8 @@ MOST_VALUES = 1000
 """Most values of a column, each of which takes a feature of its own."""
 VALUES, UNKNOWN = b"one_hot", b"unknown"
 """Keys of the values in the metadata of a field, and of a note on others."""
+SAME = ((r"^(-?\d+(?:\.\d*[1-9])?)\.?0*$", r"\1"), ("^(?i:true)$", "true"), ("^(?i:false)$", "false"))
+"""Patterns of numbers and flags, which files write in several ways, and the one way that stands for all."""
 SHOWN_VALUES = 5
 """Most values that a note names."""
 
@@ -133,7 +135,19 @@ def one_hot_values(table: "pa.Table", named: Sequence[str], title: str) -> dict[
 
     for name in (n for n in named if n in table.column_names and pa.types.is_nested(table[n].type)):
         raise InputError(f"column {title}.{name} is {table[name].type}; expected text or numbers for read.one_hot")
-    return {n: numbered(table[n]).class_names[: MOST_VALUES + 1] for n in named if n in table.column_names}
+    return {n: numbered(_as_values(table[n])).class_names[: MOST_VALUES + 1] for n in named if n in table.column_names}
+
+
+def _as_values(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
+    """A column as text, one for each value: ``1`` and ``1.0`` are one, ``1`` and ``01`` are two."""
+    import pyarrow as pa
+
+    from .arrow import pc
+
+    text = pc.utf8_trim_whitespace(column.cast(pa.large_string()))
+    for pattern, instead in SAME:
+        text = pc.replace_substring_regex(text, pattern, instead)
+    return text
 
 
 def _note_unknown(text: "pa.ChunkedArray", what: str) -> str:
@@ -163,7 +177,7 @@ def with_one_hot(table: "pa.Table", values: Mapping[str, Sequence[str]], title: 
             raise InputError(f"{said}: join rare ones, or leave it out")
         if name not in table.column_names:
             continue
-        text = pc.utf8_trim_whitespace(table[name].cast(pa.large_string()))
+        text = _as_values(table[name])
         at = pc.index_in(text, value_set=pa.array(names, pa.large_string()))
         note, codes = _note_unknown(text.filter(at.is_null()), f"{title}.{name}"), at.to_numpy(zero_copy_only=False)
         rows = (codes[:, None] == np.arange(max(1, len(names)))).astype(np.float32)

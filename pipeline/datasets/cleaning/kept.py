@@ -1,14 +1,11 @@
 """Features of other data than those that a run was trained on: their columns, values and numbers are the run's."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .options import ReadOptions
 
-NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?$|true$|false$|$")
-"""Text that a value of a column of numbers or flags has."""
 READ = ", but the run reads it as a feature"
 """Ending of a message on a column that is missing."""
 PAIRS = "labelled edges"
@@ -45,6 +42,9 @@ class OtherOptions(ReadOptions):
     """The run's columns of features, by what they are of: nodes, edges, a node type or a relation."""
     chosen: bool = False
     """True if the columns of features are others than the run's, as whoever asks says."""
+    is_new: bool = False
+    """True if the data are not opened as the run's own: they keep the split that they store, and are test data where
+    they store none."""
 
     def values(self, of: str, column: str) -> tuple[str, ...]:
         """The run's values of a column of one_hot; empty if it kept none."""
@@ -52,11 +52,6 @@ class OtherOptions(ReadOptions):
         every = [self.before[of]] if of in self.before else list(self.before.values())
         each = (tuple(c["value"] for c in own if c.get("column") == column and "value" in c) for own in every)
         return next(filter(None, each), ())
-
-    def is_text(self, column: str) -> bool:
-        """True if a column of one_hot was text: some of its values are no plain numbers."""
-        each = (c["value"] for own in self.before.values() for c in own if c.get("column") == column and "value" in c)
-        return any(not NUMBER.match(value) for value in each)
 
     def columns(self, of: str) -> tuple[str, ...]:
         """The run's columns of a table that are features, in order; empty if it kept none."""
@@ -87,6 +82,11 @@ class OtherOptions(ReadOptions):
 def as_other(options: ReadOptions) -> OtherOptions | None:
     """The options, if they are of other data than a run's own."""
     return options if isinstance(options, OtherOptions) else None
+
+
+def is_new(options: ReadOptions) -> bool:
+    """True if the options are of data that keep the split that they store: see `OtherOptions.is_new`."""
+    return isinstance(options, OtherOptions) and options.is_new
 
 
 def of_pairs(options: ReadOptions) -> ReadOptions:

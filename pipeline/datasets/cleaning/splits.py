@@ -12,6 +12,7 @@ from ....storage.dataset import SPLITS, IdArray, Split, is_labelled
 from ....storage.errors import InputError, nearest
 from ....storage.plural import are, counted, were
 from ....storage.times.moments import Moment, moment_of_text, number_of, shown
+from .kept import is_new
 from .options import ReadOptions
 from .raw import AnyArray
 
@@ -107,7 +108,8 @@ def make_split(
         stored: the source's split: a checked `Split`, or ids or masks by 'train', 'val', 'test'; empty or None if it
             has none.
         text: see `parse_split`; None: the stored split, else random:20,30 if every class has 60 labelled nodes, else,
-            and for edges, fraction:0.6,0.2.
+            and for edges, fraction:0.6,0.2. Of data that a run did not train on it counts only for hidden edges without
+            a stored split; nodes and other edges are then all test data.
         seed: seed of a drawn split.
         options: treatment of overlaps and unlabelled nodes in the stored split.
         notes: a sentence is appended for each repair or choice.
@@ -118,7 +120,14 @@ def make_split(
     Raises:
         InputError: the text is malformed, the stored split is absent or unusable, or a class has too few nodes.
     """
+    text = None if stored and is_new(options) else text
     spec = None if text is None else parse_split(text)
+    if is_new(options) and not stored and options.labelled_edges != "hidden":
+        test = np.flatnonzero(is_labelled(labels))
+        notes.append(f"{NO_SPLIT} all {counted(len(test), f'labelled {unit}')} are test {unit}s.")
+        return Split(test[:0], test[:0], test)
+    if is_new(options) and spec is not None:
+        notes.append(f"{NO_SPLIT} its {unit}s are divided by that of the run, {text}.")
     if spec is None:
         if stored:
             spec = SplitSpec("public")
@@ -254,7 +263,8 @@ def clean_split(
         taken[ids[name]] = True
         ids[name] = _labelled(name, ids[name], labels, options, notes, unit)
     split = Split(*(ids[name] for name in SPLITS))
-    _require_train(split)
+    if not is_new(options):
+        _require_train(split)
     notes += [f"The stored split has no {name} {unit}s." for name in SPLITS[1:] if not len(ids[name])]
     return split
 

@@ -42,13 +42,12 @@ all columns."""
 
 
 def as_text(kind: Kind, options: ReadOptions) -> Callable[[str], bool]:
-    """True for the names of columns of CSV that are read as text: ids and splits, unless a key says that a column holds
-    numbers."""
+    """True for the names of columns of CSV that are read as text: ids, splits and values of `one_hot`, unless a key
+    says that a column holds numbers."""
     keys = ("feature_columns", "edge_feature_columns", "label_columns", "weight", "edge_time", "node_time")
     numbers = {c for key in keys for c in options.names(key) or ()}
-    texts = {c for key in ("id", "src", "dst", "split", "relation_column") for c in options.names(key) or ()}
-    if (other := as_other(options)) is not None:
-        texts |= {c for c in options.names("one_hot") or () if other.is_text(c)}
+    of_texts = ("id", "src", "dst", "split", "relation_column", "one_hot")
+    texts = {c for key in of_texts for c in options.names(key) or ()}
     return partial(_is_text, kind, texts, numbers)
 
 

@@ -349,12 +349,16 @@ class Assignment:
         if takable:
             both = [*features, *takable]
             value = ",".join(both) if len(both) <= SHOWN_COLUMNS else "*"
-            how = f" (feature_columns={value} takes them as features)" if self.features is None else ""
+            how = self._advice(f"feature_columns={value} takes them as features") if self.features is None else ""
             self.notes.append(f"Columns of {self.table.kind} were not read: {listed(takable)}{how}.")
         if text := [n for n in left if n not in takable and n not in ids]:
             self.notes.append(f"Columns of {self.table.kind} that are not numeric were not read: {listed(text)}.")
         if ids:
             self.notes.append(f"Columns of {self.table.kind} that look like ids were not read: {listed(ids)}.")
+
+    def _advice(self, text: str) -> str:
+        """Advice behind a note on columns; none on data whose columns are chosen by a run."""
+        return f" ({text})" if as_other(self.options) is None else ""
 
     # -- edges
 
@@ -375,9 +379,9 @@ class Assignment:
             takable = [*features, *(n for n in left if is_numeric(self.kinds[n]) and not words.looks_like_id(n))]
             value = ",".join(takable) if len(takable) <= SHOWN_COLUMNS else "*"
             more = len(takable) > len(features)
-            how = f" (edge_feature_columns={value} takes them as features)" if more else ""
+            how = self._advice(f"edge_feature_columns={value} takes them as features") if more else ""
             if (kind := words.first_of(left, words.RELATIONS)) is not None and self.table.type is None:
-                how += f" (relation_column={kind} makes a relation of each of its values)"
+                how += self._advice(f"relation_column={kind} makes a relation of each of its values")
             self.notes.append(f"Columns of edges were not read: {listed(left)}{how}.")
         return self.result(
             ends=ends, time=time, relation=relation, labels=labels, split=split, masks=masks, weight=weight,

@@ -92,3 +92,22 @@ def test_other_files_are_a_sentence(tmp_path):
     np.save(tmp_path / "p.npy", np.zeros((2, 2), np.int64))
     with pytest.raises(InputError, match="holds one array"):
         mr.link_dataset(path(), pairs=tmp_path / "p.npy")
+
+
+def test_times_of_pairs_are_of_the_kind_of_the_graphs(tmp_path):
+    """A date among numbers, or a number among dates, would be before or after all edges."""
+    ends, days = np.stack([np.arange(39), np.arange(1, 40)]), np.arange(39)
+    parts = path().split, path().features
+    for name, times, wrong, right in (
+        ("numbers", days, "2020-01-20", "20"), ("dates", np.datetime64("2020-01-01") + days, "20", "2020-01-21"),
+    ):  # fmt: skip
+        graph = mr.from_edges(*ends, 40, edge_time=times)
+        data = mr.Dataset(name, graph, parts[1], np.zeros(40, np.int64), parts[0], 1)
+        for text in (wrong, right):
+            (tmp_path / "p.csv").write_text(f"src,dst,time\n0,1,{text}\n")
+            if text == right:
+                assert read_pairs(tmp_path / "p.csv", data)[1] == graph.edge_time[19] + 1
+                continue
+            other = {"numbers": "dates", "dates": "numbers"}[name]
+            with pytest.raises(InputError, match=rf"p\.csv: time holds {other}, but the times of the graph are {name}"):
+                read_pairs(tmp_path / "p.csv", data)

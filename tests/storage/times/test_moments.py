@@ -83,8 +83,8 @@ def test_other_values_are_refused():
 
 def test_arrays_of_dates_count_the_finest_unit():
     days, seconds = np.array(["1970-01-03", "1969-12-31"], "M8[D]"), np.array([5, 7], "M8[s]")
-    (a, none, b, numbers), unit = in_one_unit((days, None, seconds, np.array([1, 2])))
-    assert unit == "s" and none is None and numbers.tolist() == [1, 2]
+    (a, none, b), unit = in_one_unit((days, None, seconds))
+    assert unit == "s" and none is None
     assert as_times(a, "a", 2).tolist() == [2 * 86400, -86400] and as_times(b, "b", 2).tolist() == [5, 7]
     assert in_one_unit((days,))[1] == "D" and in_one_unit(([1, 2], None))[1] is None
     assert in_one_unit((np.array([1], "M8[7s]"),))[1] is None
@@ -107,3 +107,12 @@ def test_times_that_are_asked_for():
 def test_times_that_are_given_are_finite(infinite):
     with pytest.raises(InputError, match=r"when holds 1 infinite time \(first: position 1\); expected a finite time"):
         as_times(np.array([0.0, infinite]), "when", 2)
+
+
+def test_dates_and_numbers_do_not_mix():
+    dates, numbers = np.array(["2020-01-01", "2020-01-02"], "datetime64[D]"), np.array([1, 2])
+    with pytest.raises(InputError, match="some times are dates and some are numbers; expected dates alone, or numbers"):
+        in_one_unit([dates, None, numbers])
+    with pytest.raises(InputError, match="times are dates, but the dataset's times are numbers"):
+        as_moments(dates, "times", 2, None)
+    assert as_moments(dates, "times", 2, "D").tolist() == [18262, 18263]

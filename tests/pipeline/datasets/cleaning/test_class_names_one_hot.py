@@ -130,3 +130,23 @@ def test_dates_with_an_offset_are_shown(tmp_path):
 def test_a_url_is_told_the_way():
     with pytest.raises(mr.InputError, match=r"is a URL; copy it once, `millrace convert s3://b/graph --out STORE`"):
         mr.open_dataset("s3://b/graph")
+
+
+def test_codes_with_zeros_before_them_are_values_of_their_own_everywhere(tmp_path):
+    """In memory, in pieces and in other data, whatever else the column holds; numbers are one value however written."""
+    nodes = "id,age,code,label\na,0,01,x\nb,1,1,y\nc,2,1.0,x\nd,3,,y\n"
+    options = mr.ReadOptions(direction="directed", feature_columns="age", one_hot="code")
+    dataset = _in_pieces(folder := _folder(tmp_path, nodes), tmp_path, options)
+    wanted = {"a": [0, 1, 0], "b": [1, 0, 1], "c": [2, 0, 1], "d": [3, 0, 0]}
+    found = rows_of(dataset)
+    order = [1, 0] if found["a"][1] == 0 else [0, 1]  # of 01 and 1
+    assert {v: [row[0], *(row[1:][k] for k in order)] for v, row in found.items()} == wanted
+    run = mr.run(
+        folder, read=options.given, out=tmp_path / "run", epochs=1, fanout=[2], verbose=False,
+        model=mr.GraphSAGE(hidden=4, layers=1),
+    )  # fmt: skip
+    (tmp_path / "more").mkdir()
+    other = _folder(tmp_path / "more", nodes + "e,9,A,x\n")
+    with pytest.warns(mr.DataWarning, match=r"has 1 value that the run does not know \(A\), in 1 row"):
+        rows = rows_of(mr.load(run).open_dataset(other, labelled=False))
+    assert {v: row for v, row in rows.items() if v != "e"} == found and rows["e"] == [9, 0, 0]

@@ -68,7 +68,7 @@ def test_npz_tables_pyg_and_stores_hold_the_same_times(tmp_path):
     assert times[data.split.val].max() < times[data.split.test].min() and len(data.split.train) == 15
     (tmp_path / "t").mkdir()
     src, dst = given["edge_index"]
-    pq.write_table(pa.table({"src": src, "dst": dst, "at": pa.array(given["edge_time"].astype("datetime64[D]"))}),
+    pq.write_table(pa.table({"src": src, "dst": dst, "at": given["edge_time"]}),
                    tmp_path / "t" / "edges.parquet")  # fmt: skip
     order = np.random.default_rng(1).permutation(30)
     nodes = {
