@@ -266,9 +266,10 @@ class PackedRows:
             except StoreError as e:
                 raise StoreError(f"{e}; {AGAIN}") from None
             columns = meta.get("degree_columns", self._columns)
-            kept = [meta.get(key) for key in ("offsets", "sums", "degree_sums")]
-            offsets, sums, of_degrees = kept if all(map(are_sizes, [*kept, [columns]])) else ([], [], [])
-            if not len(offsets) - 1 == len(sums) == len(of_degrees) or offsets != sorted(offsets):
+            offsets, sums, of_degrees = (meta.get(key) for key in ("offsets", "sums", "degree_sums"))
+            is_sound = all(map(are_sizes, (offsets, sums, of_degrees, [columns]))) and offsets == sorted(offsets)
+            is_sound = is_sound and len(offsets) - 1 == len(sums) == len(of_degrees)
+            if not is_sound or not are_sizes([offsets[-1] * self.form.row_bytes]):
                 raise StoreError(f"{self._location.path(name)} does not say where its rows are; {AGAIN}")
             found = self._known[key] = _Bulk(tuple(offsets), tuple(sums), tuple(of_degrees), columns)
         if at >= len(found.sums):

@@ -91,7 +91,8 @@ class SeedData:
             dtype = np.float32 if meta["task"] in MATRIX_TASKS else np.int64
             train, labels = np.empty(meta["train_shape"], np.int64), np.empty(meta["labels_shape"], dtype)
             digests = {name: str(meta["digests"][name]) for name in DIGESTS}
-            if np.dtype(meta["dtype"]).kind != "f" or not are_sizes([meta[key] for key in NUMBERS]):
+            is_sound = train.ndim == 1 and labels.ndim in (1, 2) and np.dtype(meta["dtype"]).kind == "f"
+            if not (is_sound and are_sizes([meta[key] for key in NUMBERS])):
                 raise ValueError(", ".join(f"{key} {str(meta[key])[:40]}" for key in ("dtype", *NUMBERS)))
         except (KeyError, TypeError, ValueError) as e:
             raise StoreError(f"{location.path(NAME)} does not say what it holds ({e!r}); sample again") from None

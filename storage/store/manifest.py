@@ -137,7 +137,7 @@ def _is_entry(name: str, entry: object) -> bool:
 
 def are_sizes(numbers: object) -> bool:
     """True for a list of whole numbers from 0 that arrays can have as sizes."""
-    return isinstance(numbers, list) and all(type(n) is int and 0 <= n < 1 << 62 for n in numbers)
+    return isinstance(numbers, list) and all(type(n) is int and 0 <= n < 1 << 56 for n in numbers)
 
 
 def _shown(value: str | None) -> str:

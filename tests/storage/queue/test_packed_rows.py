@@ -144,7 +144,7 @@ def test_a_manifest_that_says_nothing_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["offsets", "sums", "degree_sums", "degree_columns"])
-@pytest.mark.parametrize("value", ["x", None, -1, [0, "1", 2, 3], [0.5, 1, 2, 3], [-3, 1, 2, 3]])
+@pytest.mark.parametrize("value", ["x", None, -1, [0, "1", 2, 3], [0.5, 1, 2, 3], [-3, 1, 2, 3], [0, 1, 2, 1 << 55]])
 def test_a_forged_manifest_is_refused(tmp_path: Path, key: str, value: object) -> None:
     packed, of_bulk = filled(tmp_path / "s"), tmp_path / "s" / "epoch-0" / "rows-1"
     body = manifest_of(of_bulk)

@@ -54,10 +54,19 @@ def test_other_seeds_and_damage_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("num_classes", 1), ("num_classes", "3"), ("num_features", -1), ("num_edges", None), ("dtype", "O"),
-        ("task", "binary"), ("task", "x"), ("class_names", ["a"]), ("class_names", 3),
+        ("num_classes", 1),
+        ("num_classes", "3"),
+        ("num_features", -1),
+        ("num_nodes", 1 << 61),
+        ("labels_shape", []),
+        ("num_edges", None),
+        ("dtype", "O"),
+        ("task", "binary"),
+        ("task", "x"),
+        ("class_names", ["a"]),
+        ("class_names", 3),
     ],
-)  # fmt: skip
+)
 def test_forged_facts_are_refused(tmp_path: Path, key: str, value: object) -> None:
     place = FolderLocation(tmp_path)
     SeedData.of_dataset(mr.open_dataset("sbm:nodes=60,classes=3,train=0.4")).write(place)
