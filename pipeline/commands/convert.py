@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ...storage.errors import InputError
 from ...storage.store.paths import local_folder
 from ...storage.urls import is_url
 from .shared.flags import JsonFlag, SetFlag, SplitFlag
@@ -54,7 +55,10 @@ def convert(
 
     flags = {"dataset": dataset, "seed": seed, "split": split}
     given = [*(overrides or []), *([] if scheduler is None else [f"cluster.scheduler={scheduler}"])]
-    job = resolve(job_table(None, flags, given))
+    table = job_table(None, flags, given)
+    if others := sorted(table.keys() - {*flags, "read", "cluster"}):
+        raise InputError(f"--set {others[0]} is a key of runs; expected read.KEY=VALUE or cluster.KEY=VALUE")
+    job = resolve(table)
     to = out if is_url(out) else local_folder(Path(out))
     with Terminal() as terminal:
         store = convert_job(job, None, to, Formats(features, graph, feature_dtype), memory, workers, emit=terminal)

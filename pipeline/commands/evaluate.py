@@ -17,7 +17,7 @@ from .shared.flags import (
     SchedulerFlag,
     WorkersFlag,
 )
-from .shared.job_table import check_workers_device, settings_of_run
+from .shared.job_table import check_workers, settings_of_run
 from .shared.output import show
 
 
@@ -43,7 +43,7 @@ def evaluate(
     from ..inference.finished_run import load
     from ..telemetry.console import Terminal
 
-    check_workers_device(device, workers, scheduler)
+    check_workers(device, workers, scheduler, cluster)
     settings, options = settings_of_run(cluster)
     own = when_present(module_named, model)
     with Terminal() as terminal:

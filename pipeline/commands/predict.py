@@ -18,7 +18,7 @@ from .shared.flags import (
     SchedulerFlag,
     WorkersFlag,
 )
-from .shared.job_table import check_workers_device, settings_of_run
+from .shared.job_table import check_workers, settings_of_run
 from .shared.output import show
 
 
@@ -79,7 +79,7 @@ def predict(
     from ..inference.to_file import FileRequest
     from ..telemetry.console import Terminal
 
-    check_workers_device(device, workers, scheduler)
+    check_workers(device, workers, scheduler, cluster)
     (settings, options), run, out = settings_of_run(cluster), expanded(run_folder), expanded(out)
     own = when_present(module_named, model)
     given = present_items({"nodes": nodes, "pairs": pairs, "top": top, "relation": relation, "time": at_time}).keys()

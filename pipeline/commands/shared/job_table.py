@@ -71,11 +71,15 @@ def settings_of_run(overrides: list[str] | None) -> tuple[dict[str, Any], "ReadO
     return table.get("cluster", {}), resolved.read if "read" in table else None
 
 
-def check_workers_device(device: str | None, workers: int, scheduler: str | None) -> None:
-    """Raise InputError if a GPU is asked for and the work is shared, since processes that share it use processors."""
+def check_workers(device: str | None, workers: int, scheduler: str | None, overrides: list[str] | None) -> None:
+    """Raise InputError if a GPU is asked for and the work is shared, since processes that share it use processors; or
+    if `overrides` has keys of a cluster, and one process works."""
     if device == "cuda" and (workers != 1 or scheduler is not None):
         other = "--workers" if scheduler is None else "--scheduler"
         raise InputError(f"--device cuda and {other} are given, and workers compute on processors; leave one out")
+    keys = [text for text in overrides or [] if text.startswith("cluster.")]
+    if keys and workers == 1 and scheduler is None and not any(k.startswith("cluster.scheduler=") for k in keys):
+        raise InputError(f"--set {keys[0]} is given, but one process works; give --workers, or leave it out")
 
 
 def _check_job_file(job: Path) -> None:

@@ -179,6 +179,8 @@ class ReadOptions:
         for key in (*COLUMNS, "ignored_labels", "relation", "indicators"):
             if isinstance(given := getattr(self, key), list):
                 object.__setattr__(self, key, tuple(given))
+        if type(self.split) is int:  # the first of several splits is 0
+            object.__setattr__(self, "split", str(self.split))
         for key in COLUMNS:
             given = getattr(self, key)
             if not (given is None or isinstance(given, str | tuple)) or not all(

@@ -158,3 +158,16 @@ def test_memory_that_is_not_there_is_said(folder, capsys, monkeypatch):
     monkeypatch.setattr(convert, "bytes_left", lambda: 900 << 20)
     code, said = converted(folder, capsys, monkeypatch)
     assert code == 0 and "note: memory is 2,048 MiB, but 900 MiB are left; set memory=900MiB" in said
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--workers", 2), "workers or a scheduler are given, which share the work on tables only; leave them out"),
+        (("--scheduler", "tcp://127.0.0.1:1"), "workers or a scheduler are given"),
+        (("--set", "train.lr=3"), "--set train is a key of runs; expected read.KEY=VALUE or cluster.KEY=VALUE"),
+    ],
+)
+def test_what_convert_does_not_use_is_refused(tmp_path, capsys, monkeypatch, flags, said):
+    code, err = millrace(capsys, monkeypatch, "convert", "digits", "--out", tmp_path / "store", *flags)
+    assert code == 2 and said in err and not (tmp_path / "store").exists()

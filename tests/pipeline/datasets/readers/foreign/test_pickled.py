@@ -123,7 +123,7 @@ def test_one_of_several_splits_of_arrays(tmp_path):
     np.savez(
         tmp_path / "h.npz", edges=edges, node_features=np.ones((4, 1)), node_labels=np.array([0, 1, 0, 1]), **masks
     )
-    for which, train in ((None, [0]), ("0", [0]), ("1", [1])):
+    for which, train in ((None, [0]), ("0", [0]), (0, [0]), ("1", [1]), (1, [1])):
         assert mr.open_dataset(tmp_path / "h.npz", options=mr.ReadOptions(split=which)).split.train.tolist() == train
     drawn = mr.open_dataset(tmp_path / "h.npz", options=mr.ReadOptions(split="none"), split="fraction:0.5,0.25")
     assert len(drawn.split.train) == 2
