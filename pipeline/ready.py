@@ -220,6 +220,8 @@ def _checked(prepared: Prepared, samples: str | Path | None, folder: Path, resum
     if samples is not None:
         return open_samples(cut_as(prepared, samples), samples, to_read=prepared.job.executor != "dask")
     in_memory = prepared.job.queue.kind == "memory" and prepared.has_minibatches
+    if in_memory and prepared.job.queue.location is not None and not resume:
+        raise InputError("queue.location is set, but the queue is in memory; set queue.kind=zarr, or leave it out")
     return own_queue(prepared, folder) if in_memory else None
 
 

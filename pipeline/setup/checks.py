@@ -10,7 +10,6 @@ from ...stages.capabilities import Cannot, Need
 from ...stages.evaluate.measures import METRICS, is_small, main_metric
 from ...stages.forward_backward import of_each_seed
 from ...stages.kernels import sampling_backend
-from ...stages.losses import NamedLoss
 from ...stages.messages import Loss
 from ...stages.models import MODELS
 from ...stages.models.base import Stack
@@ -217,9 +216,8 @@ def check_own_code(
     train = job.train
     distill = getattr(job.options, "distill", 0)
     if distill and (code.loss is not None or loss is not None):
-        seen = f"'{loss.name}'" if isinstance(loss, NamedLoss) else "your own"
         raise InputError(
-            f"{system.name}.distill is {distill}, but the loss is {seen}, which knows no soft labels; leave one out"
+            f"{system.name}.distill is {distill}, which needs the default loss of classes, without options; leave one out"
         )
     if code.loss is not None and isinstance(model, Stack) and not isinstance(model, PyGModel):
         matrix, width = outline.task in MATRIX_TASKS, outline.num_scores

@@ -38,4 +38,6 @@ def test_the_command_refuses_what_a_run_refuses(tmp_path):
     assert code == 0 and "2 ranks on cpu (dask)" in out and "nothing was written" in out, err
     code, out, err = command(*arguments, "--code", "loss=torch.nn.functional:cross_entropy")
     assert code == 2 and 'reduction="none"' in err
+    code, out, err = command(*arguments, "--set", f"queue.location={tmp_path / 'queue'}")
+    assert code == 2 and "queue.location is set, but the queue is in memory; set queue.kind=zarr" in err
     assert not list(tmp_path.iterdir())

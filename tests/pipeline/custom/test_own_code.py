@@ -180,7 +180,7 @@ def plateau(mode):
         (
             {"loss": lambda out, y: out.sum(1)},
             {"system": "retexo", "retexo": {"distill": 0.5}},
-            "retexo.distill is 0.5, but the loss is your own",
+            "retexo.distill is 0.5, which needs the default loss of classes",
         ),
         ({}, {"monitor": "f1"}, "train.monitor is 'f1'; expected one of accuracy, loss, macro_f1"),
         ({}, {"monitor": "loss", "train": {"evaluate_every": 0}}, "but train.evaluate_every is 0"),

@@ -105,7 +105,12 @@ def test_options_would_not_reach_a_loss_of_ones_own():
         (
             "regression",
             {"system": "retexo", "retexo": {"distill": 0.5}},
-            "retexo.distill is 0.5, but the loss is 'mse', which knows no soft labels",
+            "retexo.distill is 0.5, which needs the default loss of classes without options",
+        ),
+        (
+            "multiclass",
+            {"system": "retexo", "retexo": {"distill": 0.5}, "loss": {"class_weights": "balanced"}},
+            "retexo.distill is 0.5, which needs the default loss of classes, without options; leave one out",
         ),
     ],
 )
