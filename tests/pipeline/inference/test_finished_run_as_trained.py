@@ -191,6 +191,17 @@ def test_weights_that_are_missing_or_new_are_refused(tmp_path, weighted):
     assert differing(by_name(mr.predict(run)), by_name(mr.predict(run, other, options=options))) == 0
 
 
+def test_weights_do_not_matter_to_a_model_that_reads_none(tmp_path):
+    nn = pytest.importorskip("torch_geometric.nn")
+    (data, _), (other, _) = tables(tmp_path / "data"), tables(tmp_path / "other")
+    ends = (other / "edges.csv").read_text().splitlines()[1:]
+    ends = "".join(f"{e},{k % 5 + 1}\n" for k, e in enumerate(ends))
+    (other / "edges.csv").write_text(f"src,dst,weight\n{ends}")
+    model = mr.PyGModel([nn.SAGEConv(2, 8), nn.SAGEConv(8, 3)])
+    run = mr.load(mr.run(data, out=tmp_path / "r", **{**JOB, "model": model}), model=model)
+    assert differing(by_name(mr.predict(run)), by_name(mr.predict(run, other))) < 1e-6
+
+
 def test_hidden_edges_of_other_data_stay_hidden(tmp_path):
     data, _ = tables(tmp_path / "data", label=None)
     ends = [line.split(",") for line in (data / "edges.csv").read_text().splitlines()[1:]]

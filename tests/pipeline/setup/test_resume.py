@@ -231,7 +231,8 @@ def test_a_refused_resume_names_what_was_set_and_nothing_else(tmp_path):
     data = mr.open_dataset(SPEC)
     rows = np.random.default_rng(0).normal(size=(data.graph.num_edges, 2)).astype(np.float32)
     data = replace(data, graph=replace(data.graph, edge_features=ArrayFeatures(rows)))
-    job = {"out": tmp_path / "run", "model": "gat", "fanout": [2, 2], "hidden": 4, "verbose": False}
+    job = {"out": tmp_path / "run", "model": "gine", "fanout": [2, 2], "hidden": 4, "verbose": False}
     mr.run(data, epochs=1, **job)
+    assert "edge_ids = true" in (tmp_path / "run" / JOB).read_text(), "which nobody has set"
     with pytest.raises(StoreError, match=r"other settings: train\.lr \(was [\d.]+, now 0\.5\); resume with the same"):
         mr.run(data, epochs=2, lr=0.5, resume=True, **job)
