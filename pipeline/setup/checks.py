@@ -217,7 +217,7 @@ def check_own_code(
     distill = getattr(job.options, "distill", 0)
     if distill and (code.loss is not None or loss is not None):
         raise InputError(
-            f"{system.name}.distill is {distill}, which needs the default loss of classes, without options; leave one out"
+            f"{system.name}.distill is {distill}, which needs the default loss of classes without options; drop one"
         )
     if code.loss is not None and isinstance(model, Stack) and not isinstance(model, PyGModel):
         matrix, width = outline.task in MATRIX_TASKS, outline.num_scores

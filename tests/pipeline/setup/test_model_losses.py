@@ -110,7 +110,7 @@ def test_options_would_not_reach_a_loss_of_ones_own():
         (
             "multiclass",
             {"system": "retexo", "retexo": {"distill": 0.5}, "loss": {"class_weights": "balanced"}},
-            "retexo.distill is 0.5, which needs the default loss of classes, without options; leave one out",
+            "retexo.distill is 0.5, which needs the default loss of classes without options; drop one",
         ),
     ],
 )
