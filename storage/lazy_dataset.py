@@ -34,10 +34,14 @@ from .fingerprint import GRAPH_DIGESTS, graph_fingerprint
 from .graph import GRAPH_ARRAYS, Graph, check_of_edges
 from .node_names import NodeNames, open_names
 from .optional import present_items
+from .store.bytes_left import fits_in_memory
 from .store.store import Store, open_store
 from .stored.edge_features import edge_feature_width, open_edge_features
 from .stored.facts import facts_of
 from .stored.graph import StoredGraph, StoredRows, checked_unit
+
+NODE_BYTES = 64
+"""Memory of a node: label, degree, positions, masks."""
 
 
 class LazyGraph(Graph):
@@ -67,6 +71,10 @@ class LazyGraph(Graph):
     @property
     def num_edges(self) -> int:
         return self._num_edges
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self._store.bytes_of(name) for name in GRAPH_ARRAYS if name in self._store)
 
     @property
     def is_weighted(self) -> bool:
@@ -245,6 +253,11 @@ class LazyDataset(Dataset):
         """Bytes of all arrays and features in memory."""
         arrays = sum(map(self._store.bytes_of, self._store.entries))
         return arrays + sum(n for key, n in self._store.meta.items() if key.startswith("features_bytes"))
+
+    @property
+    def is_large(self) -> bool:
+        """True if memory has no room for the graph, and what an evaluation keeps for each node."""
+        return not fits_in_memory(self.graph.nbytes + NODE_BYTES * self.num_nodes)
 
     def read(self) -> "LazyDataset":
         """Read all arrays but features that stay on disk, and check that they fit together.

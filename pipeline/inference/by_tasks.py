@@ -1,4 +1,4 @@
-"""Outputs of a model by Dask tasks: processes share each layer, whose rows lie in files that all of them see."""
+"""Outputs of a model by Dask tasks, or in little memory: each layer's rows lie in files, which all processes see."""
 
 import copy
 import os
@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,13 @@ class Workers:
         return None if count == 1 and address is None else cls(count, address, keys)
 
 
-def outputs_by_tasks(
+def outputs_in_files(
     model: nn.Module,
     data: Dataset,
     nodes: IdArray,
     job: Job,
     scratch: Path | None,
-    workers: Workers,
+    workers: Workers | None,
     emit: Emit,
     on_progress: Callable[[int, int], None],
 ) -> Tensor:
@@ -74,7 +75,7 @@ def outputs_by_tasks(
         nodes: int64 [n].
         job: has the cluster's section.
         scratch: folder that all workers see; None: one of this machine's.
-        workers: who does the work.
+        workers: who does the work; None: this process.
         emit: called with the cluster's events.
         on_progress: called with (rows done, rows in all), over all layers.
 
@@ -87,7 +88,8 @@ def outputs_by_tasks(
     edges = data.graph.edge_features if reads_edges(model) else None
     if reads_edges(model) and edges is None:
         raise no_edge_features()
-    if scratch is None and workers.scheduler is not None:
+    by, alone = workers or Workers(1, None, {}), workers is None
+    if scratch is None and by.scheduler is not None:
         raise InputError(
             "scheduler is given with a model that belongs to no run, so that there is no folder which its workers see; "
             "give the folder of a run, or workers"
@@ -95,18 +97,18 @@ def outputs_by_tasks(
     if any(t.device.type != "cpu" for t in (*model.parameters(), *model.buffers())):
         model = copy.deepcopy(model).to("cpu")
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    wanted, order = np.unique(nodes, return_inverse=True)
+    ascend = bool(np.all(nodes[1:] > nodes[:-1]))
+    wanted, order = (nodes, None) if ascend else np.unique(nodes, return_inverse=True)
     # Nobody looks at the pages of so short a cluster, and the port may be taken.
     # Who can connect is asked of the caller, never of a run's folder.
     own = job.cluster.model_dump(mode="json", exclude={*CONNECTING})
-    cluster = own | dict(workers.settings) | {"scheduler": workers.scheduler}
+    cluster = own | dict(by.settings) | {"scheduler": by.scheduler}
     job = job.model_copy(update={"cluster": resolve({"cluster": {**cluster, "dashboard_port": 0}}).cluster})
-    local = workers.scheduler is None
-    threads = max(1, (os.cpu_count() or 1) // workers.count) if local else None
+    threads = max(1, (os.cpu_count() or 1) // by.count) if by.scheduler is None else None
     with (
         evaluating(model),
         _folder(scratch) as folder,
-        executing(job, workers.count, False, emit, 0, (folder,)) as (execute, slots),
+        executing(job, by.count, alone, emit, 0, (folder,)) as (execute, slots),
     ):
         layers, loops = int(layered(model).num_layers), reads_loops(model)
         layout = lay_out(folder, data.graph, data.features, wanted, layers, dtype, edges=edges, reads_loops=loops)
@@ -114,13 +116,15 @@ def outputs_by_tasks(
         layers, text = FileLayers(layout, model), pickled(model)
         done, total = 0, sum(layers.num_rows(k) for k in layers.stages)
         for k in layers.stages:
-            ranges = layers.begin(k, TASKS_PER_SLOT * slots)
+            ranges = layers.begin(k, 1 if alone else TASKS_PER_SLOT * slots)
             calls = [(_compute, layout, text, k, *span, threads) for span in ranges]
-            for _, rows in execute(f"layer-{k}", calls):
-                done += rows["rows"]
+            by_tasks = (rows["rows"] for _, rows in ([] if alone else execute(f"layer-{k}", calls)))
+            here = (rows for span in (ranges if alone else ()) for rows in layers.compute(k, *span))
+            for rows in chain(by_tasks, here):
+                done += rows
                 on_progress(done, total)
         rows = torch.from_numpy(layers.result())
-    return rows if np.array_equal(wanted, nodes) else rows[torch.from_numpy(order)]
+    return rows if order is None else rows[torch.from_numpy(order)]
 
 
 def _compute(layout: Layout, model: str, k: int, first: int, stop: int, threads: int | None) -> dict[str, Any]:
@@ -129,8 +133,7 @@ def _compute(layout: Layout, model: str, k: int, first: int, stop: int, threads:
         torch.set_num_threads(threads)
     module: nn.Module = unpickled(model)
     with evaluating(module):
-        FileLayers(layout, module).compute(k, first, stop)
-    return {"rows": stop - first}
+        return {"rows": sum(FileLayers(layout, module).compute(k, first, stop))}
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from ...storage.dataset import TASKS, Dataset, Split, counted_outputs, is_labell
 from ...storage.dataset_store import KIND, features_access, graph_access
 from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures, ReorderedFeatures
+from ...storage.lazy_dataset import LazyDataset
 from ...storage.plural import are
 from ...storage.store.digested_file import check_file, saved_parameters
 from ...storage.store.manifest import MANIFEST
@@ -75,7 +76,7 @@ class TrainedRun:
         Args:
             source: anything that `millrace.open_dataset` takes; by default the run's own dataset.
             emit: called with every event.
-            lazy: leave the arrays of a store on disk until they are used.
+            lazy: leave the arrays of a store on disk until they are used. Others do so where memory is short.
             labelled: false: labels of another dataset are not wanted, and need not be there.
             options: how `source` is read, where that is not as the run's own data were: see `reading`.
 
@@ -86,14 +87,17 @@ class TrainedRun:
             what = "the run's own data are read as they were" if source is None else f"{source.name} has been read"
             raise InputError(f"options (read.*) are given, but {what}; leave them out, or give another source")
         learned = self.config.learned
-        lazy = lazy and not learned.width and (source is None or not labelled)
+        # Learnt rows are put beside arrays of a plain dataset.
+        stays = not learned.width and (source is None or not labelled)
         data = (
             source
             if isinstance(source, Dataset)
-            else self._own(emit, lazy)
+            else self._own(emit, stays)
             if source is None
-            else self._other(source, emit, lazy, labelled, options)
+            else self._other(source, emit, stays, labelled, options)
         )
+        if isinstance(data, LazyDataset) and source is not data and not (lazy or data.is_large):
+            data = data.as_read()
         if source is not None and (isinstance(source, Dataset) or _is_clean(source)):
             self._note_treatment(data, emit)
         data = in_order_of_run(self.result, data, self.folder)

@@ -17,6 +17,7 @@ from ...stages.sample.base import reads_times
 from ...stages.self_loops import degree_of
 from ...storage.dataset import Dataset, IdArray, Task
 from ...storage.errors import InputError
+from ...storage.lazy_dataset import LazyDataset
 from ...storage.plural import counted
 from ..config.load import Job, build, resolve
 from ..config.systems import SYSTEMS
@@ -24,7 +25,7 @@ from ..datasets import ReadOptions, open_dataset
 from ..datasets.cleaning.options import DEFAULT_OPTIONS, require_options
 from ..setup.result import Result
 from ..telemetry.events import Emit, Note, StageAdvanced
-from .by_tasks import Workers, outputs_by_tasks
+from .by_tasks import Workers, outputs_in_files
 from .finished_run import TrainedRun, load
 from .on_device import device_chunks, device_of
 
@@ -110,8 +111,8 @@ class Opened:
             moments = self.check_times()[nodes] if moments is None else moments
             draws = Draws(sampler, self.job.seed_of("minibatches"), advance, self.chunk(len(nodes)))
             rows = temporal_outputs(model, data.graph, data.features, draws, nodes, moments)
-        elif self.workers is not None:
-            return outputs_by_tasks(
+        elif self.workers is not None or (isinstance(data, LazyDataset) and device_of(model).type == "cpu"):
+            return outputs_in_files(
                 model, data, nodes, self.job, self.scratch, self.workers, emit=emit, on_progress=advance
             )
         else:

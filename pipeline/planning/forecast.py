@@ -11,6 +11,7 @@ from ...stages.fetch.exchange import ahead_bytes
 from ...stages.kernels import sampling_backend
 from ...stages.kernels.runtime.device_memory import SHARE
 from .candidate import Candidate
+from .disk import DiskForecast
 from .inputs import unpredicted
 from .learned_rows import least_table, row_bytes_of, table_memory, table_on_device
 from .traffic import Moved, moves, rows_asked
@@ -50,6 +51,8 @@ class Forecast:
     """Memory of tensors on the GPU of the largest rank; 0 on CPUs."""
     device_memory: Parts = field(default_factory=dict)
     """The same by use."""
+    disk: DiskForecast | None = None
+    """Reading of features from disk; None: the run reads none."""
     share_seen: float = 0.0
     """Most of the nodes that a rank of isolated training sees at once; 0 if ranks are not isolated."""
 

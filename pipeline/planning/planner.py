@@ -4,6 +4,7 @@ Every system has a trial of a few steps on this machine (`trial_setup`, `trial`)
 whole run on the cluster (`traffic`, `forecast`).
 """
 
+import math
 import tempfile
 import time
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from typing import Any
 from ...stages.models.base import ModelConfig
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
+from ...storage.plural import counted
 from ..config.aliases import with_options
 from ..config.systems import SYSTEMS
 from ..telemetry.console import console_events
@@ -135,12 +137,16 @@ def plan(
         if job.graph != first.graph:
             why = SYSTEMS.find(job.system).unmapped(job)
             notes.append(f'{label} is planned with graph = "memory": it {why}.')
-    drawn = next((of["nodes"] for of in seen.values() if of["nodes"]), None)
-    if drawn and first.features in ("mapped", "zarr"):
-        each, count = drawn[0] * at.numbers.features * 4, -(-at.train // first.train.batch_size) * first.epochs
+    for f in forecasts:
+        if (disk := f.disk) is None:
+            continue
+        each, count = seen[f.label]["nodes"][0] * at.numbers.features * 4, math.ceil(at.train / first.train.batch_size)
         notes.append(
-            f"Packed beside samples (sample --features=float32), features of {first.epochs:,} epochs take "
-            f"{amount(each * count)} of disk; a minibatch reads {amount(each)} in order."
+            f"{f.label} reads {amount(disk.bytes_per_epoch)} of features in an epoch beside training, in "
+            f"{disk.seconds_per_epoch:.3g} s by their disk's rate now, "
+            f"{counted(disk.together, 'minibatch', 'minibatches')} together. Packed beside samples (sample --features=float32), features of {f.epochs:,} epochs take "
+            f"{amount(each * count * f.epochs)} of disk; a minibatch reads {amount(each)} in order, in "
+            f"{disk.packed_seconds:.3g} s."
         )
     if at.gpus:
         notes.append("On a GPU it is memory of tensors: an allocator's gaps come on top.")

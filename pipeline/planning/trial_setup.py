@@ -19,9 +19,11 @@ from ...stages.sample.base import reads_times
 from ...storage.dataset import Dataset
 from ...storage.dataset_store import FeaturesFormat, write_dataset
 from ...storage.errors import InputError, MissingExtraError
+from ...storage.features import FeatureStore
 from ...storage.lazy_dataset import LazyDataset
 from ...storage.plural import counted
 from ...storage.store.bytes_left import bytes_at_most
+from ...storage.typed.features import stores_on_disk
 from ..config.load import Job, build, resolve
 from ..config.records import make_system, without_partitioner
 from ..config.schema import LossOptions, Schedule
@@ -41,6 +43,7 @@ from ..supervision.supervisor import sharing_cluster
 from ..telemetry.events import Emit, StageStarted, silent
 from ..telemetry.run_log import read_events
 from .candidate import Candidate, Setting
+from .disk import disk_forecast
 from .forecast import Forecast, foresee, placed
 from .inputs import MOST_EDGES, Cluster, Numbers
 from .stand_in import detailed, with_pairs
@@ -93,6 +96,7 @@ class Trials:
             raise InputError('the memory of a GPU is given, but device is "cpu"; leave it out, or use device = "cuda"')
         free = _free_on_gpu() if job.device == "cuda" else 0
         spec, data = None, source if isinstance(source, Dataset) else None
+        self._features: FeatureStore | None = None
         if numbers is not None and source is not None:
             raise InputError("both a dataset and its numbers are given; give one of them")
         if numbers is None:
@@ -100,6 +104,7 @@ class Trials:
                 spec = str(job.dataset if source is None else source)
             data = data or open_data(job, source, emit, lazy=True)
             self.name, numbers = data.name, Numbers.from_dataset(data)
+            self._features = data.features if stores_on_disk(data.features) else None
         else:
             self.name = f"{numbers.nodes:,} nodes and {numbers.edges:,} edges"
         stands_in = data is None or numbers.is_large
@@ -181,7 +186,12 @@ class Trials:
             return least, None
         self._emit(StageStarted("trial", f"trying {label} with {counted(self._ranks, 'rank')}"))
         seen = self._try(candidate)
-        return foresee(candidate, self.room, seen), seen
+        found = foresee(candidate, self.room, seen)
+        if self._features is None:
+            return found, seen
+        disk = disk_forecast(candidate, seen, self._features, max(0, self.room - found.memory_bytes))
+        seconds = 0.0 if disk is None else disk.seconds_per_epoch
+        return replace(found, disk=disk, seconds_per_epoch=max(seconds, found.seconds_per_epoch or 0.0)), seen
 
     def _try(self, s: Candidate) -> TrialResult:
         """Run the trial of a candidate."""

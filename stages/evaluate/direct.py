@@ -39,7 +39,7 @@ ROW_EDGES = 16
 """Products of a row take about as long as so many edges."""
 EDGE_BYTES = 16
 """Memory of a block for each in-edge."""
-PIECE_BYTES = 64 << 20
+PIECE_BYTES = 32 << 20
 """Features that are read at a time where they cannot be read in place."""
 
 
@@ -113,7 +113,8 @@ class PartsRun:
                 logits[piece] = found
             return LayerRows(base, np.empty(0, np.int32), logits)
         sink, logits = self.sink(len(nodes), part), self.sink(len(nodes))
-        self.enter(part, self.pieces(features, base, nodes), sink, logits)
+        for _ in self.enter(part, self.pieces(features, base, nodes), sink, logits):
+            pass
         return self.left(sink, nodes, None if part.logits is None else logits.finish())
 
     def left(self, sink: HostSink, nodes: IdArray, logits: npt.NDArray[Any] | None) -> LayerRows | FarRows:
@@ -126,12 +127,14 @@ class PartsRun:
 
     def enter(
         self, part: ConvParts, pieces: Iterable[tuple[IdArray, Tensor]], rows: HostSink, logits: HostSink
-    ) -> None:
-        """Append the rows that the first layer aggregates, and their logits if it has any, from features of nodes."""
+    ) -> Iterator[int]:
+        """Append the rows that the first layer aggregates, and their logits if it has any, from features of nodes.
+        Gives the number of rows of each piece."""
         for _, h in pieces:
             rows.append(h if part.project is None else self.kept(part.project(h)))
             if part.logits is not None:
                 logits.append(part.logits(h), rows.reserved)
+            yield len(h)
 
     def kept(self, rows: Tensor) -> Tensor:
         """Rows as they are kept for the next layer: the bits of bfloat16, if the limits say so."""

@@ -23,15 +23,17 @@ from ...storage.graph import Graph, index_dtype
 from ...storage.lazy_dataset import LazyGraph
 from ...storage.store.bytes_left import fits_in_memory
 from ...storage.store.npy import HEADER_BYTES, make_npy, put_npy
+from ...storage.store.row_file import RowFile
 from ...storage.typed.graph_types import SINGLE, GraphTypes
+from ..memory.arena import give_back
 from ..models.base import Stack, layered
 from ..models.parts import ConvParts, LayerCounts
-from ..neighbourhood.destinations import LayerRows
+from ..neighbourhood.destinations import Destinations, LayerRows
 from ..self_loops import COLUMNS, loops_of_rows, with_loops
 from .chunks import MAX_BYTES, Chunks, IdArray, Source, layer_counts, naming_features, needed_rows
 from .direct import ROW_EDGES, LayerBlocks, PartsRun
 from .far.blocks import FarRows
-from .far.rows import HostSink
+from .far.rows import HostSink, StoredRows
 from .limits import Limits
 
 PIECE_BYTES = 32 << 20
@@ -92,11 +94,13 @@ def lay_out(
             continue
         pieces: Iterable[npt.NDArray[Any]] = [] if isinstance(graph, LazyGraph) else [getattr(graph, name)]
         if isinstance(graph, LazyGraph):
-            pieces = graph.pieces(name, PIECE_BYTES) if name != "indptr" else [graph.indptr]
+            pieces = graph.pieces(name, PIECE_BYTES) if name != "indptr" else [graph.read_array(name)]
         _write(folder / f"{name}.npy", (length,), kind, pieces)
     if graph.edge_type is not None:
         _write(folder / "edge_type.npy", graph.edge_type.shape, graph.edge_type.dtype, [graph.edge_type])
     mapped = _graph(folder, weighted)
+    # Threads that have read pieces keep memory of them.
+    give_back()
     reads_loops = reads_loops and any(len(loops_of_rows(rows, first)) for first, rows in _some_rows(mapped))
     degrees = (with_loops(rows, first) if reads_loops else rows.degree for first, rows in _some_rows(mapped))
     shape = (num_nodes, COLUMNS) if reads_loops else (num_nodes,)
@@ -160,7 +164,13 @@ class FileLayers:
         with naming_features(self.model, self.features.num_features):
             empty = self._no_rows(k)
         for kind, rows in zip(("rows", "logits"), empty):
-            _write(self._file(kind, k), (self.num_rows(k), rows.shape[1]), rows.numpy().dtype, [])
+            count, columns, dtype = self.num_rows(k), rows.shape[1], rows.numpy().dtype
+            # Rows that are read by the wave: what the next layer sums lies apart.
+            far = kind == "rows" and not fits_in_memory(count * columns * dtype.itemsize)
+            if far and (beside := columns - self._summed(k, columns)):
+                _write(self._file("beside", k), (count, beside), dtype, [])
+                columns -= beside
+            _write(self._file(kind, k), (count, columns), dtype, [])
         if self.in_parts and k:
             return [(blocks[0][0], blocks[-1][1]) for blocks in self._blocks(k, 0, None).shares(ranges) if blocks]
         nodes = self._nodes(k, 0, self.num_rows(k))
@@ -173,28 +183,28 @@ class FileLayers:
         at = np.searchsorted(before, total * np.arange(1, ranges) // ranges).tolist()
         return [(a, b) for a, b in pairwise([0, *at, len(nodes)]) if a < b] or [(0, 0)]
 
-    def compute(self, k: int, first: int, stop: int) -> None:
-        """Compute rows ``[first, stop)`` of a stage; a range that `begin` gave.
+    def compute(self, k: int, first: int, stop: int) -> Iterator[int]:
+        """Compute rows ``[first, stop)`` of a stage; a range that `begin` gave. Gives numbers of rows by which the work
+        has gone on.
 
         Raises:
             RunError: the disk is full.
         """
-        sinks = (_FileSink(self._file("rows", k), first, stop), _FileSink(self._file("logits", k), first, stop))
+        files = [self._file("rows", k), *filter(Path.exists, [self._file("beside", k)])]
+        sinks = (_FileSink(files, first, stop), _FileSink([self._file("logits", k)], first, stop))
         with naming_features(self.model, self.features.num_features) if k < 2 else nullcontext():
-            self._compute(k, first, stop, sinks)
+            yield from self._compute(k, first, stop, sinks)
         for sink in sinks:
             sink.close()
 
-    def _compute(self, k: int, first: int, stop: int, sinks: tuple[HostSink, HostSink]) -> None:
+    def _compute(self, k: int, first: int, stop: int, sinks: tuple[HostSink, HostSink]) -> Iterator[int]:
         if not self.in_parts:
-            for _ in self._in_chunks(k, self._nodes(k, first, stop), sinks[0].append):
-                pass
+            yield from self._in_chunks(k, self._nodes(k, first, stop), sinks[0].append)
         elif k == 0:
             nodes = self._nodes(0, first, stop)
-            self._run.enter(self._parts[0], self._run.pieces(self.features, None, nodes), *sinks)
+            yield from self._run.enter(self._parts[0], self._run.pieces(self.features, None, nodes), *sinks)
         else:
-            for _ in self._blocks(k, first, stop, sinks).waves():
-                pass
+            yield from self._blocks(k, first, stop, sinks).waves()
 
     def result(self) -> npt.NDArray[np.floating]:
         """[n, C], rows of the last layer; they stay readable when the file is removed."""
@@ -216,6 +226,13 @@ class FileLayers:
         """False if the first layer aggregates the features where they lie."""
         part = self._parts[0]
         return part.project is not None or part.logits is not None or self.features.dtype != self._run.dtype
+
+    def _summed(self, k: int, columns: int) -> int:
+        """Of the columns of a stage's rows, those that the next layer sums."""
+        if not self.in_parts or k == self.num_layers:
+            return columns
+        none = Destinations(self.graph, self.degree, np.empty(0, np.int64))
+        return self._parts[k].aggregate(none).widths(columns)[0]
 
     def _no_rows(self, k: int) -> Sequence[Tensor]:
         if not self.in_parts:
@@ -242,7 +259,12 @@ class FileLayers:
         if k == 0 and not self._enters:
             path = self.layout.features
         places = _mapped(place) if place.exists() and path != self.layout.features else np.empty(0, np.int32)
-        store, found = _stored(path), _mapped(logits) if logits.exists() else None
+        found, beside = _mapped(logits) if logits.exists() else None, self._file("beside", k)
+        if beside.exists():
+            rows = [_mapped(file) for file in (path, beside)]
+            files = [RowFile(f, HEADER_BYTES, a.shape[1] * a.itemsize, len(a)) for f, a in zip((path, beside), rows)]
+            return FarRows(StoredRows(files, rows[0].dtype), places, found)
+        store = _stored(path)
         if isinstance(store, MappedFeatures):
             return FarRows(store, places, found)
         return LayerRows(store.rows, places, found)
@@ -265,19 +287,23 @@ class FileLayers:
 
 
 class _FileSink(HostSink):
-    """Writes rows ``[first, stop)`` of a file that has been made."""
+    """Writes rows ``[first, stop)`` of files that have been made, each of which has some of the columns."""
 
-    def __init__(self, path: Path, first: int, stop: int) -> None:
-        super().__init__(stop - first, path.parent)
-        self._path, self._first = path, first
+    def __init__(self, paths: list[Path], first: int, stop: int) -> None:
+        super().__init__(stop - first, paths[0].parent)
+        self._paths, self._first = paths, first
 
     def _begin(self, reserved: int) -> None:
-        self.file, self._first_byte = self._path.open("r+b"), HEADER_BYTES + self._first * self.row_bytes
+        at = 0
+        for path in self._paths:
+            self.file, width = path.open("r+b"), _mapped(path).shape[1]
+            start = HEADER_BYTES + self._first * width * self.dtype.itemsize
+            self._parts.append((self.file, start, slice(at, at := at + width)))
 
     def close(self) -> None:
         """Write what is left."""
-        if self.file is not None:
-            self._written(self.file.close)
+        for file, _, _ in self._parts:
+            self._written(file.close)
 
 
 def _write(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike, pieces: Iterable[npt.NDArray[Any]]) -> None:

@@ -33,6 +33,8 @@ CALL_BYTES = 256 << 20
 """Bytes of rows that are read by one call, which no signal interrupts."""
 LARGE_BYTES = 8 << 20
 """Bytes of rows from which on a request passes the cache of pages, if the file has no room there."""
+RING_SHARE = 32
+"""Part of the memory left that such reads of a thread take, at most."""
 SAMPLES = 128
 """Rows of a request that are looked for in the system's cache of pages."""
 PAUSE = "the file system there may have gone, or another process has cut the file short"
@@ -44,7 +46,14 @@ class Reads:
 
     bytes: int = 0
     count: int = 0
+    under_way: int = 0
+    """Sum over reads, of those under way when each was done."""
     seconds: float = 0.0
+
+    def add(self, num_bytes: int, count: int, under_way: int = 0, seconds: float = 0.0) -> None:
+        """Add what was read."""
+        self.bytes, self.count = self.bytes + num_bytes, self.count + count
+        self.under_way, self.seconds = self.under_way + under_way, self.seconds + seconds
 
 
 class _OfThread(threading.local):
@@ -157,7 +166,7 @@ class RowFile:
 
         start, ids, at = time.perf_counter(), np.asarray(ids, np.int64), 0
         places = np.arange(len(ids)) if places is None else np.asarray(places, np.int64)
-        seen, buffer = np.zeros(2, np.int64), np.empty(max(READ_BYTES, self.row_bytes), np.uint8)
+        seen, buffer = np.zeros(3, np.int64), np.empty(max(READ_BYTES, self.row_bytes), np.uint8)
         ring = self._ring() if len(ids) * self.row_bytes >= LARGE_BYTES else None
         step = max(1, CALL_BYTES // self.row_bytes)
         while at < len(ids):
@@ -170,9 +179,8 @@ class RowFile:
             at += read_rows(*of_file, *mine, GAP_BYTES, READ_BYTES, WINDOW_BYTES, seen)
             if at < end:
                 self._require(int(ids[at]))
-        reads = self.reads
-        reads.bytes, reads.count = reads.bytes + int(seen[0]), reads.count + int(seen[1])
-        reads.seconds += time.perf_counter() - start
+        num_bytes, count, under_way = seen.tolist()
+        self.reads.add(num_bytes, count, under_way, time.perf_counter() - start)
 
     def _ring(self) -> "Ring | None":
         """For reads of this thread past the cache of pages; None where the file has room there, or the system has no
@@ -180,12 +188,12 @@ class RowFile:
         # Needs numba.
         from .row_reads import Ring
 
-        if self.num_rows * self.row_bytes <= bytes_left():
+        if self.num_rows * self.row_bytes <= (left := bytes_left()):
             return None
         if not self._own.has_tried:
             self._own.has_tried = True
             with suppress(OSError):
-                self._own.ring = Ring(self._handle, self.first, self.row_bytes)
+                self._own.ring = Ring(self._handle, self.first, self.row_bytes, left // RING_SHARE)
         return self._own.ring
 
     def _require(self, row: int) -> None:

@@ -53,19 +53,19 @@ def read_rows(handle, first, row, ids, out, places, buffer, gap, most, ahead, se
         gap: most bytes between two rows that are read on the way.
         most: bytes of a read.
         ahead: bytes.
-        seen: [2], bytes read and reads are added.
+        seen: [3], bytes read, reads, and those under way when each is done are added.
 
     Returns:
         n, or the number of the first id whose row was not read.
     """
-    told = at = coming = 0
+    told = at = coming = asked = 0
     to, space = out.ctypes.data, buffer.ctypes.data
     while at < len(ids):
         while told < len(ids) and coming < ahead:
             end = _end(ids, told, row, gap, most)
             size = (ids[end - 1] - ids[told] + 1) * row
             _advise(handle, first + ids[told] * row, size, WILL_NEED)
-            told, coming = end, coming + size
+            told, coming, asked = end, coming + size, asked + 1
         end = _end(ids, at, row, gap, most)
         low, done = ids[at], 0
         size = (ids[end - 1] - low + 1) * row
@@ -81,7 +81,8 @@ def read_rows(handle, first, row, ids, out, places, buffer, gap, most, ahead, se
             break
         seen[0] += size
         seen[1] += 1
-        coming -= size
+        seen[2] += asked
+        coming, asked = coming - size, asked - 1
     return at
 
 
@@ -120,6 +121,7 @@ def read_past_cache(calls, context, handle, first, row, ids, out, places, space,
             break
         count = _call(calls[0], context, max(1, (depth - unused) // 4), depth, events.ctypes.data, 0)
         waits = waits + 1 if count < 0 else 0
+        seen[2] += (depth - unused) * max(0, count)
         for k in range(count):
             s = events[k, 0]
             for i in range(begin[s], stop[s]):
@@ -136,12 +138,13 @@ def read_past_cache(calls, context, handle, first, row, ids, out, places, space,
 class Ring:
     """Reads of a file's rows, of one thread, past the cache of pages."""
 
-    def __init__(self, handle: int, first: int, row_bytes: int) -> None:
+    def __init__(self, handle: int, first: int, row_bytes: int, most: int) -> None:
         """
         Args:
             handle: of the file, as it is open.
             first: bytes before the rows.
             row_bytes: of each row.
+            most: bytes of memory for what is under way.
 
         Raises:
             OSError: the system does not allow them.
@@ -149,7 +152,7 @@ class Ring:
         self._handle, self._context = -1, ctypes.c_long(0)
         slot = (max(SLOT_BYTES, row_bytes) + 3 * PAGE - 1) // PAGE * PAGE
         self._first, self._row = first, row_bytes
-        self._depth = max(1, DEPTH * (SLOT_BYTES + 2 * PAGE) // slot)
+        self._depth = max(4, min(DEPTH * (SLOT_BYTES + 2 * PAGE), most) // slot)
         self._calls = CALLS.get(platform.machine(), (-1,) * 4)
         self._call = ctypes.CDLL(None).syscall
         self._handle = os.open(f"/proc/self/fd/{handle}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)

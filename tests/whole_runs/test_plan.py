@@ -421,6 +421,9 @@ def test_a_mapped_store_is_planned_by_itself_and_by_a_stand_in(tmp_path, monkeyp
     config = {"features": job["features"]}
     made = mr.sample(tmp_path / "store", out=tmp_path / "s", verbose=False, config=config, **{**job, "features": "own"})
     rows = made["packed_bytes"] / (1 + 8 / (4 * plan.numbers.features))  # without degrees
+    bulk = next(f for f in plan.systems if f.label == "bulk")
+    assert bulk.disk is not None and bulk.seconds_per_epoch is not None and all(not f.disk for f in plan.systems[1:])
+    assert bulk.seconds_per_epoch >= bulk.disk.seconds_per_epoch > 0 and bulk.disk.packed_seconds > 0
     told = re.search(r"features of 2 epochs take ([\d.]+) (KiB|MiB) of disk; a minibatch reads", packed)
     assert told and float(told[1]) * {"KiB": 1 << 10, "MiB": 1 << 20}[told[2]] == pytest.approx(rows, rel=0.15)
     monkeypatch.setattr(inputs, "MOST_EDGES", 200)

@@ -34,7 +34,7 @@ Wave = tuple[Blocks, Callable[[int, int], Tensor], int]
 Part = Literal["all", "summed", "beside"]
 LEFT_SHARE = 8
 """Part of the memory left that rows in memory take."""
-SUMS_SHARE = 2
+SUMS_SHARE = 1.5
 """Part of the memory left that sums which go on take."""
 SPARE_BYTES = 96 << 20
 """Memory left that is for small things; where there is no more, half of it takes rows and sums."""
@@ -125,7 +125,7 @@ class FarBlocks:
             row, summed = self.rows.row_bytes, self.rows.summed_bytes
             each = self.rows.cost(sources, row) / max(1, near[-1][1] - near[0][0])
             if ascend and begin >= again and each > NEAR * row:
-                far = self._far(blocks[begin:], left // SUMS_SHARE)
+                far = self._far(blocks[begin:], int(left / SUMS_SHARE))
                 of_far = self._sources(far, and_own=False)
                 if self.rows.cost(of_far, summed) / (far[-1][1] - far[0][0]) + row < each:
                     yield from self._swept(far, of_far, room, most)

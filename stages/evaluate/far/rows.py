@@ -1,10 +1,10 @@
 """Results of a layer, collected first to last: on the model's device, or on the host in memory or in a file."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -46,9 +46,11 @@ class HostSink:
     def __init__(self, rows: int, scratch: Path | None, summed: Callable[[int], int] = int) -> None:
         """`summed`: of so many columns, the first ones that the next layer sums. In a file they lie apart."""
         self.rows, self.scratch, self._summed = rows, scratch, summed
-        self.filled = self._first_byte = 0
+        self.filled = 0
         self.array: npt.NDArray[Any] | None = None
         self.file: Any = None
+        self._parts: list[tuple[BinaryIO, int, slice]] = []
+        """Files, where the first row lies in each, and its columns there."""
 
     def skip(self, n: int) -> None:
         """Leave out the next n rows, which others fill in. The rows must be in memory."""
@@ -107,12 +109,10 @@ class HostSink:
         self.filled = max(self.filled, last)
 
     def _write(self, chunk: npt.NDArray[Any]) -> None:
-        at, width = 0, self._summed(self.shape[1])
-        for part in (chunk[:, :width], chunk[:, width:]):
-            row = part.shape[1] * self.dtype.itemsize
-            self._written(partial(self.file.seek, self._first_byte + at + self.filled * row))
-            self._written(partial(self.file.write, np.ascontiguousarray(part).data))
-            at += self.rows * row
+        for file, first, columns in self._parts:
+            part = np.ascontiguousarray(chunk[:, columns])
+            self._written(partial(file.seek, first + self.filled * part.shape[1] * part.itemsize))
+            self._written(partial(file.write, part.data))
 
     def _written(self, do: Callable[[], object]) -> object:
         """The result of what writes. Raises RunError if the disk is full."""
@@ -129,6 +129,9 @@ class HostSink:
             self._written(partial(self.scratch.mkdir, parents=True, exist_ok=True))
             # It has no name, so that a killed process leaves nothing behind.
             self.file = self._written(partial(tempfile.TemporaryFile, dir=self.scratch))
+            summed = slice(0, self._summed(self.shape[1]))
+            beside = self.rows * summed.stop * self.dtype.itemsize
+            self._parts = [(self.file, 0, summed), (self.file, beside, slice(summed.stop, self.shape[1]))]
         else:
             self.array = np.empty(self.shape, self.dtype)
 
@@ -139,9 +142,12 @@ class HostSink:
             return None
         with self.file as file:
             self._written(file.flush)
-            return StoredRows(
-                file.fileno(), self.scratch or Path(), self.shape, self.dtype, self._summed(self.shape[1])
-            )
+            path, rows = Path(f"/proc/self/fd/{file.fileno()}"), self.rows
+            widths = [(first, (of.stop - of.start) * self.dtype.itemsize) for _, first, of in self._parts]
+            files = [RowFile(path, first, row, rows) for first, row in widths]
+            for each in files:
+                each.path = self.scratch or path
+            return StoredRows(files, self.dtype)
 
     def finish(self) -> npt.NDArray[Any]:
         """All rows."""
@@ -156,27 +162,19 @@ class HostSink:
 
 
 class StoredRows:
-    """Rows in an unnamed file, the first columns of all before the others. See `FeatureStore`."""
+    """Rows in files, the first columns of all apart from the others. See `FeatureStore`."""
 
-    def __init__(self, handle: int, where: Path, shape: tuple[int, int], dtype: npt.DTypeLike, summed: int) -> None:
+    def __init__(self, files: Sequence[RowFile], dtype: npt.DTypeLike) -> None:
         """
         Args:
-            handle: of the open file, which may be closed afterwards.
-            where: folder that messages name.
-            shape: rows and columns.
+            files: the columns that are summed, and the others.
             dtype: of the numbers.
-            summed: the first columns.
         """
-        self.num_rows, self.num_features = shape
         self.dtype: np.dtype[Any] = np.dtype(dtype)
-        self.summed = summed
-        path, self._files, first = Path(f"/proc/self/fd/{handle}"), list[RowFile](), 0
+        self.num_rows, self._files = files[0].num_rows, files
+        self.summed, beside = (file.row_bytes // self.dtype.itemsize for file in files)
+        self.num_features = self.summed + beside
         self._parts = slice(0, self.summed), slice(self.summed, self.num_features)
-        for part in self._parts:
-            row = (part.stop - part.start) * self.dtype.itemsize
-            self._files.append(RowFile(path, first, row, self.num_rows))
-            self._files[-1].path = where
-            first += self.num_rows * row
 
     def gather(
         self, ids: npt.NDArray[np.integer], out: npt.NDArray[Any] | None = None, parts: tuple[int, ...] = (0, 1)

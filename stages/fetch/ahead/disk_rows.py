@@ -65,14 +65,17 @@ class DiskRows(ReadRows):
         known, place = distinct(ids, self.features.num_rows)
         rows = self._buffers.array((len(known), self.features.num_features), self.features.dtype)
         self._buffers.step()
-        step = max(1, PIECE_BYTES // max(1, self.row_bytes))
+        step, start = max(1, PIECE_BYTES // max(1, self.row_bytes)), time.perf_counter()
         for at in range(0, len(known), step):
             if not self.is_wanted():
                 break
             self.features.gather(known[at : at + step], out=rows[at : at + step])
-        self.needed.bytes, self.needed.count = self.needed.bytes + rows.nbytes, self.needed.count + len(rows)
-        for name in ("bytes", "count", "seconds"):
-            setattr(self.read, name, sum(getattr(file.reads, name) for file in self._files))
+        self.needed.add(rows.nbytes, len(rows))
+        seconds = self.read.seconds + time.perf_counter() - start
+        self.read = Reads()
+        for each in (file.reads for file in self._files):
+            self.read.add(each.bytes, each.count, each.under_way)
+        self.read.seconds = seconds
         return Collected(rows, place, None)
 
 
@@ -107,13 +110,17 @@ class RowsFromDisk(RowsAhead):
         super().close()
         for each in present((self._rows, self._rows_of_edges)):
             each.end()
-        read = self._rows.read
-        if read.count:
-            self._tell(
-                f"{self._rows.name}: {self._rows.needed.bytes / 1e9:,.2f} GB of rows in {read.count:,} reads of "
-                f"{read.bytes / 1e9:,.2f} GB in {read.seconds:,.1f} s, of up to {self._most} minibatches together; "
-                f"training waited {self._waited_s:,.1f} s"
-            )
+        read, needed = self._rows.read, self._rows.needed
+        if not needed.count:
+            return
+        reads = f" in {read.count:,} reads of {read.bytes / 1e9:,.2f} GB" if read.count else ""
+        if read.under_way:
+            used = needed.bytes / max(1, read.bytes)
+            reads += f" ({used:.0%} of them needed), {read.under_way / read.count:,.0f} under way at a time,"
+        self._tell(
+            f"{self._rows.name}: {needed.bytes / 1e9:,.2f} GB of rows{reads} in {read.seconds:,.1f} s, of up to "
+            f"{self._most} minibatches together; training waited {self._waited_s:,.1f} s"
+        )
 
     def _has_room(self, unit: Unit) -> bool:
         with self._changed:
@@ -182,6 +189,12 @@ class RowsFromDisk(RowsAhead):
         return {(m.epoch, m.index): got for m, got in zip(work, found)}, edges
 
 
+def unit_bytes(prefetch_bytes: int | Literal["auto"], left: int) -> int:
+    """Most bytes of a unit: see `FromDisk.chosen`. `left`: bytes of memory that a rank could take."""
+    room = left // 4 if prefetch_bytes == "auto" else prefetch_bytes
+    return max(0, room - min(WINDOW_BYTES, room // 2)) // 2
+
+
 @dataclass(frozen=True)
 class FromDisk:
     """Reads the rows of nodes, and of edges if the model reads them, ahead."""
@@ -213,9 +226,7 @@ class FromDisk:
             rows = DiskRows(placement.features)
         else:
             return None
-        room = bytes_left() // 4 // job.group.size if prefetch_bytes == "auto" else prefetch_bytes
-        unit_bytes = max(0, room - min(WINDOW_BYTES, room // 2)) // 2
-        return cls(rows, of_edges, unit_bytes, job)
+        return cls(rows, of_edges, unit_bytes(prefetch_bytes, bytes_left() // job.group.size), job)
 
     def at_once(self, work: MiniBatch) -> Collected | None:
         """Rows of a minibatch for which none were read ahead; None: they are gathered."""

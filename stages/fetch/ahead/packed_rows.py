@@ -73,6 +73,6 @@ class SampledRows(ReadRows):
             if degrees.ndim > 1 and not self._loops:
                 degrees = degrees[:, 0]
             degree = torch.from_numpy(degrees[place]).to(self._degree_dtype)
-        self.needed.bytes, self.needed.count = self.needed.bytes + rows.nbytes, self.needed.count + len(rows)
-        self.read.bytes, self.read.count = self.read.bytes + len(rows) * packed.form.row_bytes, self.read.count + 1
+        self.needed.add(rows.nbytes, len(rows))
+        self.read.add(len(rows) * packed.form.row_bytes, 1)
         return Collected(rows, place, degree)

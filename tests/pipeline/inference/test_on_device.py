@@ -282,7 +282,7 @@ def told(notes: list[Any]) -> list[str]:
 def test_whoever_works_on_the_host_says_so(timed, tmp_path, monkeypatch) -> None:
     result = trained(timed, tmp_path / "run", device="cuda", sampler={"name": "neighbor", "fanout": [2, 2]})
     notes: list[Any] = []
-    monkeypatch.setattr(opened, "outputs_by_tasks", lambda *_, **__: torch.zeros(60, 3))
+    monkeypatch.setattr(opened, "outputs_in_files", lambda *_, **__: torch.zeros(60, 3))
     mr.predict(result, timed, workers=2, emit=notes.append)
     assert told(notes) == [
         "workers compute on processors; without them (workers, scheduler) this process would use the GPU"

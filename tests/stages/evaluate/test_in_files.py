@@ -38,7 +38,7 @@ def computed(folder, model, graph, features, nodes, ranges=3, seed=0):
             assert [a for a, _ in spans] == [0, *(b for _, b in spans[:-1])]
             assert (spans[-1][1], len(spans) <= max(ranges, 1)) == (driver.num_rows(k), True)
             for at in [*np.random.default_rng(seed).permutation(len(spans)), 0]:
-                FileLayers(layout, model).compute(k, *spans[at])
+                assert sum(FileLayers(layout, model).compute(k, *spans[at])) == spans[at][1] - spans[at][0]
         return torch.from_numpy(driver.result()), driver
 
 
@@ -208,10 +208,10 @@ def test_a_full_disk_is_a_sentence(tmp_path, monkeypatch):
     with evaluating(model):
         layers = FileLayers(lay_out(tmp_path, graph, x, np.arange(40), 3, torch.float64, None, True), model)
         layers.begin(0, 1)
-        sink = in_files._FileSink(tmp_path / "rows-0.npy", 0, 1)
+        sink = in_files._FileSink([tmp_path / "rows-0.npy"], 0, 1)
         sink.begin(torch.zeros(1, 8))
         sink.file.close()
-        sink.file = type("Full", (), {"seek": full, "write": full, "close": full})()
+        sink._parts = [(type("Full", (), {"seek": full, "write": full, "close": full})(), 0, slice(0, 8))]
         with pytest.raises(RunError, match="No space left"):
             sink.append(torch.zeros(1, 8))
         with pytest.raises(RunError, match="No space left"):

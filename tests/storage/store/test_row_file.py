@@ -119,7 +119,7 @@ def test_rows_come_by_the_cache_where_reads_past_it_cannot_be_had(tmp_path, monk
         # The ring reads another file, which ends before the rows do.
         (tmp_path / "short").write_bytes(b"\1" * 900)
         with (tmp_path / "short").open("rb") as short:
-            file._own.has_tried, file._own.ring = True, row_reads.Ring(short.fileno(), FIRST, 100)
+            file._own.has_tried, file._own.ring = True, row_reads.Ring(short.fileno(), FIRST, 100, 1 << 30)
     for _ in range(2):
         file.read(ids, out, None)
         np.testing.assert_array_equal(out, rows[ids])

@@ -63,7 +63,7 @@ def test_a_disk_that_fills_up_is_a_sentence(monkeypatch, tmp_path):
         def write(self, data):
             raise OSError(28, "No space left on device")
 
-    sink.file = Full()
+    sink.file, sink._parts = Full(), [(Full(), 0, slice(0, 3))]
     sink.reserve(3)[:] = 0
     with pytest.raises(RunError, match=r"No space left.*another scratch folder"):
         sink.commit()
