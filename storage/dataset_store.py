@@ -26,7 +26,7 @@ from .graph import GRAPH_ARRAYS, Graph, degree_summary
 from .node_names import INTEGER_NAMES, name_arrays, open_names
 from .optional import present_items
 from .store.arrays import Rows, write_arrays
-from .store.bytes_left import fits_in_memory
+from .store.bytes_left import fits_in_memory, require_memory
 from .store.committed_folder import committed_folder, sweep_leftovers
 from .store.full_disk import needing_space
 from .store.manifest import write_manifest
@@ -206,6 +206,10 @@ def _open_part(store: Store, place: FeaturesAccess, suffix: str) -> FeatureStore
             return rows if kind is None else WidenedFeatures(rows, kind)
 
     written = store.value("features_format", str)
+    flat, other = written == "npy", "mapped" if written == "npy" else "zarr"
+    if place == "memory":
+        size = store.value(f"features_bytes{suffix}", int) if flat else store.bytes_of(f"features{suffix}")
+        require_memory(size, f"{store.path}: features", f"open them with features={other}, or give it more memory")
     if place == "memory" and written == "zarr":
         with proving(store.path):
             return widened(ArrayFeatures(store.read(f"features{suffix}"), kind is not None))
@@ -216,7 +220,6 @@ def _open_part(store: Store, place: FeaturesAccess, suffix: str) -> FeatureStore
         return widened(_npy_features(store, suffix))
     if (place, written) == ("zarr", "zarr"):
         return widened(ZarrFeatures.inside(store, f"features{suffix}", kind is not None))
-    other = "mapped" if written == "npy" else "zarr"
     raise InputError(
         f"{store.path} was written with features_format='{written}'; open it with features='memory' or '{other}', or "
         "write it again"
@@ -275,6 +278,8 @@ def graph_array(store: Store, name: str, place: GraphAccess) -> Any:
     if name not in store:
         return None
     is_mapped = place == "mapped" or (store.is_mappable(name) and not fits_in_memory(store.bytes_of(name)))
+    if not is_mapped:
+        require_memory(store.bytes_of(name), f"{store.path}: '{name}'", "convert it with --graph npy, or give it more")
     return store.mapped(name) if is_mapped else store.read(name)
 
 

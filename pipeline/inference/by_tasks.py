@@ -20,6 +20,7 @@ from ...stages.models.base import check_initialised, layered, reads_edges, reads
 from ...stages.neighbourhood.checks import no_edge_features
 from ...storage.dataset import Dataset, IdArray
 from ...storage.errors import InputError, whole_number
+from ...storage.store.bytes_left import require_memory
 from ...storage.store.committed_folder import folder_aside, sweep_leftovers
 from ..config.held_cluster import cluster_table
 from ..config.load import Job, resolve
@@ -28,6 +29,9 @@ from ..ingest.budget import TASKS_PER_SLOT
 from ..ingest.convert import executing
 from ..setup.resume import CONNECTING
 from ..telemetry.events import Emit
+
+LEAST_BYTES, NODE_BYTES = 128 << 20, 40
+"""Memory of one process that computes outputs in files, and for each node."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,9 @@ def outputs_in_files(
             "scheduler is given with a model that belongs to no run, so that there is no folder which its workers see; "
             "give the folder of a run, or workers"
         )
+    if alone:
+        more = "give this process more, or name fewer nodes"
+        require_memory(LEAST_BYTES + NODE_BYTES * data.num_nodes, "evaluating a model over files", more)
     if any(t.device.type != "cpu" for t in (*model.parameters(), *model.buffers())):
         model = copy.deepcopy(model).to("cpu")
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)

@@ -141,12 +141,12 @@ def plan(
         if (disk := f.disk) is None:
             continue
         each, count = seen[f.label]["nodes"][0] * at.numbers.features * 4, math.ceil(at.train / first.train.batch_size)
+        shared = counted(disk.together, "minibatch", "minibatches")
         notes.append(
-            f"{f.label} reads {amount(disk.bytes_per_epoch)} of features in an epoch beside training, in "
-            f"{disk.seconds_per_epoch:.3g} s by their disk's rate now, "
-            f"{counted(disk.together, 'minibatch', 'minibatches')} together. Packed beside samples (sample --features=float32), features of {f.epochs:,} epochs take "
-            f"{amount(each * count * f.epochs)} of disk; a minibatch reads {amount(each)} in order, in "
-            f"{disk.packed_seconds:.3g} s."
+            f"{f.label} reads {amount(disk.bytes_per_epoch)} of features in an epoch beside training, {shared} together: "
+            f"{disk.seconds_per_epoch:.3g} s by their disk's rate now. Packed beside samples (sample "
+            f"--features=float32), features of {f.epochs:,} epochs take {amount(each * count * f.epochs)} of disk; a "
+            f"minibatch reads {amount(each)} in order, in {disk.packed_seconds:.3g} s."
         )
     if at.gpus:
         notes.append("On a GPU it is memory of tensors: an allocator's gaps come on top.")

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import psutil
 
+from ..errors import StoreError
+
 PROC = Path("/proc")
 GROUPS = Path("/sys/fs/cgroup")
 NO_LIMIT = 1 << 60
@@ -33,6 +35,13 @@ def bytes_at_most(processes: int = 1) -> int:
 def fits_in_memory(num_bytes: int) -> bool:
     """True if this is at most half of the bytes left."""
     return num_bytes <= bytes_left() // 2
+
+
+def require_memory(num_bytes: int, what: str, instead: str) -> None:
+    """Raise StoreError if more bytes are needed than are left; `instead` says what to do."""
+    if num_bytes > (left := bytes_left()):
+        sizes = f"{num_bytes / 2**20:,.0f} MiB of memory, where {left / 2**20:,.0f} MiB are left"
+        raise StoreError(f"{what} takes {sizes}; {instead}")
 
 
 def _of_groups() -> Iterator[tuple[int, int]]:
