@@ -143,7 +143,7 @@ def plan(
         each, count = seen[f.label]["nodes"][0] * at.numbers.features * 4, math.ceil(at.train / first.train.batch_size)
         shared = counted(disk.together, "minibatch", "minibatches")
         notes.append(
-            f"{f.label} reads {amount(disk.bytes_per_epoch)} of features in an epoch beside training, {shared} together: "
+            f"{f.label} reads {amount(disk.bytes_per_epoch)} of features in an epoch, {shared} together: "
             f"{disk.seconds_per_epoch:.3g} s by their disk's rate now. Packed beside samples (sample "
             f"--features=float32), features of {f.epochs:,} epochs take {amount(each * count * f.epochs)} of disk; a "
             f"minibatch reads {amount(each)} in order, in {disk.packed_seconds:.3g} s."

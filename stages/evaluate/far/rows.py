@@ -4,7 +4,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +49,7 @@ class HostSink:
         self.filled = 0
         self.array: npt.NDArray[Any] | None = None
         self.file: Any = None
-        self._parts: list[tuple[BinaryIO, int, slice]] = []
+        self._parts: list[tuple[Any, int, slice]] = []
         """Files, where the first row lies in each, and its columns there."""
 
     def skip(self, n: int) -> None:
@@ -108,7 +108,7 @@ class HostSink:
             group.broadcast(torch.from_numpy(self.array[low : min(low + step, last)]), source, "activations")
         self.filled = max(self.filled, last)
 
-    def _write(self, chunk: npt.NDArray[Any]) -> None:
+    def _write(self, chunk: npt.NDArray[np.generic]) -> None:
         for file, first, columns in self._parts:
             part = np.ascontiguousarray(chunk[:, columns])
             self._written(partial(file.seek, first + self.filled * part.shape[1] * part.itemsize))
