@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,7 @@ def test_a_budget_below_a_minibatch_is_told(tmp_path, cold):
     # 400 seeds in minibatches of 48, each read by itself.
     (read,) = (text for text in said if text.startswith("features from disk: "))
     assert "of up to 1 minibatches together; training waited" in read
+    assert re.search(r"in [\d,]+ reads of [\d.]+ GB \([\d,]+% of them needed\), [\d,]+ under way at a time, in ", read)
 
 
 def test_a_run_stopped_within_an_epoch_goes_on_to_the_same_bits(tmp_path, cold):

@@ -34,7 +34,7 @@ Wave = tuple[Blocks, Callable[[int, int], Tensor], int]
 Part = Literal["all", "summed", "beside"]
 LEFT_SHARE = 8
 """Part of the memory left that rows in memory take."""
-SUMS_SHARE = 1.5
+SUMS_SHARE = 1.3
 """Part of the memory left that sums which go on take."""
 SPARE_BYTES = 96 << 20
 """Memory left that is for small things; where there is no more, half of it takes rows and sums."""
@@ -42,7 +42,7 @@ MASK_NODES = 1 << 19
 """Nodes whose positions are in memory at once."""
 MOST_WINDOW = 1 << 30
 """Bytes of rows that go by between two reports of progress, at most."""
-SUM_BYTES = 128
+SUM_BYTES = 96
 """Memory of one of these beside its columns."""
 CHUNK_BLOCKS = 16
 """Blocks whose sums go on together."""

@@ -11,6 +11,13 @@ from distributed import LocalCluster
 
 import millrace as mr
 from millrace.pipeline.inference import by_tasks
+from millrace.pipeline.inference.predict import predict_to_file
+from millrace.pipeline.inference.to_file import FileRequest
+from millrace.stages.evaluate import in_files
+from millrace.storage import lazy_dataset
+from millrace.storage.errors import InputError
+from millrace.storage.lazy_dataset import LazyDataset
+from millrace.storage.store import bytes_left
 from millrace.tests.contracts.command import command
 
 SOURCE = "sbm:nodes=150,classes=3,degree=6,features=5,train=0.3"
@@ -55,6 +62,25 @@ def test_predictions_are_those_of_one_process(run, scheduler, nodes):
     assert np.array_equal(alone.nodes, shared.nodes)
     assert list(alone.node_names or []) == list(shared.node_names or [])
     assert not list(run.glob(".writing-*")), "files are left"
+
+
+@pytest.mark.parametrize("nodes", [None, ["n7", "n3", "n7"]], ids=str)
+def test_one_process_with_little_memory_computes_in_files(run, tmp_path, monkeypatch, nodes):
+    """The graph of its store is never in memory, and what has no room is refused before it begins."""
+    alone, scores, asked = mr.predict(run, nodes=nodes), mr.evaluate(run), list[int]()
+    monkeypatch.setattr(lazy_dataset, "fits_in_memory", lambda num_bytes: asked.append(num_bytes) or False)
+    monkeypatch.setattr(in_files, "fits_in_memory", lambda num_bytes: False)
+    monkeypatch.setattr(LazyDataset, "as_read", lambda self: pytest.fail("the dataset was read"))
+    found = mr.predict(run, nodes=nodes)
+    assert np.array_equal(found.logits, alone.logits) and list(found.node_names) == list(alone.node_names)
+    assert mr.evaluate(run)["metrics"] == scores["metrics"]
+    assert asked[0] > 150 * 64
+    predict_to_file(FileRequest(run, tmp_path / "p.npy"), None, False)
+    assert np.array_equal(np.load(tmp_path / "p.npy"), mr.predict(run).probabilities)
+    assert not list(run.glob(".writing-*")), "files are left"
+    monkeypatch.setattr(bytes_left, "bytes_left", lambda: 100 << 20)
+    with pytest.raises(InputError, match="over files takes 128 MiB of memory, where 100 MiB are left; give this"):
+        mr.predict(run)
 
 
 @pytest.mark.parametrize("layer", [1, 2])

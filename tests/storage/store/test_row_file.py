@@ -72,6 +72,7 @@ def test_reads_are_merged_and_cut(tmp_path, monkeypatch):
     file.read(ids, np.empty((12, 100), np.uint8), None)
     # 0 to 4; 8 and 9, behind a gap of three; 20 to 24, and 25 and 26, behind the longest read.
     assert (file.reads.count, file.reads.bytes) == (4, 500 + 200 + 500 + 200)
+    assert file.reads.under_way == 4 + 3 + 2 + 1, "all were announced before the first"
 
 
 def test_ranges_that_are_read_soon_are_announced_merged(tmp_path, monkeypatch):

@@ -83,7 +83,7 @@ def test_sources_all_over_the_file_go_by_a_few_times(held, tmp_path, name, width
     model = build(name, width).float()
     want = infer(model, graph, x, max_bytes=20_000)
     np.save(tmp_path / "x.npy", x)
-    room = far_rows.SUMS_SHARE * 2000 * (far_rows.SUM_BYTES + 4 * max(8, width)) // far_rows.LEFT_SHARE
+    room = -int(-far_rows.SUMS_SHARE * 2000 * (far_rows.SUM_BYTES + 4 * max(8, width)) // far_rows.LEFT_SHARE)
     held(room)
     counts: list[int] = []
     real = RowFile.read
