@@ -39,7 +39,7 @@ ROW_EDGES = 16
 """Products of a row take about as long as so many edges."""
 EDGE_BYTES = 16
 """Memory of a block for each in-edge."""
-PIECE_BYTES = 32 << 20
+PIECE_BYTES = 64 << 20
 """Features that are read at a time where they cannot be read in place."""
 
 

@@ -22,6 +22,7 @@ from ....storage.store.bytes_left import bytes_left
 from ....storage.store.row_file import GAP_BYTES
 from ...kernels import destinations_on_host
 from ...kernels.runtime.threads import side_by_side
+from ...memory.arena import give_back
 from ...neighbourhood.destinations import Aggregate, LayerRows, as_bfloat16, positions
 from .rows import StoredRows
 
@@ -116,6 +117,8 @@ class FarBlocks:
         ascend = len(self.nodes) and destinations_on_host().lists_ascend(
             self.graph.indptr, self.graph.indices, self.nodes
         )
+        # What the layer before has freed is left too.
+        give_back()
         left = max(SPARE_BYTES // 2, bytes_left() - self.reserved - SPARE_BYTES) // self.processes
         room = max(1, left // LEFT_SHARE // self.rows.row_bytes)
         # Sums that were not worth it are asked for again after a quarter of their blocks: asking goes over their edges.

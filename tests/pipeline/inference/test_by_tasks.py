@@ -73,7 +73,7 @@ def test_one_process_with_little_memory_computes_in_files(run, tmp_path, monkeyp
     monkeypatch.setattr(LazyDataset, "as_read", lambda self: pytest.fail("the dataset was read"))
     found = mr.predict(run, nodes=nodes)
     assert np.array_equal(found.logits, alone.logits) and list(found.node_names) == list(alone.node_names)
-    assert mr.evaluate(run)["metrics"] == scores["metrics"]
+    assert mr.evaluate(run)["accuracy"] == scores["accuracy"]
     assert asked[0] > 150 * 64
     predict_to_file(FileRequest(run, tmp_path / "p.npy"), None, False)
     assert np.array_equal(np.load(tmp_path / "p.npy"), mr.predict(run).probabilities)
