@@ -7,7 +7,6 @@ import numpy as np
 
 from ...storage.dataset import SPLITS, Dataset, require_dataset
 from ...storage.errors import InputError, whole_number
-from ...storage.links.pairs import is_symmetric
 from ...storage.plural import counted, were
 from ...storage.stored.data_card import with_columns
 from ...storage.times.moments import in_one_unit
@@ -19,7 +18,7 @@ from .cleaning.options import DEFAULT_OPTIONS, ReadOptions, require_options
 from .cleaning.raw import GivenLabels
 from .cleaning.splits import make_split
 from .edge_labels import LabelledEdges
-from .links import like_edges, without_pairs
+from .links import like_edges, relations_of, without_pairs
 from .pair_relation import with_pair_relation
 from .pairs import as_pairs, times_like
 from .readers.pyg import has_targets
@@ -126,7 +125,7 @@ def with_labelled_edges(
     hidden, graph = options.labelled_edges == "hidden", dataset.graph
     if hidden:
         held_out = raw.pairs[np.concatenate([parts.val, parts.test])]
-        graph = without_pairs(graph, held_out, is_symmetric(graph))
+        graph = without_pairs(graph, held_out, relations_of(graph))
         if removed := dataset.graph.num_edges - graph.num_edges:
             notes.append(
                 f"{counted(removed, 'edge')} {were(removed)} held out: the val and test edges, left out of the graph."

@@ -86,7 +86,7 @@ def link_dataset(
         dataset = replace(dataset, pairs=None, pair_features=None, pair_time=None, hides_pairs=False)
     dataset = with_pair_relations(dataset, relation)
     graph, notes = dataset.graph, list(dataset.notes)
-    relations = _relations_of(graph)
+    relations = relations_of(graph)
     if pairs is not None and split is not None:
         raise InputError("split and pairs are both given; expected one: the pairs have their sets")
     times: dict[str, npt.NDArray[Any]] = {}
@@ -110,20 +110,20 @@ def link_dataset(
 def links_of_sets(dataset: Dataset, sets: dict[str, PairArray], overlapping_splits: Overlaps = "error") -> Dataset:
     """`link_dataset`, of sets of pairs by the global ids of nodes: [n, 2], or where the graph's types predict several
     relations [n, 3], with the number of each pair's."""
-    return _divided(dataset, sets, _relations_of(dataset.graph), overlapping_splits)
+    return _divided(dataset, sets, relations_of(dataset.graph), overlapping_splits)
 
 
 def _divided(
-    dataset: Dataset, sets: dict[str, PairArray], relations: Sequence["_Relation"], overlaps: Overlaps
+    dataset: Dataset, sets: dict[str, PairArray], relations: Sequence["Relation"], overlaps: Overlaps
 ) -> Dataset:
     """The dataset of pairs without times."""
     graph, notes = dataset.graph, list(dataset.notes)
     if overlaps == "first":
         sets = _apart(sets, graph.num_nodes, relations, notes)
     none = np.empty((0, 2 + (len(relations) > 1)), np.int64)
-    kept = _without(graph, np.concatenate([sets.get(name, none) for name in ("val", "test")]), relations)
+    kept = without_pairs(graph, np.concatenate([sets.get(name, none) for name in ("val", "test")]), relations)
     if "train" not in sets:
-        sets = {**sets, "train": _distinct_pairs(kept, relations)}
+        sets = {**sets, "train": distinct_pairs(kept, relations)}
     if removed := graph.num_edges - kept.num_edges:
         notes.append(
             f"{counted(removed, 'edge')} {were(removed)} held out: the val and test pairs, left out of the graph."
@@ -137,7 +137,7 @@ def _of_sets(
     dataset: Dataset,
     graph: Graph,
     sets: Mapping[str, PairArray],
-    relations: Sequence["_Relation"],
+    relations: Sequence["Relation"],
     time: npt.NDArray[Any] | None = None,
 ) -> Dataset:
     """The dataset with another graph, of sets that are checked."""
@@ -147,7 +147,7 @@ def _of_sets(
 
 
 @dataclass(frozen=True, eq=False)
-class _Relation:
+class Relation:
     """Pairs of one relation, among those of all: [n, 2] without, or where several are predicted [n, 3] with it."""
 
     number: int | None
@@ -169,15 +169,16 @@ class _Relation:
         return pairs if self.number is None else np.insert(pairs, 2, self.number, axis=1)
 
 
-def _relations_of(graph: Graph) -> list[_Relation]:
+def relations_of(graph: Graph) -> list[Relation]:
+    """The relations whose pairs are predicted."""
     types = graph.types
     if not types.predicts_several:
-        return [_Relation(None, types, is_symmetric(graph))]
+        return [Relation(None, types, is_symmetric(graph))]
     every = [(r, types.predicting(r)) for r in types.predicted]
-    return [_Relation(r, one, is_symmetric(graph, one)) for r, one in every]
+    return [Relation(r, one, is_symmetric(graph, one)) for r, one in every]
 
 
-def _check_timed(dataset: Dataset, sets: dict[str, PairArray], relations: Sequence[_Relation]) -> None:
+def _check_timed(dataset: Dataset, sets: dict[str, PairArray], relations: Sequence[Relation]) -> None:
     """Raise InputError unless sets of pairs with times fit the graph."""
     for name, rows in sets.items():
         for one in relations:
@@ -209,7 +210,7 @@ def like_edges(times: npt.NDArray[Any], graph: Graph) -> npt.NDArray[Any]:
 
 
 def _by_time(
-    dataset: Dataset, text: str, relations: Sequence[_Relation]
+    dataset: Dataset, text: str, relations: Sequence[Relation]
 ) -> tuple[dict[str, PairArray], dict[str, npt.NDArray[Any]]]:
     """The pairs of the graph, each at the time of its first edge, divided by time."""
     if dataset.graph.edge_time is None:
@@ -252,12 +253,12 @@ def _check_times(sets: Mapping[str, PairArray], times: Mapping[str, npt.NDArray[
         raise InputError("pairs have times, but none are for train; give train and train_time")
 
 
-def _drawn(dataset: Dataset, text: str, seed: int, relations: Sequence[_Relation]) -> dict[str, PairArray]:
+def _drawn(dataset: Dataset, text: str, seed: int, relations: Sequence[Relation]) -> dict[str, PairArray]:
     """The edges of the graph, divided by shares."""
     spec = parse_split(text)
     if spec.kind != "fraction":
         raise InputError(f"split is '{text}', but the task is link; expected shares of edges, such as {DEFAULT_SPLIT}")
-    every = _distinct_pairs(dataset.graph, relations)
+    every = distinct_pairs(dataset.graph, relations)
     order = permutation(stream(seed, Purpose.SPLIT), np.arange(len(every)))
     ends = [round(spec.train * len(every)), round(min(1, spec.train + spec.val) * len(every))]
     parts: dict[str, PairArray] = dict(zip(SPLITS, np.split(order, ends)))
@@ -271,25 +272,18 @@ def _drawn(dataset: Dataset, text: str, seed: int, relations: Sequence[_Relation
     return {name: every[np.sort(part)] for name, part in parts.items()}
 
 
-def _distinct_pairs(graph: Graph, relations: Sequence[_Relation]) -> PairArray:
-    return np.concatenate([one.rows(distinct_pairs(one.within(graph), one.symmetric)) for one in relations])
+def distinct_pairs(graph: Graph, relations: Sequence[Relation]) -> PairArray:
+    """int64 [n, 2], the edges of a graph as pairs of some relations, each once, without self loops; in a symmetric
+    relation one for both directions. Of several relations [n, 3]."""
+    found = []
+    for one in relations:
+        source, destination = np.divmod(np.unique(keys_of_pairs(one.within(graph))), max(1, graph.num_nodes))
+        keep = source < destination if one.symmetric else source != destination
+        found.append(one.rows(np.stack([source[keep], destination[keep]], axis=1)))
+    return np.concatenate(found)
 
 
-def distinct_pairs(graph: Graph, symmetric: bool) -> PairArray:
-    """int64 [n, 2], the edges of a graph as pairs, each once, without self loops; with `symmetric`, one for both
-    directions. With types, those of the pairs' relation."""
-    source, destination = np.divmod(np.unique(keys_of_pairs(graph)), max(1, graph.num_nodes))
-    keep = source < destination if symmetric else source != destination
-    return np.stack([source[keep], destination[keep]], axis=1)
-
-
-def without_pairs(graph: Graph, pairs: PairArray, symmetric: bool) -> Graph:
-    """The graph without the edges of some pairs; with `symmetric`, without their reverses too. With types, without
-    those of the pairs' relation, and of the relations that have its edges reversed."""
-    return _without(graph, pairs, [_Relation(None, graph.types, symmetric)])
-
-
-def _with_symmetric(graph: Graph, relations: Sequence["_Relation"]) -> Graph:
+def _with_symmetric(graph: Graph, relations: Sequence[Relation]) -> Graph:
     """The graph whose types say which of several relations are symmetric."""
     if not graph.types.predicts_several:
         return graph
@@ -299,8 +293,9 @@ def _with_symmetric(graph: Graph, relations: Sequence["_Relation"]) -> Graph:
     return replace(graph, types=replace(graph.types, pair_relations=tuple(groups)))
 
 
-def _without(graph: Graph, rows: PairArray, relations: Sequence["_Relation"]) -> Graph:
-    """The graph without the edges of some pairs of some relations: see `without_pairs`."""
+def without_pairs(graph: Graph, rows: PairArray, relations: Sequence[Relation]) -> Graph:
+    """The graph without the edges of some pairs of some relations, of symmetric ones without their reverses too, and
+    without those of the relations that have their edges reversed."""
     if not len(rows):
         return graph
     keys, keep = edge_keys(graph), np.ones(graph.num_edges, bool)
@@ -343,9 +338,7 @@ def _canonical(pairs: PairArray, num_nodes: int, symmetric: bool) -> PairArray:
     return keys_of(ends[:, 0], ends[:, 1], num_nodes)
 
 
-def _distinct(
-    name: str, rows: PairArray, num_nodes: int, relations: Sequence[_Relation], notes: list[str]
-) -> PairArray:
+def _distinct(name: str, rows: PairArray, num_nodes: int, relations: Sequence[Relation], notes: list[str]) -> PairArray:
     """The pairs, relation by relation in their order, each once."""
     found = []
     for one in relations:
@@ -358,7 +351,7 @@ def _distinct(
 
 
 def _apart(
-    sets: dict[str, PairArray], num_nodes: int, relations: Sequence[_Relation], notes: list[str]
+    sets: dict[str, PairArray], num_nodes: int, relations: Sequence[Relation], notes: list[str]
 ) -> dict[str, PairArray]:
     """The sets, where a pair in several of train, val and test is in the first of them only."""
     found = dict(sets)
@@ -377,7 +370,7 @@ def _apart(
     return found
 
 
-def _check(sets: Mapping[str, PairArray], dataset: Dataset, relations: Sequence[_Relation]) -> None:
+def _check(sets: Mapping[str, PairArray], dataset: Dataset, relations: Sequence[Relation]) -> None:
     if not len(sets["train"]):
         raise InputError("the train set has no pairs; there is nothing to learn from: give train pairs, or more edges")
     for one in relations:
@@ -385,7 +378,7 @@ def _check(sets: Mapping[str, PairArray], dataset: Dataset, relations: Sequence[
         _check_apart(own, replace(dataset, graph=one.within(dataset.graph)), one)
 
 
-def _check_apart(sets: Mapping[str, PairArray], dataset: Dataset, relation: _Relation) -> None:
+def _check_apart(sets: Mapping[str, PairArray], dataset: Dataset, relation: Relation) -> None:
     """Raise InputError if a pair of one relation is in two sets, or positive and negative."""
     keys = {name: _canonical(rows, dataset.num_nodes, relation.symmetric) for name, rows in sets.items()}
 

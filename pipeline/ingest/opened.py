@@ -10,11 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..datasets.cleaning.class_names import MOST_VALUES, by_value, one_hot_values
-from ..datasets.cleaning.node_ids import as_ids, check_id_column, check_one_kind, is_text
+from ..datasets.cleaning.node_ids import as_ids, is_text
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.readers import derived_tables as derived
-from ..datasets.readers.csv_file import is_text_read
-from ..datasets.readers.described import Ends
+from ..datasets.readers.described import Ends, are_text
 from ..datasets.readers.tables import is_read_as_it_is
 from ..datasets.schema.columns import Columns
 from ..datasets.schema.source import GraphTables, SourceTable
@@ -39,7 +38,7 @@ def open_tables(
     tables = [_opened(t, stage[t], options, stages, budget) for t in source.tables]
     if not source.nodes:
         source = derived.with_nodes_of_edges(
-            source, tables, options, lambda ends: ids_at(ends, called_by_text(ends), stages, budget)
+            source, tables, options, lambda ends: ids_at(ends, are_text(ends), stages, budget)
         )
         tables = [*(_made(t, stages.folder) for t in source.nodes), *tables]
     if not (column := (options.names("relation_column") or ("",))[0]) or source.is_typed:
@@ -64,18 +63,6 @@ def _made(table: SourceTable, folder: Path) -> Table:
     path.parent.mkdir(exist_ok=True)
     pq.write_table(table.rows, path, row_group_size=ROWS_PER_GROUP)
     return describe(table, [path])
-
-
-def called_by_text(columns: Ends) -> bool:
-    """True if nodes are called by text in these columns of ids, False if by whole numbers. Raises InputError: some are,
-    or a column is neither."""
-    kinds = {what: table.schema.field(name).type for what, table, name in columns}
-    for what, table, name in columns:
-        check_id_column(what, kinds[what], 0, is_text_read(table.source, name))
-    if all(t.numbers.get(name, False) or pa.types.is_integer(kinds[what]) for what, t, name in columns):
-        return False
-    check_one_kind(kinds)
-    return True
 
 
 def with_added_nodes(

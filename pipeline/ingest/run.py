@@ -43,7 +43,7 @@ from .arrays import Matrix, Output, Piece, Written, make_outputs, sample_of, wri
 from .budget import Budget, DiskNeed, check_disk, held_by
 from .edges import edge_table
 from .nodes import NodeTable, WrittenRows, settle_labels
-from .opened import MADE, called_by_text, ids_at, open_tables, with_added_nodes
+from .opened import MADE, ids_at, open_tables, with_added_nodes
 from .scratch import STORE
 from .source import Settings
 from .spill import cell_sizes
@@ -81,11 +81,13 @@ class Ingest:
     def _run(self) -> None:
         described.check_options(self.source, self.settings.options)
         self._describe()
+        of_ids = Faults()
         for t in self.source.nodes:
             notes, options = self.number_notes[t.type], described.numbering(self.source, self.settings.options)
-            with about(t.of_type):
+            with of_ids.noted(), about(t.of_type):
                 self.of_types[t.type].number(self.ids_are_text[t.type], options, notes)
             self.notes += noted(t.type, notes)
+        refuse(of_ids)
         self._put_names(list(self.of_types.values()))
         self._put_times()
         labels, of_features, groups = Faults(), Faults(), list[dict[str, Any]]()
@@ -126,17 +128,15 @@ class Ingest:
         target_first = sorted(nodes, key=lambda each: each[0].source.type != self.target)
         self.ids_are_text, self.of_types = {}, dict[Any, NodeTable]()
         self.number_notes: dict[Any, list[str]] = {t.type: [] for t in source.nodes}
-        in_order = [t.type for t in source.nodes]
+        in_order, of_ids = [t.type for t in source.nodes], Faults()
         for k, (table, own) in sorted(enumerate(target_first), key=lambda each: in_order.index(each[1][0].source.type)):
             t, ends = table.source.type, described.ends_at(table.source, edges)
-            ids = [] if own.id is None else [(f"nodes.{own.id}", table, own.id)]
-            with about(table.source.of_type):
-                self.ids_are_text[t] = text = called_by_text([*ends, *ids])
-                if text and not ids:
-                    raise described.text_without_ids(source.path, own.table)
+            with of_ids.noted(), about(table.source.of_type):
+                self.ids_are_text[t] = text = described.are_called_by_text(source.path, table, own, ends)
                 if options.dangling_edges == "add":
                     used = ids_at(ends, text, self.stages, self.budget, table.source.title)
                     target_first[k] = with_added_nodes(table, own, used, self.folder, self.number_notes[t])
+        refuse(of_ids)
         self.tables = [edge_table(*own, options, self.budget, self.stages.run) for own in edges]
         for table, own in target_first:
             t, labelled = table.source.type, table.source.type == self.target and options.task != "link"
@@ -180,6 +180,8 @@ class Ingest:
         spilled, placed = edge_tasks.edge_bytes(self.work, self.turned)
         # Features made of degrees have two columns.
         values = sum(own.feature_values for own in nodes) or (0 if self.typed else 2 * self.offsets[-1])
+        # How many columns miss values is known when all rows are read.
+        values *= 1 + (self.settings.options.nan_features == "indicator")
         need = DiskNeed(self.offsets[-1], sum(own.table.num_rows for own in self.tables), values, spilled, placed)
         made = sum(held_by(self.folder / name) for name in MADE)
         made += (need.num_edges * placed + 4 * values) * (self.settings.options.task == "link")  # stored twice

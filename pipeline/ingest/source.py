@@ -110,7 +110,7 @@ class Table:
     one_hot: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """See `with_one_hot`."""
     numbers: Mapping[str, bool] = field(default_factory=dict)
-    """True for a column of CSV that is read as text, if all its values are whole numbers."""
+    """See `are_numbers`."""
     is_of_files: bool = True
     """True if its first paths are those of the user's files, one for each."""
     row_ids: str = ""
@@ -164,6 +164,10 @@ class Table:
         return replace(
             self, read_as=self.read_as.set(at, field), empty=self.empty.set_column(at, field, pa.array([], kind))
         )
+
+    def are_numbers(self, column: str) -> bool:
+        """True for a column of CSV that is read as text, if all its values are whole numbers."""
+        return self.numbers.get(column, False)
 
     def file_of(self, path: File) -> File:
         """The user's file that a path has rows of."""
@@ -294,8 +298,7 @@ class _Import:
     def _add(self, block: pa.Table) -> None:
         block = with_columns(plain(block), dict.fromkeys(self._left_out, pa.nulls(block.num_rows)))
         for name, so_far in self.are_numbers.items():
-            column = block[name]
-            self.are_numbers[name] = so_far and not column.null_count and as_numbers(column) is not None
+            self.are_numbers[name] = so_far and as_numbers(block[name]) is not None
         for name, so_far in self.labels.items():
             here = fits(block[name]) if so_far else []
             self.labels[name] = [kind for kind in so_far if kind in here]

@@ -1,7 +1,10 @@
 """Arrow's functions, and errors of files that are read by it."""
 
+import shlex
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -27,8 +30,20 @@ def reading(path: object, expected: str = "", seen: str = "cannot be read") -> I
             raise
         if isinstance(e, PermissionError):
             raise InputError(f"{path}: {NOT_READABLE}") from e
-        remedy = f"expected {expected}" if expected else "write the file again"
+        remedy = in_utf8(path, e) or (f"expected {expected}" if expected else "write the file again")
         raise InputError(f"{path} {seen} ({first_line(e)[:200].rstrip('.')}); {remedy}") from e
+
+
+def in_utf8(path: object, error: Exception) -> str:
+    """How to write a file of text in UTF-8, if an error says that it is not; else empty."""
+    is_text = isinstance(error, UnicodeDecodeError) or "UTF8" in str(error)
+    if not (is_text and isinstance(path, Path)) or path.suffix.lower() in (".gz", ".bz2", ".zst"):
+        return ""
+    with path.open("rb") as file:
+        begin, name = file.read(2), shlex.quote(str(path))
+    code = "utf-16" if begin in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-16-le" if begin[1:] == b"\0" else "latin1"
+    how = "if it is in Latin-1, " if code == "latin1" else ""
+    return f"expected UTF-8: {how}iconv -f {code} -t utf-8 {name} > {name}.new && mv {name}.new {name}"
 
 
 def with_columns(table: pa.Table, columns: dict[str, Any]) -> pa.Table:

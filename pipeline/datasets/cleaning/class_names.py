@@ -69,6 +69,9 @@ def without_ignored(found: Numbered, ignored: tuple[str, ...], notes: list[str],
     """The classes but those called one of `ignored`, whose labels are -1. Notes what was left out, blanks that were
     stripped, and names that may be no classes."""
     y, names, stripped = found
+    if names and all(re.fullmatch(r"[-+]?\d+,\d+", name) for name in names):
+        said = f"labels are text such as '{names[0]}'; expected numbers such as 1.5"
+        raise InputError(f"{said}, or a column of 0 and 1 for each of several labels (label_columns)")
     if stripped:
         notes.append(f"Blanks around {counted(stripped, 'label')} were stripped.")
     counts = np.bincount(y[y >= 0], minlength=len(names)).tolist()

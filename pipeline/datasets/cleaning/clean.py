@@ -16,7 +16,7 @@ from ....storage.times.moments import as_times, in_one_unit
 from ....storage.typed.features import TypedFeatures
 from .columns import Card, clean_features, degree_rows, note_missing
 from .components import in_largest_component, restricted, restricted_split
-from .edges import clean_edges, clean_ordered, note_borrowed, note_weights
+from .edges import clean_edges, note_borrowed, note_weights
 from .filling import check_indicators
 from .labels import CleanLabels, settled_labels
 from .options import ReadOptions
@@ -123,14 +123,10 @@ def _in_one_unit(raw: Raw, counts: Counts) -> tuple[Raw, str | None]:
 
 def _graph(raw: Raw, counts: Counts, options: ReadOptions, notes: list[str], card: Card) -> Graph:
     """The graph. Edges without times get those of their sources."""
-    is_weighted = raw.ordered is not None and raw.ordered.has_weights
-    note_weights({key: is_weighted or own.weight is not None for key, own in raw.edges.items()}, options, notes)
+    note_weights({key: own.weight is not None for key, own in raw.edges.items()}, options, notes)
     if raw.is_typed:
         return typed_graph(raw, counts, options, notes, card)
-    if raw.ordered is not None:
-        graph = clean_ordered(raw.ordered, counts[None], options, raw.hint, notes)
-    else:
-        graph = clean_edges(raw.edges[None], counts[None], options, raw.hint, notes, card)
+    graph = clean_edges(raw.edges[None], counts[None], options, raw.hint, notes, card)
     time = raw.nodes[None].time
     if time is not None and graph.edge_time is None:
         note_borrowed([0], notes)

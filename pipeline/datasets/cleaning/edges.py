@@ -17,7 +17,7 @@ from ....storage.plural import are, counted, were
 from ....storage.typed.graph_types import RelationType
 from .columns import Card, clean_edge_features
 from .options import Direction, ReadOptions
-from .raw import AnyArray, Hint, Ordered, RawEdges, about, noted, type_text
+from .raw import AnyArray, Hint, RawEdges, about, noted, type_text
 
 Keys = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float32] | None
@@ -43,9 +43,6 @@ class OfEdges:
 
     def __getitem__(self, index: AnyArray) -> "OfEdges":
         return OfEdges(*(None if a is None else a[index] for a in (self.weight, self.rows, self.time)))
-
-
-NOTHING = OfEdges()
 
 
 IGNORED = "Edge weights were ignored (edge_weights=ignore)."
@@ -112,7 +109,16 @@ def clean_edges(
         src, dst = dst, src
         notes.append(REVERSED)
     keys, w = sort_keys(edge_keys(src, dst, num_nodes), w)
-    keys, w = _of_sorted(keys, w, num_nodes, options, hint, notes)
+    keys, w, repeats = merge(keys, w, options)
+    note_repeats(repeats, num_nodes, w.weight is not None, w.rows is not None, options, notes)
+    symmetric = options.direction is None and is_symmetric(keys, w, *_back(keys, w, num_nodes))
+    direction = settled_direction(symmetric, len(keys), options, hint, notes)
+    if direction == "reverse":
+        keys, w = _back(keys, w, num_nodes)
+    elif direction == "undirected":
+        before = len(keys)
+        keys, w = with_reverses(keys, w, *_back(keys, w, num_nodes))
+        note_reverses(before, len(keys), notes)
     graph = replace(graph_of_keys(keys, num_nodes, w.weight), edge_time=w.time)
     if rows is None or w.rows is None:
         return graph
@@ -125,37 +131,6 @@ def keeping(options: ReadOptions, notes: list[str]) -> ReadOptions:
         notes.append("Edges have times, so repeated ones were kept.")
         return replace(options, duplicates="keep")
     return options
-
-
-def clean_ordered(ordered: Ordered, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]) -> Graph:
-    """Build the graph and notes of `clean_edges` from edges that are already checked and sorted."""
-    if ordered.loops:
-        notes.append(_loop_notes(ordered.loops, options))
-    if options.direction == "reverse":
-        notes.append(REVERSED)
-    if options.direction in ("directed", "reverse") and not ordered.repeated:
-        indptr = np.zeros(num_nodes + 1, np.int64)
-        np.cumsum(ordered.in_degree, out=indptr[1:])
-        return Graph(indptr, ordered.src, ordered.weight)
-    keys = edge_keys(ordered.src, np.repeat(np.arange(num_nodes), ordered.in_degree), num_nodes)
-    keys, w = _of_sorted(keys, OfEdges(ordered.weight), num_nodes, options, hint, notes)
-    return graph_of_keys(keys, num_nodes, w.weight)
-
-
-def _of_sorted(
-    keys: Keys, w: OfEdges, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str]
-) -> tuple[Keys, OfEdges]:
-    keys, w, repeats = merge(keys, w, options)
-    note_repeats(repeats, num_nodes, w.weight is not None, w.rows is not None, options, notes)
-    symmetric = options.direction is None and is_symmetric(keys, w, *_back(keys, w, num_nodes))
-    direction = settled_direction(symmetric, len(keys), options, hint, notes)
-    if direction == "reverse":
-        keys, w = _back(keys, w, num_nodes)
-    elif direction == "undirected":
-        before = len(keys)
-        keys, w = with_reverses(keys, w, *_back(keys, w, num_nodes))
-        note_reverses(before, len(keys), notes)
-    return keys, w
 
 
 def graph_of_keys(keys: Keys, num_nodes: int, weight: Weights = None) -> Graph:
@@ -311,13 +286,8 @@ def note_loops(count: int, first: int, options: ReadOptions, notes: list[str]) -
             "self_loops=keep"
         )
     if count:
-        notes.append(_loop_notes(count, options))
-
-
-def _loop_notes(count: int, options: ReadOptions) -> str:
-    return f"{counted(count, 'self loop')} {were(count)} " + (
-        "kept (self_loops=drop removes them)." if options.self_loops == "keep" else "dropped."
-    )
+        how = "kept (self_loops=drop removes them)" if options.self_loops == "keep" else "dropped"
+        notes.append(f"{counted(count, 'self loop')} {were(count)} {how}.")
 
 
 def merge(keys: Keys, w: OfEdges, options: ReadOptions) -> tuple[Keys, OfEdges, tuple[int, int]]:

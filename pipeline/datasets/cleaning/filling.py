@@ -257,7 +257,7 @@ class Treatment:
             scaling = Scaling(*(np.array([own[what] for own in record]) for what in ("mean", "deviation")))
         if fills:
             fill = np.array([own[key] for own in record], np.float32)
-        gaps = [c for c, own in enumerate(record) if "indicated" in own]
+        gaps = [c for c, own in enumerate(record) if own.get("indicated")]
         return cls(options, scaling, fill, tuple(gaps) if options.nan_features == "indicator" else ())
 
     def record(self, c: int, name: str) -> dict[str, object]:
@@ -269,7 +269,7 @@ class Treatment:
             found |= {"mean": float(self.scaling.mean[c]), "deviation": float(self.scaling.deviation[c])}
         if self.fill is not None:
             found[fill_key(self.options)] = float(self.fill[c])
-        return found | ({"indicated": True} if c in self.indicated else {})
+        return found | ({"indicated": c in self.indicated} if self.options.nan_features == "indicator" else {})
 
     def chosen(self, columns: Sequence[str], width: int, of: str) -> "Treatment":
         """The same, where `ReadOptions.indicators` names the columns that get another one."""
@@ -301,11 +301,14 @@ class Treatment:
 
 
 def indicators_in(card: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """`ReadOptions.indicators` by which other data get the columns of those that a data card is of; None: the card does
-    not list all."""
-    if "more_columns" in card:
+    """`ReadOptions.indicators` by which other data get the columns of those that a data card is of, by number where the
+    card does not name all; None: an earlier version wrote it, and it does not say."""
+    if "more_columns" not in card:
+        return tuple(f"{c['of']}.{c['name']}" for c in card["columns"] if c["missing"])
+    kept = [(f"{of}.column {c}", own) for of, each in card.get(TREATED, {}).items() for c, own in enumerate(each)]
+    if sum(1 + own.get("indicated", False) for _, own in kept) != len(card["columns"]) + card["more_columns"]:
         return None
-    return tuple(f"{c['of']}.{c['name']}" for c in card["columns"] if c["missing"])
+    return tuple(name for name, own in kept if own.get("indicated"))
 
 
 def check_indicators(options: ReadOptions, card: Sequence[Mapping[str, Any]]) -> None:

@@ -120,7 +120,8 @@ def own_statistics(options: ReadOptions) -> str:
 def made_of_tables(options: OtherOptions) -> str:
     """A line on the rows that a run's model takes, if they are not those of tables as these stand; else no text."""
     own = [c for of, columns in options.before.items() if of not in ("edges", PAIRS) and "," not in of for c in columns]
-    made = ["=".join(str(c[k]) for k in ("column", "value") if k in c) for c in own if {*c} - {"column"}]
+    kept = [{key: value for key, value in c.items() if value is not False} for c in own]
+    made = ["=".join(str(c[k]) for k in ("column", "value") if k in c) for c in kept if {*c} - {"column"}]
     named = (", ".join(filter(None, made[:SHOWN])) + ", ..." * (len(made) > SHOWN)) or "all columns"
     told = f"\nx takes rows as the run read them, not those of tables: {named}; --json prints the numbers and options"
     return told if made or options.normalize_features != "none" else ""

@@ -20,21 +20,6 @@ def is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
-def as_one_kind(columns: Columns, from_csv: set[str]) -> Columns:
-    """Columns of ids as one kind: numbers if all are numbers, including those that CSV stores as text; else text.
-
-    Raises:
-        InputError: numbers and text are mixed, or a column is neither, or has nulls.
-    """
-    for what, column in columns.items():
-        check_id_column(what, column.type, column.null_count, what in from_csv)
-    numbers = {what: as_numbers(column) if what in from_csv else column for what, column in columns.items()}
-    if all(c is not None and pa.types.is_integer(c.type) for c in numbers.values()):
-        return {what: signed(c, what) for what, c in numbers.items() if c is not None}
-    check_one_kind({what: column.type for what, column in columns.items()})
-    return columns
-
-
 def signed(column: Any, what: str) -> Any:
     """Unsigned ids as int64, since numbers of both kinds meet as floating-point ones, which are not exact.
 
@@ -53,7 +38,8 @@ def signed(column: Any, what: str) -> Any:
 def check_id_column(what: str, kind: pa.DataType, nulls: int, from_csv: bool) -> None:
     """Raise InputError unless a column holds ids, one in every row."""
     if not (pa.types.is_integer(kind) or is_text(kind)):
-        raise InputError(f"column {what} is {kind}; expected ids: whole numbers or text")
+        how = ": write them as int64, by .astype('int64') in pandas" if pa.types.is_floating(kind) else ""
+        raise InputError(f"column {what} is {kind}; expected ids: whole numbers or text{how}")
     if nulls:
         quoted = " (NA and null are nulls in CSV unless quoted)" if from_csv else ""
         raise InputError(f"column {what} holds {nulls} nulls{quoted}; expected an id in every row: drop those rows")
@@ -98,11 +84,14 @@ def check_one_kind(types: Mapping[str, pa.DataType]) -> None:
 
 
 def as_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
-    """A column of text as int64, if the numbers say the same: 007 and 1.0 are not whole numbers here."""
+    """A column of text as int64, if the numbers say the same: 007 is not a whole number here. A 1.0 is one, as tables
+    have it whose ids were floating-point numbers once, since some were missing."""
     try:
         numbers = column.cast(pa.int64())
     except pa.ArrowException:
-        return None
+        ends = pc.any(pc.ends_with(column, ".0")).as_py()
+        bare = pc.replace_substring_regex(column, r"^(-?\d+)\.0$", r"\1") if ends else column
+        return None if bare.equals(column) else as_numbers(bare)
     return numbers if numbers.cast(column.type).equals(column) else None
 
 

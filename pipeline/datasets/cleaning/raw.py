@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from ....storage.dataset import Task
@@ -79,25 +78,6 @@ class Hint:
 
 
 @dataclass(frozen=True, eq=False)
-class Ordered:
-    """E edges that a reader has already checked, oriented and sorted like `edges.clean_edges`: by (dst, src), equal
-    ones in input order."""
-
-    in_degree: npt.NDArray[np.int64]
-    """int64 [V]."""
-    src: npt.NDArray[np.integer]
-    """int32 or int64 [E]."""
-    weight: npt.NDArray[np.float32] | None
-    """float32 [E], or None."""
-    loops: int
-    """Number of self loops found; dropped ones are not among the E."""
-    repeated: bool
-    """True if an edge occurs more than once."""
-    has_weights: bool
-    """True if the source has weights, read or not."""
-
-
-@dataclass(frozen=True, eq=False)
 class GivenLabels:
     """Labels as a source has them."""
 
@@ -165,8 +145,6 @@ class Raw:
     """'train', 'val', 'test' to node ids [n] or masks [V]; empty when the source stores no split."""
     hint: Hint | None = None
     notes: tuple[str, ...] = ()
-    ordered: Ordered | None = None
-    """Sorted edges in place of the ends and weights of `edges`, which are then empty."""
     add_reverse: bool = False
     """Add the relation ``rev_NAME`` with all edges reversed, for each relation."""
     read: Mapping[str, Any] = field(default_factory=dict)

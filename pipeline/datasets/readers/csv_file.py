@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
 from ....storage.errors import InputError
-from ..cleaning.arrow import pc, reading
+from ..cleaning.arrow import in_utf8, pc, reading
 from ..schema.files import CSV
 from ..schema.source import SourceTable
 from ..schema.words import end_words, id_columns, label_columns
@@ -203,12 +203,13 @@ def _header(path: Path, usual: str, example: str) -> tuple[list[str], str, bool,
         with pa.input_stream(str(path), compression="detect") as raw:
             text = io.TextIOWrapper(raw, "utf-8-sig", newline="")
             lines = [*islice(text, HEAD_LINES)]
+            if any("\0" in line for line in lines[:1]):
+                raise ValueError("it is UTF-16, not UTF8")
             above = _lines_above(lines)
             names = next(csv.reader(chain(lines[above:], text), delimiter=usual), [])
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error, pa.ArrowException) as e:
-        raise InputError(
-            f"{path} cannot be read as CSV in UTF-8 ({e}); save it in UTF-8, with a header such as {example}"
-        ) from e
+    except (OSError, EOFError, ValueError, csv.Error, pa.ArrowException) as e:
+        remedy = in_utf8(path, e) or f"save it in UTF-8, with a header such as {example}"
+        raise InputError(f"{path} cannot be read as CSV in UTF-8 ({e}); {remedy}") from e
     delimiter = usual
     if len(names) == 1 and (other := next((c for c in ";\t|," if c != usual and c in names[0]), None)):
         names, delimiter = next(csv.reader(names, delimiter=other)), other
@@ -249,7 +250,7 @@ def _check_begin(path: Path, lines: Sequence[str], names: Sequence[str], delimit
     with suppress(csv.Error):  # a row that Python does not parse, Arrow may
         rows += ([cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter))
     if is_edges:
-        check_no_matrix(path, [row if _is_number(names[0]) else row[1:] for row in rows])
+        check_no_matrix(path, rows, delimiter, () if all(map(_is_number, names)) else names)
     for i, name in enumerate(names):
         if not _is_number(name or "0") and any(name in (*row[i : i + 1], *row[: 2 * is_edges]) for row in rows):
             said = f"{path} has no header: its first line '{delimiter.join(names)[:80]}' has the value '{name}'"

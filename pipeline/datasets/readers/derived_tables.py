@@ -11,13 +11,12 @@ from ....storage.errors import InputError, NoLabelsError
 from ....storage.plural import counted, were
 from ....storage.typed.graph_types import MOST_RELATIONS
 from ..cleaning.arrow import pc, reading
-from ..cleaning.node_ids import as_one_kind
+from ..cleaning.node_ids import as_ids
 from ..cleaning.options import ReadOptions
 from ..cleaning.typed import check_relations
 from ..schema.roles import schema_of
 from ..schema.source import GraphTables, SourceTable
-from .csv_file import is_text_read
-from .described import Ends, OpenTable, check_edge_rows, ends_at
+from .described import Ends, OpenTable, are_text, check_edge_rows, ends_at
 from .tables import ReadTable, in_folder, joined, plain
 
 ONE_TYPE = "node"
@@ -51,9 +50,8 @@ def with_nodes_of_edges(
 
 def ids_in_memory(ends: Ends) -> pa.Array:
     """The ids in columns of tables whose rows are in memory, in ascending order."""
-    columns = {what: next(read.pieces((name,)))[name].drop_null() for what, read, name in ends}
-    from_csv = {what for what, read, name in ends if is_text_read(read.source, name)}
-    return new_ids(list(as_one_kind(columns, from_csv).values()))
+    text = are_text(ends)
+    return new_ids([as_ids(next(read.pieces((name,)))[name].drop_null(), text, what) for what, read, name in ends])
 
 
 def new_ids(used: Sequence[pa.ChunkedArray], *known: pa.ChunkedArray) -> pa.Array:

@@ -12,11 +12,14 @@ from ....storage.errors import InputError, nearest
 from ....storage.plural import counted, were
 from ....storage.typed.graph_types import RelationType
 from ..cleaning.clean import check_no_target
+from ..cleaning.node_ids import check_id_column, check_one_kind
 from ..cleaning.options import ReadOptions
 from ..cleaning.typed import OF_NODES, check_followed
 from ..schema.columns import Columns, is_text
 from ..schema.roles import Schema, schema_of
-from ..schema.source import GraphTables, Problems, SourceTable
+from ..schema.source import GraphTables, Problems, SourceTable, quoted
+from .csv_file import is_text_read
+from .foreign.kinds import first_line_of, separator_of
 from .parquet import are_numbers
 from .parquet_rapids import gpus_to_read
 from .tables import check_columns
@@ -50,6 +53,9 @@ class OpenTable(Protocol):
     @property
     def num_rows(self) -> int:
         """Number of its rows."""
+
+    def are_numbers(self, column: str) -> bool:
+        """True for a column of CSV that is read as text, if all its values are whole numbers."""
 
     def pieces(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """The rows of some columns, in pieces."""
@@ -134,12 +140,22 @@ def _check_text(schema: Schema, tables: Sequence[OpenTable], options: ReadOption
             first = next(v for v in texts.unique().drop_null().to_pylist() if not are_numbers(pa.chunked_array([[v]])))
             text = f"column {columns.table}.{name} is {kind}; expected numbers, not '{first[:40]}'"
             if name == columns.weight or re.fullmatch(r"\W*\d[\d.,' ]*\W*", first):
-                problems.add(f"{text}: write numbers such as 1234.5")
+                problems.add(f"{text}: write numbers such as 1234.5{_with_points(table.source, first)}")
             else:
                 named.append(name)
                 problems.add(f"{text}: one_hot={name} makes each value a feature", one_hot=",".join(named))
     if problems.texts:
         raise InputError(problems.message(schema.source.path, options.given))
+
+
+def _with_points(table: SourceTable, number: str) -> str:
+    """How to write points in the place of commas in numbers of a file whose columns semicolons separate, if this number
+    has one; else empty."""
+    suffix, plain = getattr(table.files[0], "suffixes", [""])[-1:], re.fullmatch(r"[-+]?\d+,\d+", number)
+    if suffix != [".csv"] or plain is None or separator_of(first_line_of(table.files[0])) != ";":
+        return ""
+    name = quoted(str(table.files[0]))
+    return f"; if commas are points, sed -E 's/([0-9]),([0-9])/\\1.\\2/g' {name} > {name}.new && mv {name}.new {name}"
 
 
 def ends_at(nodes: SourceTable, tables: Sequence[tuple[OpenTable, Columns]]) -> Ends:
@@ -168,12 +184,28 @@ def numbering(source: GraphTables, options: ReadOptions) -> ReadOptions:
     return replace(options, missing_ids="compact") if named else options
 
 
-def text_without_ids(source: object, table: str) -> InputError:
-    """Error for edges that call nodes by text which their table does not have."""
-    return InputError(
-        f"{source}: the ends of edges are text, but {table} has no column 'id'; give each node the id that edges call "
-        "it by, or set read.id to the column that has it"
-    )
+def are_text(columns: Ends) -> bool:
+    """True if nodes are called by text in these columns of ids, False if by whole numbers. Raises InputError: some are,
+    or a column is neither."""
+    kinds = {what: table.schema.field(name).type for what, table, name in columns}
+    for what, table, name in columns:
+        check_id_column(what, kinds[what], 0, is_text_read(table.source, name))
+    if all(table.are_numbers(name) or pa.types.is_integer(kinds[what]) for what, table, name in columns):
+        return False
+    check_one_kind(kinds)
+    return True
+
+
+def are_called_by_text(source: object, nodes: OpenTable, columns: Columns, ends: Ends) -> bool:
+    """`are_text` of the ids of some nodes and of the ends of edges there. Raises InputError: ends are, and there are no
+    ids."""
+    ids = [] if columns.id is None else [(f"nodes.{columns.id}", nodes, columns.id)]
+    if (found := are_text([*ends, *ids])) and not ids:
+        raise InputError(
+            f"{source}: the ends of edges are text, but {columns.table} has no column 'id'; give each node the id that "
+            "edges call it by, or set read.id to the column that has it"
+        )
+    return found
 
 
 def _check_ends(key: RelationType, node_types: Sequence[str]) -> None:

@@ -12,7 +12,7 @@ from ....storage.node_names import NodeNames
 from ..cleaning import node_ids
 from ..cleaning.class_names import VALUES
 from ..cleaning.options import ReadOptions
-from ..cleaning.raw import AnyArray, Faults, Ordered, Raw, RawEdges, RawNodes, about, noted
+from ..cleaning.raw import AnyArray, Faults, Raw, RawEdges, RawNodes, about, noted, refuse
 from ..schema.columns import NONE, Columns
 from ..schema.roles import Schema, schema_of
 from ..schema.source import GraphTables
@@ -20,7 +20,7 @@ from . import derived_tables as derived
 from . import described
 from .csv_file import is_text_read
 from .parquet import feature_names, feature_rows, labels_of, numbers_of, sets_of, split_bits, times_of
-from .parquet_rapids import is_read, ordered_edges
+from .parquet_rapids import edges_in_order, is_read
 from .reader import Request
 from .tables import ReadTable, read_rows
 
@@ -64,6 +64,8 @@ class _Nodes:
     order: AnyArray | None = None
     """Order of the rows by id; None: as they are."""
     names: NodeNames | None = None
+    gaps: AnyArray | None = None
+    """Ascending ids, where they are integers and not 0 to V - 1."""
     numbers: dict[End, AnyArray] = field(default_factory=dict)
     """Numbers of the nodes at the ends; of ids that are no node's, below 0 or from the number of nodes."""
 
@@ -110,9 +112,8 @@ class _Reading:
         """The graph."""
         edges, given = dict[Any, RawEdges](), dict[str, Any]()
         own, (read, columns) = next(iter(self.nodes.values())), self.edges[0]
-        if self.on_gpu and (found := self._ordered(own, read)) is not None:
-            none = np.empty(0, np.int64)
-            edges, given["ordered"] = {None: RawEdges((none, none), columns=columns.features)}, found
+        if self.on_gpu and (found := self._in_order(own, read)) is not None:
+            edges = {None: found}
         else:
             if self.on_gpu:  # the CPU reads names, and reports defects
                 self.on_gpu, read = False, read_rows(read.source, self.options)
@@ -138,25 +139,19 @@ class _Reading:
         given["add_reverse"] = self.schema.source.is_typed and self.options.direction == "undirected"
         return Raw(self.source.name, edges, labels, nodes, target, split=sets_of(bits), **given)
 
-    def _ordered(self, own: _Nodes, edges: ReadTable) -> Ordered | None:
+    def _in_order(self, own: _Nodes, edges: ReadTable) -> RawEdges | None:
         """The edges as GPUs sort them; None if the CPU has to report a defect."""
         columns, of_nodes = self.edges[0][1], own.columns
         if (of_nodes.id is not None and node_ids.is_text(own.read.rows[of_nodes.id].type)) or not is_read(
             columns, self.options
         ):
             return None
-        ids, notes = None, list[str]()
-        if own.columns.id is not None:
-            what = f"nodes.{own.columns.id}"
-            numbers = node_ids.as_one_kind({what: own.read.rows[own.columns.id]}, set())[what].to_numpy()
-            own.order = np.argsort(numbers, kind="stable")
-            ids = node_ids.with_gaps(numbers[own.order], self.options, notes, what)
-        found = ordered_edges(edges.source.files, own.read.num_rows, ids, self.options)
-        if found is None:
-            own.order = None
-            return None
-        own.names = None if ids is None else NodeNames.of_integers(ids)
-        self.notes += notes
+        notes = list[str]()
+        _number_nodes(own, False, described.numbering(self.source, self.options), notes)
+        if (found := edges_in_order(edges.source.files, own.read.num_rows, own.gaps, self.options)) is None:
+            own.order = own.names = None
+        else:
+            self.notes += notes
         return found
 
     def _types_of(self, k: int) -> tuple[str, str]:
@@ -169,12 +164,18 @@ class _Reading:
             for i, t in enumerate(self._types_of(k)):
                 name = columns.ends[i]
                 self.nodes[t].ends[k, i] = (f"{columns.table}.{name}", read.rows[name], is_text_read(read.source, name))
-        options = described.numbering(self.source, self.options)
-        for own in self.nodes.values():
+        options, texts = described.numbering(self.source, self.options), dict[str, bool]()
+        for t, own in self.nodes.items():
+            ends = described.ends_at(own.read.source, self.edges)
+            with self.faults.noted(), about(own.read.source.of_type):
+                texts[t] = described.are_called_by_text(self.path, own.read, own.columns, ends)
+        refuse(self.faults)
+        for t, own in self.nodes.items():
             notes: list[str] = []
-            with about(own.read.source.of_type):
-                _number_nodes(own, options, notes, self.path)
+            with self.faults.noted(), about(own.read.source.of_type):
+                _number_nodes(own, texts[t], options, notes)
             self.notes += noted(own.read.source.type, notes)
+        refuse(self.faults)
         for own in self.nodes.values():
             self.faults += node_ids.faults_of_ends(self._ends_at(own), own.read.source.of_type)
 
@@ -217,30 +218,27 @@ class _Reading:
         return RawEdges(ends, weight, features, tuple(names), times)
 
 
-def _number_nodes(own: _Nodes, options: ReadOptions, notes: list[str], source: object) -> None:
-    """Number the nodes of a type and the ends of edges there."""
-    from_csv = {what for what, _, csv in own.ends.values() if csv}
-    key, table = own.columns.id, own.columns.table
-    of_ids = f"nodes.{key or 'id'}"
-    columns: dict[str, pa.ChunkedArray] = {} if key is None else {of_ids: own.read.rows[key]}
-    columns |= {what: column.drop_null() for what, column, _ in own.ends.values()}
-    from_csv |= {of_ids} if is_text_read(own.read.source, key) else set()
-    columns = node_ids.as_one_kind(columns, from_csv)
-    ids = columns.pop(of_ids, None)
-    if ids is None and any(node_ids.is_text(column.type) for column in columns.values()):
-        raise described.text_without_ids(source, table)
+def _number_nodes(own: _Nodes, text: bool, options: ReadOptions, notes: list[str]) -> None:
+    """Number the nodes of a type, which are called by `text` or by numbers, and the ends of edges there."""
+    key, ids = own.columns.id, None
+    of_ids = f"nodes.{key}"
+    columns = {what: node_ids.as_ids(given.drop_null(), text, what) for what, given, _ in own.ends.values()}
+    if key is not None:
+        given = own.read.rows[key]
+        node_ids.check_id_column(of_ids, given.type, given.null_count, is_text_read(own.read.source, key))
+        ids = node_ids.as_ids(given, text, of_ids)
     if options.dangling_edges == "add":
         ids = _with_added(own, ids, list(columns.values()), notes)
-    if ids is not None and node_ids.is_text(ids.type):
+    if ids is not None and text:
         own.names, ends = node_ids.numbered_by_name(ids, columns, of_ids)
     else:
         ends = {what: column.to_numpy() for what, column in columns.items()}
         if ids is not None:
             numbers = ids.to_numpy()
             own.order = np.argsort(numbers, kind="stable")
-            gaps = node_ids.with_gaps(numbers[own.order], options, notes, of_ids)
-            if gaps is not None:
-                own.names, ends = NodeNames.of_integers(gaps), node_ids.renumbered(gaps, ends)
+            own.gaps = node_ids.with_gaps(numbers[own.order], options, notes, of_ids)
+            if own.gaps is not None:
+                own.names, ends = NodeNames.of_integers(own.gaps), node_ids.renumbered(own.gaps, ends)
     own.numbers = {end: ends[what] for end, (what, _, _) in own.ends.items()}
     own.ends = {
         end: (what, given if given.null_count else columns[what], csv) for end, (what, given, csv) in own.ends.items()
@@ -253,8 +251,6 @@ def _with_added(
     """The ids with those that only edges name, which get rows of nulls."""
     rows = own.read.rows
     known = pa.chunked_array([np.arange(rows.num_rows)]) if ids is None else ids
-    if not node_ids.is_text(known.type) and not pa.types.is_uint64(known.type):
-        known = known.cast(pa.int64())
     if not len(added := derived.new_ids(ends, known)):
         return ids
     notes.append(derived.added_note(len(added)))

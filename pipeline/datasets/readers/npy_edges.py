@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from ....storage.errors import InputError, first_line
 from .csv_file import Named
+from .foreign.kinds import to_npz
 
 ENDS = ("src", "dst")
 
@@ -34,7 +35,9 @@ def open_ends(path: Any) -> npt.NDArray[np.integer]:
     fits = isinstance(array, np.ndarray) and array.ndim == 2 and 2 in array.shape and array.dtype.kind in "iu"
     if not fits:
         seen = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
-        raise InputError(f"{path} holds {seen}; expected edges as integers [2, E], or [E, 2]")
+        square = isinstance(array, np.ndarray) and array.ndim == 2 and len(array) == len(array.T)
+        how = f"; if it is an adjacency, {to_npz(path, 'np.load(a)')}" if square else ""
+        raise InputError(f"{path} holds {seen}; expected edges as integers [2, E], or [E, 2]{how}")
     return array if len(array) == 2 else array.T
 
 

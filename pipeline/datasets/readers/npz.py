@@ -34,7 +34,7 @@ from ....storage.plural import listed
 from ..cleaning.options import Direction
 from ..cleaning.raw import AnyArray, GivenLabels, Hint, Raw, RawEdges, RawNodes
 from ..cleaning.splits import Which, as_flags, one_split
-from .foreign.npz_layouts import CSR, OwnArrays, layout_of, matrix_of
+from .foreign.npz_layouts import COO, CSR, OwnArrays, ends_of_entries, layout_of, matrix_of
 from .foreign.npz_words import OWN, check_unread, own_names
 from .npz_members import load_members
 from .python import distinct_names
@@ -43,24 +43,12 @@ SHOWN_KEYS, SHOWN_CHARACTERS = 20, 40
 _UNDIRECTED = ("symmetrise before use", "symmetrize before use", "stored once", "add reverse")
 
 
-def read_npz(path: Path, name: str | None = None, *, labelled: bool, split: Which) -> Raw:
-    """Read the file. See the module for its keys.
-
-    Args:
-        path: the file.
-        name: of the dataset; None: the file's.
-        labelled: whether the task needs labels; else a file without them has one class.
-        split: which one of several that are stored; see `one_split`.
+def read_arrays(path: Path) -> OwnArrays:
+    """The arrays of a file by the names in the module, whoever wrote it.
 
     Raises:
-        InputError: the file is not ``.npz``, holds pickled objects, or lacks a key.
+        InputError: the file is not ``.npz``, or holds pickled objects.
     """
-    found, held = read_arrays(path)
-    return raw_of(found, path, name or path.stem, labelled=labelled, held=held, split=split)
-
-
-def read_arrays(path: Path) -> tuple[OwnArrays, list[str]]:
-    """The arrays of a file by the names in the module, whoever wrote it, and the names of all that it holds."""
     _, held = load_members(path, ())
     layout = None if "edge_index" in held else layout_of(held)
     if layout is not None:
@@ -71,16 +59,30 @@ def read_arrays(path: Path) -> tuple[OwnArrays, list[str]]:
         names, unread = own_names(held, path)
         arrays = load_members(path, tuple(names.values()))[0]
         told = tuple(f"{path.name}: {key} was read as {name}." for name, key in names.items() if key != name)
-        found = OwnArrays({name: arrays[key] for name, key in names.items() if key in arrays}, notes=told)
+        ours: dict[str, Any] = {name: arrays[key] for name, key in names.items() if key in arrays}
+        if "edge_index" not in ours and {"row", "col"} <= {*unread}:
+            ours |= ends_of_entries(load_members(path, COO)[0], str(path))
+            unread = [key for key in unread if key not in COO]
+        found = OwnArrays(ours, notes=told)
     if unread:
         found = replace(found, notes=(*found.notes, f"Keys of {path.name} were not read: {listed(unread)}."))
-    return found, held
+    return replace(found, held=tuple(held))
 
 
-def raw_of(found: OwnArrays, path: Path, name: str, *, labelled: bool, split: Which, held: Sequence[str] = ()) -> Raw:
-    """The graph of arrays that are called as in the module. `held` are the names in the file, if they are others;
-    `labelled` and `split` as in `read_npz`."""
-    arrays, held = found.arrays, held or list(found.arrays)
+def raw_of(found: OwnArrays, path: Path, name: str, *, labelled: bool, split: Which) -> Raw:
+    """The graph of arrays that are called as in the module.
+
+    Args:
+        found: the arrays.
+        path: the file.
+        name: of the dataset.
+        labelled: whether the task needs labels; else a file without them has one class.
+        split: which one of several that are stored; see `one_split`.
+
+    Raises:
+        InputError: a key is missing, or its array has another shape.
+    """
+    arrays, held = found.arrays, found.held or list(found.arrays)
     edges = _required(arrays, "edge_index", path, held)
     labels = _labels(arrays, path, held) if labelled or "y" in arrays else None
     if edges.ndim != 2 or 2 not in edges.shape:

@@ -7,7 +7,7 @@ GPU yet.
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from ....stages.rapids import TO_READ, count_gpus, gpu_cluster
 from ....storage.errors import RunError
 from ....storage.graph import index_dtype
 from ..cleaning.options import ReadOptions
-from ..cleaning.raw import AnyArray, Ordered
+from ..cleaning.raw import AnyArray, RawEdges
 from ..schema.columns import Columns
 
 ORDER = ["dst", "src", "row"]
@@ -60,8 +60,6 @@ class EdgeRange(NamedTuple):
     src: npt.NDArray[np.integer]
     weight: Any
     """float32; None without."""
-    repeated: bool
-    """True if one of them, or the last before them, occurs again among them."""
 
 
 @dataclass(frozen=True)
@@ -149,22 +147,24 @@ def _pieces(files: Sequence[Path], options: ReadOptions) -> tuple[list[_Piece], 
     return (pieces, columns, first_row, has_weights) if pieces else None
 
 
-def ordered_edges(files: Sequence[Path], num_nodes: int, ids: AnyArray | None, options: ReadOptions) -> Ordered | None:
-    """The edges of `sorted_edges` in this process, which holds each once, and one range beside them. Raises
-    MillraceError: see there."""
-    with sorted_edges(files, num_nodes, ids, options, AT_ONCE) as found:
+def edges_in_order(
+    files: Sequence[Path], num_nodes: int, ids: AnyArray | None, options: ReadOptions
+) -> RawEdges | None:
+    """The edges of `sorted_edges` in this process, with their loops. Raises MillraceError: see there."""
+    with sorted_edges(files, num_nodes, ids, replace(options, self_loops="keep"), AT_ONCE) as found:
         if found is None:
             return None
-        in_degree, src = np.zeros(num_nodes, np.int64), np.empty(found.num_edges, index_dtype(num_nodes))
+        ends, at = np.empty((2, found.num_edges), index_dtype(num_nodes)), 0
         weight = np.empty(found.num_edges, np.float32) if found.weighted else None
-        at, repeated = 0, False
         for each in found.ranges:
-            in_degree[each.first : each.first + len(each.counts)] += each.counts
-            src[at : at + len(each.src)], repeated = each.src, repeated or each.repeated
+            part = slice(at, at := at + len(each.src))
+            ends[0, part] = each.src
+            ends[1, part] = np.repeat(np.arange(each.first, each.first + len(each.counts)), each.counts)
             if weight is not None:
-                weight[at : at + len(each.src)] = each.weight
-            at += len(each.src)
-        return Ordered(in_degree, src, weight, found.loops, repeated, found.has_weights)
+                weight[part] = each.weight
+        if found.has_weights and weight is None:  # cleaning says that it ignores them
+            weight = np.broadcast_to(np.float32(1), found.num_edges)
+        return RawEdges(ends[::-1] if options.direction == "reverse" else ends, weight)
 
 
 def _by_tasks(
@@ -270,13 +270,11 @@ def _on_host(frame: Any, num_nodes: int, first: int, stop: int) -> EdgeRange:
     """Some rows of a sorted frame."""
     import cupy
 
-    before, rows = frame.iloc[max(first - 1, 0) : stop], frame.iloc[first:stop]
-    ends = [cupy.asarray(before[c]) for c in ("dst", "src")]
-    again = bool(((ends[0][1:] == ends[0][:-1]) & (ends[1][1:] == ends[1][:-1])).any())
+    rows = frame.iloc[first:stop]
     dst, src = (cupy.asarray(rows[c]) for c in ("dst", "src"))
     least = int(dst[0])
     weight = cupy.asarray(rows["weight"]).get() if "weight" in rows.columns else None
-    return EdgeRange(least, cupy.bincount(dst - least).get(), src.astype(index_dtype(num_nodes)).get(), weight, again)
+    return EdgeRange(least, cupy.bincount(dst - least).get(), src.astype(index_dtype(num_nodes)).get(), weight)
 
 
 def _ranges(client: Any, parts: list[Any], num_edges: int, num_nodes: int, most: int) -> Iterator[EdgeRange]:

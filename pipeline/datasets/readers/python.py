@@ -17,6 +17,7 @@ from ..cleaning.clean import clean
 from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..cleaning.raw import AnyArray, GivenLabels, Hint, Raw, RawEdges, RawNodes
 from ..schema import words
+from .foreign.npz_layouts import ends_of
 from .typed import host
 
 
@@ -63,10 +64,8 @@ def from_scipy(
         raise InputError(
             f"adjacency has shape {list(adjacency.shape)} and there are {count} labels; expected [V, V] and V"
         )
-    coo = adjacency.tocoo()
-    present = coo.data != 0
-    values = coo.data[present]
-    edges = RawEdges((coo.row[present], coo.col[present]), None if (values == 1).all() else values)
+    found = ends_of(adjacency, "adjacency")
+    edges = RawEdges(found["edge_index"], found.get("edge_weight"))
     names = None if node_names is None else distinct_names(node_names, count)
     nodes = RawNodes(features if features is None or sp.issparse(features) else host(features), names=names)
     stored = {part: host(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None}

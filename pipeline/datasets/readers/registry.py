@@ -24,12 +24,12 @@ from ..generated.rmat import generate_rmat
 from ..generated.sbm import generate_sbm
 from ..generated.tsbm import generate_tsbm
 from ..schema.files import SUFFIXES, entries_in
-from ..schema.source import GraphTables, SourceTable
+from ..schema.source import GraphTables
 from .foreign.kinds import NETWORKX, SAINT, is_edge_list, is_planetoid, kind_of_folder
 from .foreign.matrices import read_mat, read_mtx, with_roles
 from .foreign.npz_layouts import OwnArrays
 from .foreign.pickled import read_planetoid, read_torch, torch_file
-from .npz import raw_of, read_arrays, read_npz
+from .npz import raw_of, read_arrays
 from .pyg import OF_PYG, from_pyg
 from .python import from_networkx
 from .reader import Read, Reader, Request, path_of
@@ -111,21 +111,12 @@ def _read_ogb_folder(source: str | Path, request: Request) -> Raw:
     return read_ogb_folder(expanded(source), request.name)
 
 
-def read_npz_file(source: str | Path, request: Request) -> Raw:
-    """The graph of an ``.npz`` file, whatever its suffix."""
-    path = expanded(source)
-    return read_npz(path, request.name, labelled=request.options.task != "link", split=request.options.split)
-
-
 def _read_edge_list(source: str | Path, request: Request) -> GraphTables:
     from .foreign.edge_lists import edge_list
-    from .tables import nodes_beside
+    from .tables import with_nodes_beside
 
-    path, found = expanded(source), edge_list(expanded(source), request.name)
-    if found.nodes or (nodes := nodes_beside(path, request.options)) is None:
-        return found
-    note = f"The nodes were read from {nodes}."
-    return replace(found, tables=(SourceTable("nodes", (nodes,)), *found.edges), notes=(note, *found.notes))
+    found = edge_list(expanded(source), request.name)
+    return found if found.nodes else with_nodes_beside(found, request.options)
 
 
 def _read_network(source: str | Path, request: Request) -> GraphTables:
@@ -158,10 +149,6 @@ def _read_openke(source: str | Path, request: Request) -> Triples:
     return as_triples(train, val, test, True, request.name or path.resolve().name)
 
 
-def _saint(folder: Path) -> OwnArrays:
-    return with_roles(folder, read_arrays(folder / SAINT)[0])
-
-
 def _of_arrays(read: Callable[[Path], OwnArrays]) -> Read:
     """Reader of a file or folder whose arrays are called as those of an ``.npz`` file."""
 
@@ -171,6 +158,10 @@ def _of_arrays(read: Callable[[Path], OwnArrays]) -> Read:
         return raw_of(read(path), path, request.name or path.stem, labelled=labelled, split=split)
 
     return read_raw
+
+
+read_npz_file = _of_arrays(read_arrays)
+"""Reads the graph of an ``.npz`` file, whatever its suffix."""
 
 
 def _read_torch(source: str | Path, request: Request) -> Dataset:
@@ -266,7 +257,7 @@ READERS: Registry[Reader] = Registry(
         _of_path("mat", _of_arrays(read_mat), "a .mtx or .mat file", ".mat", columns=("split",)),
         Reader("planetoid", _is_planetoid, _of_arrays(read_planetoid), is_clean=False, columns=("split",)),
         Reader("torch", _is_torch, _read_torch, "a .pt file of PyG", is_clean=False, columns=("split", *OF_PYG)),
-        _of_path("graphsaint", _of_arrays(_saint), columns=("split",)),
+        _of_path("graphsaint", _of_arrays(lambda f: with_roles(f, read_arrays(f / SAINT))), columns=("split",)),
         _of_path("npz", read_npz_file, "an .npz file", ".npz", columns=("split",)),
         _of_path(
             "tables",

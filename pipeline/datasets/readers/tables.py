@@ -17,13 +17,14 @@ from ....storage.store.paths import expanded
 from ..cleaning.arrow import reading, with_columns
 from ..cleaning.class_names import one_hot_values, with_one_hot
 from ..cleaning.kept import as_other
+from ..cleaning.node_ids import as_numbers
 from ..cleaning.options import ReadOptions
 from ..cleaning.raw import Hint
 from ..schema import files as of_folder
 from ..schema.columns import Columns
 from ..schema.source import GraphTables, Kind, SourceTable
 from ..schema.words import fold, is_text_first, label_columns
-from .csv_file import EDGES, fits, is_csv, read_csv, typed_label, typed_text
+from .csv_file import EDGES, fits, is_csv, is_text_read, read_csv, typed_label, typed_text
 from .foreign.kinds import first_line_of
 from .foreign.table_files import table_batches
 from .npy_edges import is_npy, read_ends
@@ -127,12 +128,18 @@ def is_read_as_it_is(table: SourceTable) -> bool:
 
 def tables_of_edge_file(path: Path, options: ReadOptions, name: str | None = None) -> GraphTables:
     """One file of edges, and the file of their nodes (see `nodes_beside`), if they need one."""
-    nodes, stem = nodes_beside(path, options), path.name.partition(".")[0]
-    tables = () if nodes is None else (SourceTable("nodes", (nodes,)),)
-    notes = () if nodes is None else (f"The nodes were read from {nodes}.",)
+    stem, tables = path.name.partition(".")[0], (SourceTable("edges", (path,)),)
     name = name or (path.resolve().parent.name if stem == "edges" else stem)
-    tables = (*tables, SourceTable("edges", (path,)))
-    return GraphTables(name, path, tables, hint=_hint_of(tables), notes=notes)
+    found = with_nodes_beside(GraphTables(name, path, tables), options)
+    return replace(found, hint=_hint_of(tables))
+
+
+def with_nodes_beside(edges: GraphTables, options: ReadOptions) -> GraphTables:
+    """A file of edges with the file of their nodes, if they need one."""
+    if (nodes := nodes_beside(Path(edges.path), options)) is None:
+        return edges
+    note = f"The nodes were read from {nodes}."
+    return replace(edges, tables=(SourceTable("nodes", (nodes,)), *edges.tables), notes=(note, *edges.notes))
 
 
 def _hint_of(tables: Sequence[SourceTable]) -> Hint | None:
@@ -229,6 +236,10 @@ class ReadTable:
     def num_rows(self) -> int:
         """Number of its rows."""
         return self.rows.num_rows
+
+    def are_numbers(self, column: str) -> bool:
+        """True for a column of CSV that is read as text, if all its values are whole numbers."""
+        return is_text_read(self.source, column) and as_numbers(self.rows[column]) is not None
 
     def pieces(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """The rows of some columns, in one piece."""

@@ -1,9 +1,9 @@
 """What a reader yields: tables of named columns, and where they came from. No column has a meaning yet."""
 
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote as quoted
 from typing import TYPE_CHECKING, Any, Literal
 
 from ....storage.optional import present_items
@@ -121,8 +121,3 @@ class Problems:
         every = {k: ",".join(map(str, v)) if isinstance(v, tuple) else v for k, v in {**given, **self.keys}.items()}
         sets = " ".join(f"--set {quoted(f'read.{key}={value}')}" for key, value in every.items())
         return f"{text}. Try: millrace inspect {quoted(str(source))} {sets}"
-
-
-def quoted(text: str) -> str:
-    """A word of a shell's command line."""
-    return shlex.quote(text)

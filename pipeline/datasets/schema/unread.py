@@ -1,5 +1,11 @@
 """Guards that look at values: columns that are left unread although they look like the ids that edges use, or like the
-sets of a split."""
+sets of a split.
+
+A column of nodes that is not read is an error if it may hold their ids: hardly a value is missing or there twice, and
+it has more of the ends of edges than the ids by which nodes are numbered (or the numbers of rows, without these), or as
+many and most of them, and does not say the same. That values are unique is not enough: names and amounts are. Nor need
+all ends be there, or ends alone: edges may be some of a graph's. Ends that are text need a column of ids in any case.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -9,6 +15,7 @@ import pyarrow as pa
 
 from ....storage.optional import present
 from ..cleaning.arrow import pc
+from ..cleaning.node_ids import as_numbers
 from . import words
 from .columns import Columns, is_text
 
@@ -25,8 +32,8 @@ Rows = Callable[[Sequence[str]], Iterator[pa.Table]]
 def unread_ids(
     nodes: Columns, kinds: pa.Schema, rows: Rows, ends: Sequence[tuple[Rows, str]]
 ) -> tuple[str, str] | None:
-    """A column that is not read, but has hardly a value twice, and at least as many of the ids that edges use as the
-    one that is read, and most of them; and a sentence on it. None: there is none.
+    """A column that is not read and may hold the nodes' ids, by the rule of the module, and a sentence on it. None:
+    there is none.
 
     Args:
         nodes: of a table of nodes, whose ids no key names.
@@ -41,12 +48,14 @@ def unread_ids(
     for column in candidates if total else ():
         values = _distinct(rows, column)
         found = 0 if values is None else _found(values, used)
-        if 2 * found <= total or _is_same(rows, nodes.id, column) or found < _found_by_id(nodes, rows, used):
+        by_id = _found_by_id(nodes, rows, used) if found else 0
+        is_worse = found < by_id or (found == by_id and 2 * found <= total)
+        if found <= FEW * total or is_worse or _is_same(rows, nodes.id, column):
             continue
         other = "read.id=none to number them by their rows"
         if nodes.id is not None:
             other = f"read.id={nodes.id} to keep that column"
-        share = "all" if found == total else "most"
+        share = "all" if found == total else "most" if 2 * found > total else "more"
         state = "a feature (feature_columns=*)" if column in swept else "not read"
         return column, (
             f"the column '{column}' of {nodes.table} is {state}, but has {share} ids that edges use and hardly a value "
@@ -132,10 +141,16 @@ def _distinct(rows: Rows, column: str) -> pa.ChunkedArray | None:
 
 def _found(values: pa.ChunkedArray, used: Sequence[Any]) -> int:
     """Count the values that are `used` and among `values`; a number and its digits are the same."""
+    values, *used = map(_as_numbers, (values, *used))
     try:
         return sum(pc.sum(pc.is_in(part.cast(values.type), value_set=values)).as_py() or 0 for part in used)
     except pa.ArrowException:
         return 0
+
+
+def _as_numbers(values: Any) -> Any:
+    numbers = as_numbers(values) if is_text(values.type) else None
+    return values if numbers is None else numbers
 
 
 def _found_by_id(nodes: Columns, rows: Rows, used: Sequence[Any]) -> int:

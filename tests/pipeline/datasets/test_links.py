@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import millrace as mr
 from millrace.pipeline.datasets import ReadOptions
-from millrace.pipeline.datasets.links import distinct_pairs, without_pairs
+from millrace.pipeline.datasets.links import Relation, distinct_pairs, without_pairs
 from millrace.storage.dataset import SPLITS
 from millrace.storage.dataset_store import open_dataset_store, write_dataset
 from millrace.storage.errors import InputError
@@ -61,7 +61,8 @@ def test_a_made_split_names_each_edge_once_and_holds_out_val_and_test(graph, see
 
 @given(graphs(), st.booleans())
 def test_edges_taken_out_keep_the_arrays_of_the_others(graph, symmetric):
-    pairs = distinct_pairs(graph, symmetric)[::2]
+    relations = [Relation(None, graph.types, symmetric)]
+    pairs = distinct_pairs(graph, relations)[::2]
     gone = {tuple(p) for p in pairs.tolist()} | ({tuple(p[::-1]) for p in pairs.tolist()} if symmetric else set())
     weighted = mr.from_edges(
         graph.indices,
@@ -70,7 +71,7 @@ def test_edges_taken_out_keep_the_arrays_of_the_others(graph, symmetric):
         edge_weight=np.arange(graph.num_edges),
         keep_edge_id=True,
     )
-    left = without_pairs(weighted, pairs, symmetric).check()
+    left = without_pairs(weighted, pairs, relations).check()
     assert left.edge_weight.tolist() == [i for i, e in enumerate(ends_of(weighted)) if e not in gone]
     assert left.edge_id.tolist() == left.edge_weight.tolist()
 

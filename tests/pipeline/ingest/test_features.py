@@ -124,3 +124,22 @@ def test_columns_that_say_what_is_missing_are_named_by_what_there_is(tmp_path):
         mr.ReadOptions(nan_features="zero", indicators=["nodes.age"])
     before = mr.ReadOptions(nan_features="indicator", indicators=["nodes.age"]).given
     assert mr.ReadOptions(nan_features="zero").over(before).indicators is None
+
+
+def test_columns_that_say_what_is_missing_beyond_those_that_a_card_lists(tmp_path):
+    """Other data have as many columns with gaps, and not the same."""
+    rng = np.random.default_rng(0)
+
+    def write(name, *gaps):
+        x = rng.standard_normal((40, 520)).astype(np.float32)
+        x[range(len(gaps)), gaps] = np.nan
+        ends = np.stack([np.arange(40), np.roll(np.arange(40), 1)])
+        np.savez(tmp_path / f"{name}.npz", edge_index=ends, y=np.arange(40) % 2, x=x)
+        return str(tmp_path / f"{name}.npz")
+
+    given = {"config": {"read": {"direction": "directed", "nan_features": "indicator"}}, "epochs": 1, "hidden": 4}
+    run = mr.run(write("own", 3, 510), out=tmp_path / "run", verbose=False, split="fraction:0.5,0.2", **given)
+    read, other = mr.load(tmp_path / "run").reading(), write("other", 7, 510)
+    assert run.num_features == 522 and read.indicators == ("nodes.column 3", "nodes.column 510")
+    for data in (mr.load(tmp_path / "run").open_dataset(other), mr.open_dataset(other, options=read)):
+        assert np.argwhere(data.features.gather(np.arange(40))[:, 520:]).tolist() == [[1, 1]]

@@ -407,6 +407,21 @@ def test_a_disk_that_is_too_small_is_seen_beforehand(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["g"]
 
 
+def test_the_disk_that_columns_of_what_is_missing_take(tmp_path, monkeypatch):
+    """As many as there are columns, until all rows are read."""
+    rng, folder, told = np.random.default_rng(0), tmp_path / "g", list[float]()
+    folder.mkdir()
+    pq.write_table(pa.table({"src": [0, 1], "dst": [1, 0]}), folder / "edges.parquet")
+    x = pa.FixedSizeListArray.from_arrays(rng.standard_normal(1 << 20), 1 << 10)
+    pq.write_table(pa.table({"label": np.arange(1 << 10) % 2, "x": x}), folder / "nodes.parquet")
+    monkeypatch.setattr(budget.shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
+    for way in ("zero", "indicator"):
+        with pytest.raises(InputError, match=r"takes up to \d\.\d\d MiB") as error:
+            mr.convert(folder, tmp_path / "got", options=replace(DIRECTED, nan_features=way), verbose=False)
+        told.append(float(str(error.value).split("up to ")[1].split()[0]))
+    assert told[1] - told[0] == pytest.approx(4, abs=0.02)
+
+
 def test_a_store_without_a_slice_is_refused(tmp_path):
     folder = graph(tmp_path / "g")
     mr.convert(folder, tmp_path / "got", options=DIRECTED, verbose=False)

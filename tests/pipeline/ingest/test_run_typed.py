@@ -151,3 +151,18 @@ def test_too_many_nodes_for_a_key_are_refused(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="edges are sorted by numbers below"):
         mr.convert(folder, tmp_path / "got", options=options, verbose=False)
     assert [path.name for path in tmp_path.iterdir()] == ["g"]
+
+
+def test_faults_of_several_types_are_told_together(tmp_path):
+    (folder := tmp_path / "g").mkdir()
+    pq.write_table(pa.table({"id": [0, 0, 1], "label": [0, 1, 1]}), folder / "nodes-a.parquet")
+    pq.write_table(pa.table({"id": ["x", "x"]}), folder / "nodes-b.parquet")
+    pq.write_table(pa.table({"src": [0], "dst": ["x"]}), folder / "edges-a-r-b.parquet")
+    told = set()
+    for read in (open_dataset, lambda path: mr.convert(path, tmp_path / "out", verbose=False)):
+        with pytest.raises(
+            InputError, match=r"2 problems: \(1\) node type 'a'.* 0 more .*\(2\) node type 'b'.*"
+        ) as error:
+            read(folder)
+        told.add(str(error.value))
+    assert len(told) == 1

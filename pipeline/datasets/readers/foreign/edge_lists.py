@@ -19,20 +19,19 @@ from ...cleaning.arrow import reading
 from ...cleaning.node_ids import in_one_kind
 from ...cleaning.raw import Hint
 from ...schema.source import GraphTables, Role, SourceTable
-from .kinds import check_no_matrix
+from .kinds import MOST_COLUMNS, NUMBER, check_no_matrix
 from .networks import read_network
+from .refused import DIMACS, with_path
 
 ENDS = {
     "source", "target", "src", "dst", "from", "to", "fromnodeid", "tonodeid", "sourceid", "targetid", "srcid", "dstid",
     "node1", "node2", "id1", "id2", "nodeid1", "nodeid2", "head", "tail", "u", "v", "i", "j", "dest", "destination",
 }  # fmt: skip
 """Names of the first two columns in a header or comment, without blanks and marks, in lower case."""
-MOST_COLUMNS = 8
 HEAD_BYTES = 1 << 16
 """Bytes of a file by which its layout is told."""
 _COMMENT = re.compile(r"\s*(?:#|%|//)")
 _COMMENTS = re.compile(rb"(?m)^[ \t]*(?:[#%]|//).*(?:\r?\n|\Z)")
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _KONECT = re.compile(r"%\s*(sym|asym|bip)\s+([a-z]+)\s*$")
 EARLIEST_S, LATEST_S = 10**8, 10**10
 """Whole numbers between these in a third column are taken for seconds since 1970, from 1973 on, and a thousand times as
@@ -91,17 +90,20 @@ def layout_of(path: Path) -> Layout:
         raise InputError(f"{path} has no edges; expected a line for each: source and destination")
     separator = _separator(rows)
     split = [_cells(row, separator) for row in rows]
-    check_no_matrix(path, split)
+    check_no_matrix(path, split, separator)
     first, width = split[0], len(split[0])
     bad = [row for row, cells in zip(rows, split) if not 2 <= len(cells) == width <= MOST_COLUMNS]
+    if bad and re.match("[cp] ", rows[0]) and any(row.startswith("p ") for row in rows):
+        raise InputError(f"{path} {with_path(DIMACS, path)}")
     if bad:
         raise InputError(
             f"{path} is read as a list of edges, but not the line '{bad[0][:60]}': expected a source, a destination "
             f"and at most {MOST_COLUMNS - 2} columns more, as many in every line, between tabs, blanks, commas, ; or |"
+            " (call a file of METIS .graph)"
         )
-    has_header = not any(_NUMBER.fullmatch(cell) for cell in first) and (
+    has_header = not any(NUMBER.fullmatch(cell) for cell in first) and (
         all(_plain(cell) in ENDS for cell in first[:2])
-        or any(len(row) == width and _NUMBER.fullmatch(row[0]) and _NUMBER.fullmatch(row[1]) for row in split[1:])
+        or any(len(row) == width and NUMBER.fullmatch(row[0]) and NUMBER.fullmatch(row[1]) for row in split[1:])
     )
     names = tuple(first) if has_header else _named_in(comments, width)
     konect = next((found for line in comments if (found := _KONECT.match(line))), None)
@@ -115,7 +117,7 @@ def _plain(name: str) -> str:
 
 
 def _separator(rows: Sequence[str]) -> str:
-    if all(len(cells := row.split()) >= 2 and all(map(_NUMBER.fullmatch, cells)) for row in rows):
+    if all(len(cells := row.split()) >= 2 and all(map(NUMBER.fullmatch, cells)) for row in rows):
         return " "
     for one in "\t,;|":
         if all(one in row for row in rows):
@@ -158,7 +160,8 @@ def read_rows(path: Path, layout: Layout) -> pa.Table:
             data = file.read()
         data = _COMMENTS.sub(b"", data.removeprefix(b"\xef\xbb\xbf"))
         if layout.separator == " ":
-            data = between_single_blanks(data)
+            # One blank between columns, and none outside.
+            data = re.sub(rb"(?m)^ | ?\r?$", b"", re.sub(rb"[ \t]+", b" ", data))
         names = list(layout.columns)
         table = arrow_csv.read_csv(
             pa.BufferReader(data),
@@ -167,11 +170,6 @@ def read_rows(path: Path, layout: Layout) -> pa.Table:
             arrow_csv.ConvertOptions(column_types=dict.fromkeys(names[:2], pa.string()), strings_can_be_null=False),
         )
     return in_one_kind((table, names[:2]))[0]
-
-
-def between_single_blanks(data: bytes) -> bytes:
-    """Lines whose columns are separated by runs of blanks and tabs, with one blank between columns and none outside."""
-    return re.sub(rb"(?m)^ | ?\r?$", b"", re.sub(rb"[ \t]+", b" ", data))
 
 
 def edge_list(path: Path, name: str | None = None) -> GraphTables:

@@ -11,12 +11,16 @@ from pathlib import Path
 
 from .....storage.errors import InputError
 from ...schema.files import COMPRESSED, CSV
+from ...schema.source import quoted
 
 EDGE_LISTS = (".txt", ".edges", ".edgelist", ".edge", ".el", ".wel", ".ncol")
 _OTHER_NAMES = {".xml": "graphml", ".net": "pajek", ".paj": "pajek", ".g6": "graph6", ".s6": "sparse6"}
 _OWN_NAMES = ("gml", "graphml", "gexf", "pajek", "adjlist", "multiline_adjlist", "graph6", "sparse6")
 NETWORKX = {end: f"read_{kind}" for end, kind in ({f".{kind}": kind for kind in _OWN_NAMES} | _OTHER_NAMES).items()}
 """Functions of NetworkX by the suffix of a file, which may be compressed by gzip or bzip2."""
+MOST_COLUMNS = 8
+"""Most columns of a list of edges."""
+NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 MOST_HEADERS = 64
 """Most files of a folder whose headers are looked at."""
 _PROPERTY_GRAPH = re.compile(r"(?:START_)?ID(?:\([^)]*\))?|id|from")
@@ -81,10 +85,25 @@ def separator_of(line: str) -> str:
     return max(",\t;|", key=line.count)
 
 
-def check_no_matrix(path: object, rows: Sequence[Sequence[str]]) -> None:
-    """Raise InputError for rows of three numbers or more, and no more rows than these, that are 0 or 1 alone: an
-    adjacency matrix."""
-    cells = {cell for row in rows for cell in row}
-    if rows and len(rows[0]) >= max(3, len(rows)) and cells <= {"0", "1", "0.0", "1.0"}:
-        said = f"{path} looks like an adjacency matrix, whose rows are 0 and 1"
-        raise InputError(f"{said}; expected an edge in each row: save it by scipy.io.mmwrite as .mtx")
+def check_no_matrix(path: object, rows: Sequence[Sequence[str]], separator: str, names: Sequence[str] = ()) -> None:
+    """Raise InputError for rows of an adjacency matrix, with a command that writes it as a file that is read: three
+    numbers or more, and no fewer than there are rows, that are 0 or 1, or more than a list of edges has.
+
+    `names` are those of a header, if there is one; the first column may have them too.
+    """
+    index = bool(names and rows) and (not names[0] or rows[0][:1] == names[1:2])
+    cells = [list(row[index:]) for row in rows]
+    if not cells or len(cells[0]) < max(3, len(cells)):
+        return
+    is_wide = len(cells[0]) > MOST_COLUMNS and (index or not names)
+    if all({*row} <= {"0", "1", "0.0", "1.0"} or (is_wide and all(map(NUMBER.fullmatch, row))) for row in cells):
+        mark = "" if separator == " " else f", delimiter={separator!r}"
+        load = f"np.genfromtxt(a, skip_header={int(bool(names))}{mark})" + "[:, 1:]" * index
+        said = f"{path} looks like an adjacency matrix; expected an edge in each row"
+        raise InputError(f"{said}: {to_npz(path, load)}")
+
+
+def to_npz(path: object, load: str) -> str:
+    """A command that writes a matrix as a file that is read; `load` reads the file ``a``."""
+    code = f"import sys, numpy as np, scipy.sparse as s; a, to = sys.argv[1:]; s.save_npz(to, s.csr_matrix({load}))"
+    return f'python -c "{code}" {quoted(str(path))} {quoted(f"{path}.npz")}'

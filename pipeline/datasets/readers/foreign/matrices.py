@@ -1,7 +1,6 @@
 """Adjacencies as matrix files: Matrix Market (``.mtx``), MATLAB (``.mat``), and folders of GraphSAINT."""
 
 import json
-import re
 import subprocess
 import sys
 import tempfile
@@ -14,15 +13,13 @@ import numpy as np
 import scipy.sparse as sp
 
 from .....storage.errors import InputError, first_line
-from .npz_layouts import CSR, OwnArrays, ends_of, matrix_of
+from .npz_layouts import COO, OwnArrays, ends_of, matrix_of
 from .npz_words import own_names
 
 FEW_NODES, PER_EDGE = 10_000_000, 100
 """Nodes that any matrix may have, and more of them for each of its entries."""
 ARRAYS = {"x": ("attributes", "attrb", "features", "x"), "y": ("group", "label", "labels", "gnd", "y")}
 """Names in ``.mat`` files, in lower case, of features [V, F] and labels, [V], [V, 1] or [V, C] of 0 and 1."""
-NUMBERS = ("pattern", "integer", "real", "double")
-"""Kinds of entries that are read."""
 ROLE, CLASSES, FEATURES = "role.json", "class_map.json", "feats.npy"
 """Files of a folder of GraphSAINT beside its adjacency; the last may be missing."""
 ROLES = {"tr": "train_idx", "va": "val_idx", "te": "test_idx"}
@@ -56,92 +53,45 @@ def _checked(matrix: Any, path: Path) -> dict[str, Any]:
 def read_mtx(path: Path) -> OwnArrays:
     """The adjacency of a Matrix Market file; one that is stored as symmetric has both directions.
 
-    SciPy's parser is compiled code that damaged files end, so entries are read by Arrow.
-
     Raises:
         InputError: it is damaged, complex, dense, or not square.
     """
-    with _reading(path, "a Matrix Market file of coordinates"):
-        head, size, entries = _entries(path)
-        kind, symmetry = head[3:5]
-        if head[:3] != ["%%matrixmarket", "matrix", "coordinate"] or kind not in NUMBERS:
-            raise InputError(
-                f"{path} is '{' '.join(head)[:80]}'; expected a matrix of coordinates: a pattern, integers or reals"
-            )
-        if symmetry not in ("general", "symmetric", "skew-symmetric"):
-            raise InputError(f"{path} is {symmetry[:40]}; expected general, symmetric or skew-symmetric")
-        row, col = (entries[i].to_numpy() - 1 for i in (0, 1))
-        value = np.ones(len(row)) if kind == "pattern" else entries[2].to_numpy()
-        if len(row) != size[2]:
-            raise InputError(f"{path} has {len(row):,} entries, and its header says {size[2]:,}; copy it again")
-        for numbers, most in ((row, size[0]), (col, size[1])):
-            if len(numbers) and not 0 <= numbers.min() <= numbers.max() < most:
-                raise InputError(f"{path}: correct the entry outside of its {size[0]:,} rows and {size[1]:,} columns")
-        if symmetry != "general":
-            off, sign = row != col, -1 if symmetry == "skew-symmetric" else 1
-            row, col = np.concatenate([row, col[off]]), np.concatenate([col, row[off]])
-            value = np.concatenate([value, sign * value[off]])
-        return OwnArrays(_checked(sp.coo_matrix((value, (row, col)), shape=(size[0], size[1])), path))
-
-
-def _entries(path: Path) -> tuple[list[str], list[int], Any]:
-    """The words of the first line, in lower case, numbers of rows, columns and entries, and the entries as a table."""
-    # Arrow starts threads when it is imported, which the server of ranks must not have.
-    import pyarrow as pa
-    from pyarrow import csv
-
-    from .edge_lists import between_single_blanks
-
-    with pa.input_stream(str(path), compression="detect") as file:
-        first, _, rest = file.read().partition(b"\n")
-    lines = re.sub(rb"(?m)^[ \t]*%.*\n?|^[ \t\r]*\n", b"", rest)
-    size, _, entries = lines.partition(b"\n")
-    head = first.decode("ascii", "replace").lower().split()
-    numbers = [int(number) for number in size.split()]
-    if len(head) != 5 or len(numbers) != 3:
-        raise ValueError("the header and the numbers of rows, columns and entries are missing")
-    values = {"pattern": (), "complex": ("value", "imaginary")}.get(head[3], ("value",))
-    types = dict.fromkeys(("row", "col"), pa.int64()) | dict.fromkeys(values, pa.float64())
-    if not entries.strip():
-        return head, numbers, pa.table({name: pa.array([], kind) for name, kind in types.items()})
-    table = csv.read_csv(
-        pa.BufferReader(between_single_blanks(entries)),
-        csv.ReadOptions(column_names=list(types)),
-        csv.ParseOptions(delimiter=" ", quote_char=False),
-        csv.ConvertOptions(column_types=types),
-    )
-    if any(column.null_count for column in table.columns):
-        raise ValueError("an entry lacks a number")
-    return head, numbers, table
+    (matrix,) = _variables(path, "mmread", "a Matrix Market file of coordinates").values()
+    if not sp.issparse(matrix):
+        raise InputError(f"{path} is no matrix of coordinates; expected one, of a pattern, integers or reals")
+    return OwnArrays(_checked(matrix, path))
 
 
 IN_CHILD = """
 import sys, numpy, scipy.io, scipy.sparse
-held = {k: v for k, v in scipy.io.loadmat(sys.argv[1]).items() if not k.startswith("__")}
+path, out, read = sys.argv[1:]
+held = getattr(scipy.io, read)(path)
+held = {k: v for k, v in held.items() if not k.startswith("__")} if read == "loadmat" else {"matrix": held}
 problem = held.get("Problem")
 if isinstance(problem, numpy.ndarray) and "A" in (problem.dtype.names or ()):
     held = {"Problem.A": problem["A"].flat[0]}
 arrays = {}
 for name, value in held.items():
-    if scipy.sparse.issparse(value):
-        value = value.tocsc()
-        arrays |= {f"{name}/{key}": getattr(value, key) for key in ("indptr", "indices", "data", "shape")}
-    elif isinstance(value, numpy.ndarray) and value.dtype.kind in "biuf":
-        arrays[name] = value
-    else:
+    if getattr(value, "dtype", numpy.dtype(object)).kind not in "biuf":
         arrays[name] = numpy.array("other")
-numpy.savez(sys.argv[2], **arrays)
+    elif scipy.sparse.issparse(value):
+        value = value.tocoo()
+        arrays |= {f"{name}/{key}": getattr(value, key) for key in ("row", "col", "data", "shape")}
+    else:
+        arrays[name] = value
+numpy.savez(out, **arrays)
 """
 
 
-def _variables(path: Path) -> dict[str, Any]:
-    """The variables of a MATLAB file, sparse ones as CSC; text for what is neither numbers nor sparse.
+def _variables(path: Path, read: str, expected: str) -> dict[str, Any]:
+    """What a function of SciPy reads of a file: variables, sparse ones as matrices; text for what is neither numbers
+    nor sparse.
 
-    SciPy's compiled parser ends the process at some damaged files, so it runs in one of its own.
+    SciPy's compiled parsers end the process at some damaged files, so they run in one of their own.
     """
-    with tempfile.TemporaryDirectory() as folder, _reading(path, "a MATLAB file up to version 7"):
+    with tempfile.TemporaryDirectory() as folder, _reading(path, expected):
         out = Path(folder) / "arrays.npz"
-        run = subprocess.run([sys.executable, "-c", IN_CHILD, path, out], capture_output=True, check=False)
+        run = subprocess.run([sys.executable, "-c", IN_CHILD, path, out, read], capture_output=True, check=False)
         said = run.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
         if "NotImplementedError" in said:
             raise NotImplementedError
@@ -151,8 +101,8 @@ def _variables(path: Path) -> dict[str, Any]:
             found = {name: arrays[name] for name in arrays.files}
         sparse = {name.rpartition("/")[0] for name in found if "/" in name}
         dense: dict[str, Any] = {name: array for name, array in found.items() if "/" not in name}
-        parts = {name: {key: found[f"{name}/{key}"] for key in CSR} for name in sorted(sparse)}
-        return dense | {name: matrix_of("csc", own, f"the arrays of {name}") for name, own in parts.items()}
+        parts = {name: {key: found[f"{name}/{key}"] for key in COO} for name in sorted(sparse)}
+        return dense | {name: matrix_of("coo", own, f"the arrays of {name}") for name, own in parts.items()}
 
 
 def read_mat(path: Path) -> OwnArrays:
@@ -163,7 +113,7 @@ def read_mat(path: Path) -> OwnArrays:
     Raises:
         InputError: it is damaged, or holds no such matrix, or several.
     """
-    held = _variables(path)
+    held = _variables(path, "loadmat", "a MATLAB file up to version 7")
     square = [k for k, v in held.items() if sp.issparse(v) and v.shape[0] == v.shape[1]]
     named, unread = own_names([k for k, v in held.items() if np.asarray(v).dtype.kind != "U"], path)
     if not square and "edge_index" in named:

@@ -7,7 +7,8 @@ gnn-benchmark (Shchur et al. 2018)  CSR ``adj_*`` [V, V] and ``attr_*`` [V, F], 
                                     ``class_names``
 heterophilous-graphs (Platonov et   ``edges`` [E, 2], ``node_features`` [V, F], ``node_labels`` [V], and K splits
 al. 2023)                           ``train_masks``, ``val_masks``, ``test_masks`` [K, V]
-scipy.sparse.save_npz               ``format``, ``shape``, ``data`` and the indices of one matrix [V, V]
+scipy.sparse.save_npz               ``format``, ``shape``, ``data`` and the indices of one matrix [V, V]; also ``row``
+                                    and ``col``, perhaps ``data`` and ``shape``, beside arrays of Millrace's own
 ==================================  =============================================================================
 """
 
@@ -23,7 +24,7 @@ from .....storage.dataset import SPLITS
 from .....storage.errors import InputError
 from ...cleaning.raw import AnyArray, Hint
 
-CSR = ("indptr", "indices", "data", "shape")
+CSR, COO = ("indptr", "indices", "data", "shape"), ("row", "col", "data", "shape")
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class OwnArrays:
     node_names: tuple[str, ...] | None = None
     """Names of nodes in the file; None: it has none."""
     class_names: tuple[str, ...] | None = None
+    held: tuple[str, ...] = ()
+    """Names of all that the file holds, if they are others."""
 
 
 def matrix_of(layout: str, arrays: Mapping[str, AnyArray], what: str) -> Any:
@@ -85,6 +88,14 @@ def ends_of(matrix: Any, where: str) -> dict[str, Any]:
     found = {"edge_index": np.stack([coo.row[present], coo.col[present]]), "num_nodes": matrix.shape[0]}
     weights = coo.data[present]
     return found if (weights == 1).all() else {**found, "edge_weight": weights}
+
+
+def ends_of_entries(arrays: Mapping[str, AnyArray], where: str) -> dict[str, Any]:
+    """`ends_of` an adjacency whose entries alone are in a file: ``row``, ``col`` and perhaps ``data`` and ``shape``."""
+    most = 1 + max(int(a.max(initial=0)) if a.dtype.kind in "iu" else 0 for a in (arrays["row"], arrays["col"]))
+    more = {"data": np.ones(len(arrays["row"])), "shape": np.array([most, most])}
+    found = ends_of(matrix_of("coo", more | {**arrays}, f"{where}: row, col and data"), where)
+    return found if "shape" in arrays else {key: a for key, a in found.items() if key != "num_nodes"}
 
 
 def _benchmark(arrays: Mapping[str, AnyArray], path: Path) -> OwnArrays:

@@ -1,6 +1,7 @@
 """People's own tables are read rightly, or refused: the same in memory and out of core, unless said."""
 
 import json
+import subprocess
 
 import numpy as np
 import pyarrow as pa
@@ -319,6 +320,76 @@ def test_numbers_that_are_text(tmp_path):
     with pytest.raises(InputError) as got:
         mr.convert(folder, tmp_path / "out", options=options, verbose=False)
     assert str(got.value).replace("read.", "") == str(want.value).replace("read.", "")
+
+
+@pytest.mark.parametrize(("ids", "ends"), [("{}.0", "{}.0"), ("{}", "{}.0"), ("{}.0", "{}")])
+def test_ids_that_were_floating_point_numbers_once(tmp_path, ids, ends):
+    """As pandas writes a column of whole numbers some of which are missing."""
+    folder = write(
+        tmp_path / "g",
+        nodes=nodes_csv("id,age,kind", lambda v: (ids.format(v), 100 + v // 2, f"k{v % 3}")),
+        edges="src,dst\n" + "".join(f"{ends.format(v)},{ends.format((v * 5 + 1) % V)}\n" for v in range(V)),
+    )
+    data = same(folder, tmp_path, mr.ReadOptions(**OPTIONS), split="fraction:0.5,0.2")
+    assert data.node_names is None
+    check(data)
+    table = pa.table({"id": np.arange(3.0), "label": [0, 1, 1]})
+    pq.write_table(table, mkdir(tmp_path / "p") / "nodes.parquet")
+    (tmp_path / "p" / "edges.csv").write_text("src,dst\n0,1\n")
+    with pytest.raises(
+        InputError, match=r"nodes\.id is double; .* write them as int64, by \.astype\('int64'\) in pandas"
+    ):
+        mr.open_dataset(tmp_path / "p", options=mr.ReadOptions(direction="directed"))
+
+
+def mkdir(folder):
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("code", ["utf-16", "utf-16-le", "latin1"])
+@pytest.mark.parametrize("table", ["nodes", "edges"])
+def test_text_in_other_codes(tmp_path, code, table):
+    """The command at the end of the message writes it in UTF-8."""
+    texts = {
+        "nodes": "id,age,kind\n" + "".join(f"{'é' if v else 'e'}{v},{100 + v // 2},k{v % 3}\n" for v in range(V)),
+        "edges": "src,dst\n" + "".join(f"é{v + 1},é{(v * 5) % (V - 1) + 1}\n" for v in range(V - 1)),
+    }
+    folder = write(tmp_path / "my g", **{k: text for k, text in texts.items() if k != table})
+    (folder / f"{table}.csv").write_text(texts[table], code)
+    options, told = mr.ReadOptions(**OPTIONS), set()
+    for read in (mr.open_dataset, lambda path, options: mr.convert(path, tmp_path / "out", options=options)):
+        with pytest.raises(InputError, match=f"expected UTF-8: .*iconv -f {code} -t utf-8") as error:
+            read(folder, options=options)
+        told.add(str(error.value))
+    assert len(told) == 1
+    command = told.pop()
+    subprocess.run(command[command.index("iconv") :], shell=True, check=True)
+    names = mr.open_dataset(folder, options=options, split="fraction:0.5,0.2").node_names
+    assert set(names) == {"e0", *(f"é{v}" for v in range(1, V))}
+
+
+def test_commas_in_the_place_of_points(tmp_path):
+    """The command at the end of the message writes points; labels with commas are refused, and no classes."""
+    folder = tmp_path / "my g"
+    write(
+        folder,
+        nodes="id;age;kind;name\n" + "".join(f"{v};{100 + v // 2},5;k{v % 3};Meier, Eve\n" for v in range(V)),
+        edges=edges_csv(),
+    )
+    options = mr.ReadOptions(**OPTIONS)
+    with pytest.raises(
+        InputError, match=r"expected numbers, not '100,5': write numbers such as 1234\.5; if com"
+    ) as error:
+        mr.open_dataset(folder, options=options)
+    command = str(error.value)
+    subprocess.run(command[command.index("sed") :], shell=True, check=True)
+    data = mr.open_dataset(folder, options=options, split="fraction:0.5,0.2")
+    assert data.features.gather(np.arange(V)).ravel().tolist() == [100.5 + v // 2 for v in range(V)]
+    write(folder, nodes="id;age;kind\n" + "".join(f"{v};1;{v % 3},5\n" for v in range(V)))
+    for read in (mr.open_dataset, lambda path, options: mr.convert(path, tmp_path / "out", options=options)):
+        with pytest.raises(InputError, match=r"labels are text such as '0,5'; expected numbers such as 1\.5, or a col"):
+            read(folder, options=options)
 
 
 def test_ends_of_two_kinds_relations_and_joint_labels_are_noted(tmp_path):

@@ -157,3 +157,17 @@ def test_files_of_sets_beside_tables(tmp_path, name):
         mr.open_dataset(folder, options=mr.ReadOptions(**DIRECTED))
     data = same(folder, tmp_path, mr.ReadOptions(**DIRECTED, split="none"))
     assert f"{name} was left out: its name begins with neither nodes nor edges." in data.notes
+
+
+def test_more_of_the_ids_than_rows_have(tmp_path):
+    """Most ends are of nodes that are not there, and are left out: by the ids, and not by the numbers of rows."""
+    nodes = "ref,age,label\n" + "".join(f"{100 + v},{v},{'ab'[v % 2]}\n" for v in range(4))
+    edges = "src,dst\n" + "".join(f"{100 + v},{101 + v}\n" for v in range(9)) + "0,1\n"
+    folder = write(tmp_path / "g", nodes, edges)
+    refused(folder, r"'ref' of nodes is not read, but has more ids that edges use", dangling_edges="drop")
+
+
+def test_ids_that_end_in_a_point_and_zero(tmp_path):
+    nodes = NODES.replace("key", "ref")
+    edges = "src,dst\n" + "".join(f"{v}.0,{(v + 1) % 4}.0\n" for v in range(4))
+    refused(write(tmp_path / "g", nodes, edges), "'ref' of nodes is not read, but has all ids")

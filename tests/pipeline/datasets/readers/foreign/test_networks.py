@@ -93,6 +93,7 @@ def test_labels_of_gml_are_names(tmp_path, distinct):
 JSON = {
     "networkx": nx.node_link_data(_graph(), edges="links"),
     "edges": nx.node_link_data(_graph(), edges="edges"),
+    "adjacency": nx.adjacency_data(_graph()),
     "places": {
         "directed": True,
         "nodes": [{"name": v, **of} for v, of in _graph().nodes(data=True)],
@@ -140,6 +141,7 @@ BAD = {
     "no end": ('{"nodes": [{"id": 1}], "links": [{"source": 1}]}', "a link has target None; expected the id of a node"),
     "unknown": ('{"nodes": [{"id": 1}], "links": [{"source": 1, "target": 2}]}', "not the id of any node"),
     "texts": ('{"nodes": ["a"], "links": []}', "as objects"),
+    "neighbours": ('{"nodes": [{"id": 1}], "adjacency": []}', "expected as many lists of neighbours as nodes"),
 }
 
 

@@ -133,3 +133,18 @@ def test_arrays_beside_those_of_another_layout(tmp_path):
     np.savez(tmp_path / "h.npz", **three, **masks, edge_weights=np.ones(V))
     with pytest.raises(InputError, match="the key edge_weights is not read, and looks like a split or weights"):
         mr.open_dataset(tmp_path / "h.npz", options=OPTIONS)
+
+
+@pytest.mark.parametrize("more", [{}, {"data": [1, 1, 1, 0]}, {"data": [2.0, 2, 2, 0], "shape": [12, 12]}])
+def test_entries_of_a_matrix(tmp_path, more):
+    """A SciPy matrix [V, V] without its format; an entry of 0 is no edge."""
+    arrays = {"row": [0, 1, 2, 5], "col": [1, 2, 0, 5], **more}
+    np.savez(tmp_path / "g.npz", **arrays, y=np.arange(12) % 2)
+    data = mr.open_dataset(tmp_path / "g.npz", options=mr.ReadOptions(direction="directed", self_loops="keep"))
+    assert data.num_nodes == 12
+    assert data.graph.indices.tolist() == ([2, 0, 1] if more else [2, 0, 1, 5])
+    assert data.graph.in_degree.tolist()[:6] == [1, 1, 1, 0, 0, 0 if more else 1]
+    assert (data.graph.edge_weight is None) == ("shape" not in more)
+    np.savez(tmp_path / "bad.npz", **{**arrays, "row": [0.5, 1, 2, 5]}, y=np.arange(12) % 2)
+    with pytest.raises(mr.InputError, match=r"row, col and data are not a COO matrix \(row holds float64"):
+        mr.open_dataset(tmp_path / "bad.npz")
