@@ -4,6 +4,7 @@ rows are read. In memory and in pieces alike."""
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -151,10 +152,10 @@ def _check_text(schema: Schema, tables: Sequence[OpenTable], options: ReadOption
 def _with_points(table: SourceTable, number: str) -> str:
     """How to write points in the place of commas in numbers of a file whose columns semicolons separate, if this number
     has one; else empty."""
-    suffix, plain = getattr(table.files[0], "suffixes", [""])[-1:], re.fullmatch(r"[-+]?\d+,\d+", number)
-    if suffix != [".csv"] or plain is None or separator_of(first_line_of(table.files[0])) != ";":
+    file, plain = next(iter(table.files), None), re.fullmatch(r"[-+]?\d+,\d+", number)
+    if not isinstance(file, Path) or file.suffix != ".csv" or not plain or separator_of(first_line_of(file)) != ";":
         return ""
-    name = quoted(str(table.files[0]))
+    name = quoted(str(file))
     return f"; if commas are points, sed -E 's/([0-9]),([0-9])/\\1.\\2/g' {name} > {name}.new && mv {name}.new {name}"
 
 

@@ -35,8 +35,7 @@ def open_ends(path: Any) -> npt.NDArray[np.integer]:
     fits = isinstance(array, np.ndarray) and array.ndim == 2 and 2 in array.shape and array.dtype.kind in "iu"
     if not fits:
         seen = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
-        square = isinstance(array, np.ndarray) and array.ndim == 2 and len(array) == len(array.T)
-        how = f"; if it is an adjacency, {to_npz(path, 'np.load(a)')}" if square else ""
+        how = f"; if it is an adjacency, {to_npz(path, 'np.load(a)')}" if getattr(array, "ndim", 0) == 2 else ""
         raise InputError(f"{path} holds {seen}; expected edges as integers [2, E], or [E, 2]{how}")
     return array if len(array) == 2 else array.T
 

@@ -144,7 +144,8 @@ def read_json(path: Path, name: str) -> GraphTables:
         inner = record.get("elements", record.get("graph"))
         record = inner if isinstance(inner, dict) and "nodes" in inner else record
     given = record.get("nodes") if isinstance(record, dict) else None
-    if isinstance(record, dict) and isinstance(given, list) and isinstance(lists := record.get("adjacency"), list):
+    lists = record.get("adjacency") if isinstance(record, dict) else None
+    if isinstance(given, list) and isinstance(lists, list) and not {*LINKS} & {*record}:
         with reading(path, "as many lists of neighbours as nodes, as networkx.adjacency_data has them"):
             every = [(dict(node).get(ID), dict(of)) for node, own in zip(given, lists, strict=True) for of in own]
         ends = [(source, of.pop(ID, None), of) for source, of in every]
