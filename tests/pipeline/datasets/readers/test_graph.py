@@ -347,7 +347,7 @@ def mkdir(folder):
     return folder
 
 
-@pytest.mark.parametrize("code", ["utf-16", "utf-16-le", "latin1"])
+@pytest.mark.parametrize("code", ["utf-16", "utf-16le", "latin1"])
 @pytest.mark.parametrize("table", ["nodes", "edges"])
 def test_text_in_other_codes(tmp_path, code, table):
     """The command at the end of the message writes it in UTF-8."""

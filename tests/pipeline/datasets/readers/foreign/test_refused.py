@@ -133,6 +133,7 @@ def test_many_graphs(tmp_path):
     assert sorted(ends_of(data.graph)) == sorted(EDGES + [(b, a) for a, b in EDGES])
 
 
+@pytest.mark.slow
 def test_folders_of_hgb(tmp_path):
     pytest.importorskip("torch_geometric")
     (folder := tmp_path / "ACM").mkdir()
