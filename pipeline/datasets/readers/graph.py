@@ -221,7 +221,7 @@ class _Reading:
 def _number_nodes(own: _Nodes, text: bool, options: ReadOptions, notes: list[str]) -> None:
     """Number the nodes of a type, which are called by `text` or by numbers, and the ends of edges there."""
     key, ids = own.columns.id, None
-    of_ids = f"nodes.{key}"
+    of_ids = f"nodes.{key or 'id'}"
     columns = {what: node_ids.as_ids(given.drop_null(), text, what) for what, given, _ in own.ends.values()}
     if key is not None:
         given = own.read.rows[key]
