@@ -201,7 +201,7 @@ def are_called_by_text(source: object, nodes: OpenTable, columns: Columns, ends:
     """`are_text` of the ids of some nodes and of the ends of edges there. Raises InputError: ends are, and there are no
     ids."""
     ids = [] if columns.id is None else [(f"nodes.{columns.id}", nodes, columns.id)]
-    if (found := are_text([*ends, *ids])) and not ids:
+    if (found := are_text([*ids, *ends])) and not ids:
         raise InputError(
             f"{source}: the ends of edges are text, but {columns.table} has no column 'id'; give each node the id that "
             "edges call it by, or set read.id to the column that has it"

@@ -57,7 +57,7 @@ def test_relations_of_a_column(tmp_path):
     ("rows", "told"),
     [
         ('0,1,"a,b"\n1,2,c\n', "a relation is called 'a,b'; expected a printable name without commas"),
-        ('0,1,""\n1,2,c\n', "a relation is called ''; expected"),
+        ('0,1,""\n1,2,c\n', "column edges.how holds 1 nulls; expected a relation in each row"),
         ("", "edges.csv has a header and no rows"),
         ("0,1,a\n1,2,b\n2,0,c\n", "how has more than 2 values; set read.relation_column to another"),
     ],
