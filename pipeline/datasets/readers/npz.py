@@ -59,7 +59,7 @@ def read_arrays(path: Path) -> OwnArrays:
         names, unread = own_names(held, path)
         arrays = load_members(path, tuple(names.values()))[0]
         told = tuple(f"{path.name}: {key} was read as {name}." for name, key in names.items() if key != name)
-        ours: dict[str, Any] = {name: arrays[key] for name, key in names.items() if key in arrays}
+        ours = {name: arrays[key] for name, key in names.items() if key in arrays}
         if "edge_index" not in ours and {"row", "col"} <= {*unread}:
             ours |= ends_of_entries(load_members(path, COO)[0], str(path))
             unread = [key for key in unread if key not in COO]

@@ -148,7 +148,7 @@ def _found(values: pa.ChunkedArray, used: Sequence[Any]) -> int:
         return 0
 
 
-def _as_numbers(values: Any) -> Any:
+def _as_numbers(values: pa.ChunkedArray) -> pa.ChunkedArray:
     numbers = as_numbers(values) if is_text(values.type) else None
     return values if numbers is None else numbers
 
