@@ -58,9 +58,10 @@ BUDGETS: dict[str, float] = {
     # Other data keep their own sets (or are test data), learnt rows and types are found by name, dates and numbers do
     # not mix as times, codes keep their zeros, and each run of a sweep begins with the module as it was given: all of
     # this was wrong without a word: 219.
-    # predict and evaluate were killed in 1 GiB: where memory is short, graph, degrees and rows lie in files, and what has
-    # no room is refused before it is read: 16, of 139 with seconds from disk in plan.
-    "lines_code": 67_765,
+    # predict and evaluate were killed in 1 GiB: where memory is short, graph, degrees and rows lie in files, and what
+    # has no room is refused before it is read: 16, of 139 with seconds from disk in plan.
+    # Eleven kinds of files open at once, or are refused with a command to paste: 11.
+    "lines_code": 67_776,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 34.8,
     "none_checks_of_types": 6,

@@ -81,7 +81,7 @@ class Ingest:
     def _run(self) -> None:
         described.check_options(self.source, self.settings.options)
         self._describe()
-        of_ids = Faults()
+        of_ids, labels, of_features, groups = Faults(), Faults(), Faults(), list[dict[str, Any]]()
         for t in self.source.nodes:
             notes, options = self.number_notes[t.type], described.numbering(self.source, self.settings.options)
             with of_ids.noted(), about(t.of_type):
@@ -90,7 +90,6 @@ class Ingest:
         refuse(of_ids)
         self._put_names(list(self.of_types.values()))
         self._put_times()
-        labels, of_features, groups = Faults(), Faults(), list[dict[str, Any]]()
         with labels.noted():
             self._settle_labels()
         faults = self._spill_edges()
@@ -178,9 +177,8 @@ class Ingest:
             self.folder, options, self.offsets, weighted, widest, relations, times=self.times
         )
         spilled, placed = edge_tasks.edge_bytes(self.work, self.turned)
-        # Features made of degrees have two columns.
+        # Features made of degrees have two columns. Which columns miss values is known when all rows are read.
         values = sum(own.feature_values for own in nodes) or (0 if self.typed else 2 * self.offsets[-1])
-        # How many columns miss values is known when all rows are read.
         values *= 1 + (self.settings.options.nan_features == "indicator")
         need = DiskNeed(self.offsets[-1], sum(own.table.num_rows for own in self.tables), values, spilled, placed)
         made = sum(held_by(self.folder / name) for name in MADE)

@@ -12,7 +12,7 @@ from ....storage.features import FeatureStore, MappedFeatures
 from ....storage.minibatch import MiniBatch
 from ....storage.optional import present
 from ....storage.store.bytes_left import bytes_left
-from ....storage.store.row_file import WINDOW_BYTES
+from ....storage.store.row_file import WINDOW_BYTES, Reads
 from ....storage.typed.features import reads_together, stores_on_disk
 from ...messages import Placement, RankJob
 from ...policies import Feed
