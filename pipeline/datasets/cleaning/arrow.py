@@ -42,8 +42,8 @@ def in_utf8(path: object, error: Exception) -> str:
     with path.open("rb") as file:
         begin, name = file.read(2), shlex.quote(str(path))
     code = "utf-16" if begin in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-16le" if begin[1:] == b"\0" else "latin1"
-    how = "if it is in Latin-1, " if code == "latin1" else ""
-    return f"expected UTF-8: {how}iconv -f {code} -t utf-8 {name} > {name}.new && mv {name}.new {name}"
+    command = f"iconv -f {code} -t utf-8 {name} > {name}.new && mv {name}.new {name}"
+    return f"expected UTF-8: {command}" if "16" in code else f"expected UTF-8: if it is in Latin-1, {command}"
 
 
 def with_columns(table: pa.Table, columns: dict[str, Any]) -> pa.Table:

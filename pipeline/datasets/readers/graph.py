@@ -141,10 +141,8 @@ class _Reading:
 
     def _in_order(self, own: _Nodes, edges: ReadTable) -> RawEdges | None:
         """The edges as GPUs sort them; None if the CPU has to report a defect."""
-        columns, of_nodes = self.edges[0][1], own.columns
-        if (of_nodes.id is not None and node_ids.is_text(own.read.rows[of_nodes.id].type)) or not is_read(
-            columns, self.options
-        ):
+        key, columns = own.columns.id, self.edges[0][1]
+        if (key is not None and node_ids.is_text(own.read.rows[key].type)) or not is_read(columns, self.options):
             return None
         notes = list[str]()
         _number_nodes(own, False, described.numbering(self.source, self.options), notes)

@@ -150,8 +150,9 @@ def _pieces(files: Sequence[Path], options: ReadOptions) -> tuple[list[_Piece], 
 def edges_in_order(
     files: Sequence[Path], num_nodes: int, ids: AnyArray | None, options: ReadOptions
 ) -> RawEdges | None:
-    """The edges of `sorted_edges` in this process, with their loops. Raises MillraceError: see there."""
-    with sorted_edges(files, num_nodes, ids, replace(options, self_loops="keep"), AT_ONCE) as found:
+    """The edges of `sorted_edges` in this process, with the loops. Raises MillraceError: see there."""
+    kept = options if options.self_loops == "error" else replace(options, self_loops="keep")
+    with sorted_edges(files, num_nodes, ids, kept, AT_ONCE) as found:
         if found is None:
             return None
         ends, at = np.empty((2, found.num_edges), index_dtype(num_nodes)), 0
