@@ -44,7 +44,7 @@ def rows_of(table: list[dict], read: dict) -> list[list[float]]:
         known = [float(x != 0) if ways == "binary" else x / total for x in known]
         scaled = [(x - c.get("mean", 0.0)) / c.get("deviation", 1.0) for x, c in zip(known, columns)]
         made = [c.get(filled_by, 0.0) if gap else x for x, gap, c in zip(scaled, missing, columns)]
-        found.append(made + [float(gap) for gap, c in zip(missing, columns) if "indicated" in c])
+        found.append(made + [float(gap) for gap, c in zip(missing, columns) if c.get("indicated")])
     return found
 
 
@@ -72,7 +72,7 @@ def server(path: str, port: int, read: str | None = None) -> HTTPServer:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             try:
                 status, found = 200, answer(program, json.loads(body), exported)
-            except (ValueError, KeyError, TypeError, RuntimeError, IndexError) as e:
+            except (ValueError, KeyError, TypeError, RuntimeError, IndexError, AssertionError) as e:
                 status, found = 400, {"error": f"{type(e).__name__}: {e}"}
             self.send_response(status)
             self.send_header("Content-Type", "application/json")

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from ...storage.store.paths import expanded
+from ...storage.optional import when_present
+from ...storage.store.paths import expanded, local_folder
 from .shared.output import show
 
 
@@ -27,7 +28,7 @@ def report(
     """Write a page of a run's time, bytes and memory."""
     from ..report.write import report as write
 
-    written = write([expanded(run) for run in runs], out)
+    written = write([expanded(run) for run in runs], when_present(local_folder, out))
     lines = [line for record in written.runs for line in (record["headline"], *record["findings"])]
     record = {"page": str(written.path), "pictures": [str(p) for p in written.pictures.values()], "runs": written.runs}
     show("\n".join([*lines, f"report in {written.path}"]), record, as_json)

@@ -104,7 +104,8 @@ class Trials:
                 spec = str(job.dataset if source is None else source)
             data = data or open_data(job, source, emit, lazy=True)
             self.name, numbers = data.name, Numbers.from_dataset(data)
-            self._features = data.features if stores_on_disk(data.features) else None
+            in_memory = isinstance(data, LazyDataset) and data.features_access == "memory"
+            self._features = data.features if not in_memory and stores_on_disk(data.features) else None
         else:
             self.name = f"{numbers.nodes:,} nodes and {numbers.edges:,} edges"
         stands_in = data is None or numbers.is_large

@@ -101,10 +101,13 @@ def test_rows_of_any_cut_are_in_the_order_of_the_dataset(
     np.testing.assert_allclose(found.learned("cut")[order], found.learned("whole"), rtol=0, atol=1e-9)
     assert of(found, "cut")[0]["test_accuracy"] == wanted.test_accuracy
     assert np.array_equal(found.learned("stopped"), found.learned("cut"))
-    start = with_(table, **by_owners, start_from=str(tmp_path / "whole"), learned={"lr": 1e-14}, epochs=1)
+    mr.run(dataset, config=table, out=tmp_path / "own", verbose=False)
+    start = with_(table, **by_owners, start_from=str(tmp_path / "own"), learned={"lr": 1e-14}, epochs=1)
     warm = Rehearsal(dataset, tmp_path, 2)
     warm.add("warm", with_(start, train={"lr": 1e-14}))
-    np.testing.assert_allclose(Runs(warm).learned("warm"), found.learned("whole"), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(Runs(warm).learned("warm"), found.learned("own"), rtol=0, atol=1e-12)
+    with pytest.raises(mr.InputError, match="in another order than the data of"):
+        mr.run(dataset, config=with_(start, start_from=str(tmp_path / "whole")), out=tmp_path / "other", ranks=2)
     (tmp_path / "grid").mkdir()
     grid = Rehearsal(dataset, tmp_path / "grid", 4)
     grid.add("grid", with_(with_(table, **by_owners), bulk={"replication": 2}))

@@ -356,7 +356,7 @@ BAD_OBJECTS = [
     (lambda: open_dataset(5), "cannot open a int"),
     (lambda: open_dataset(nx.path_graph(3)), "no node has the attribute 'y'"),
     (lambda: open_dataset(nx.Graph()), "no nodes"),
-    (lambda: open_dataset(bare(n0={"split": "dev"})), "'split' holds 'dev'"),
+    (lambda: open_dataset(bare(n0={"split": "spare"})), "'split' holds 'spare'"),
     (lambda: open_dataset(without(bare(), 0, "x")), "1 of 2 nodes have no attribute 'x'"),
     (lambda: open_dataset(bare(n0={"x": [1.0, 2.0]})), "different lengths"),
     (lambda: open_dataset(without(bare(n1={"y": [0, 1]}), 0, "y")), "multi-label vectors are needed on every node"),

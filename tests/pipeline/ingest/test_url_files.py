@@ -66,7 +66,7 @@ def test_in_out_and_back(tables, here, s3):
     assert sorted(p.name for p in here.iterdir() if p.suffix != ".jsonl") == ["back", "got", "npy", "want"]
     with pytest.raises(InputError, match="already exists"):
         mr.convert("sbm:nodes=100,classes=2", out, verbose=False)
-    with pytest.raises(InputError, match="read in pieces only, but components=largest needs the whole graph"):
+    with pytest.raises(InputError, match=r"read in pieces only, but read\.components=largest needs the whole graph"):
         mr.convert(
             f"s3://{BUCKET}/in/graph",
             "x",
