@@ -9,9 +9,9 @@ A request has the rows of the nodes around those that are asked for, and their e
 many hops as the model has layers. `rows` are those of a table, by column: the server scales and fills them, and makes
 words numbers, as the run did. Without --read, or where features have no columns, give `x`, rows as the run read them.
 
-What to expect: the class and the probability of each node, or its outputs if the run predicts several classes or
-values, some milliseconds after the request. Put a server of your own in the place of Python's for TLS, many requests at
-once, or batches.
+What to expect: the class (its name too, if classes have names) and the probability of each node, or its outputs if the
+run predicts several classes or values, some milliseconds after the request. Put a server of your own in the place of
+Python's for TLS, many requests at once, or batches.
 """
 
 import argparse
@@ -21,13 +21,16 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import torch
 
+MEANT = {"": "nan", "NA": "nan", "null": "nan", "true": "1", "false": "0", "True": "1", "False": "0"}
+"""Numbers that words in a column of numbers, or of flags, stand for."""
+
 
 def number_of(value: object, column: dict) -> float:
     """The number of a cell, NaN if it is missing; of a column for one value of a text 1 or 0."""
     text = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value).strip()
     if "value" in column:
         return float(text.removesuffix(".0") == column["value"])
-    return float(text or "nan")
+    return float(MEANT.get(text, text))
 
 
 def rows_of(table: list[dict], read: dict) -> list[list[float]]:
@@ -57,7 +60,9 @@ def answer(program: torch.nn.Module, asked: dict, exported: dict) -> dict:
     if (task := exported.get("task", "multiclass")) not in ("multiclass", "binary"):
         return {"outputs": logits.tolist()}
     best = (logits if task == "multiclass" else torch.cat([torch.zeros_like(logits), logits], 1)).softmax(1).max(1)
-    return {"classes": best.indices.tolist(), "probabilities": best.values.tolist()}
+    found = {"classes": best.indices.tolist(), "probabilities": best.values.tolist()}
+    names = exported.get("class_names")
+    return found if names is None else {**found, "names": [names[c] for c in found["classes"]]}
 
 
 def server(path: str, port: int, read: str | None = None) -> HTTPServer:

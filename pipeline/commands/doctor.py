@@ -20,8 +20,11 @@ EXTRAS = {
     "gpu": (*NEEDED, *NEEDED_BY_SEVERAL),
     "pyg": ("torch_geometric",),
     "ogb": ("ogb",),
+    "networkx": ("networkx",),
     "cloud": ("obstore",),
+    "launch": ("asyncssh", "dask_jobqueue", "dask_kubernetes"),
     "report": ("matplotlib",),
+    **{tracker: (tracker,) for tracker in ("tensorboard", "mlflow", "wandb")},
 }
 
 INSTALL = install("gpu")

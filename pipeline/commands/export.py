@@ -33,7 +33,7 @@ def export(
     program = export_program(run, out)
     takes = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
     record: dict[str, object] = {"run": str(run_folder), "model": run.result.model, "task": run.result.task}
-    record |= {"out": str(out), "inputs": takes}
+    record |= {"class_names": run.result.class_names, "out": str(out), "inputs": takes}
     of_pairs = run.result.task == "link" or run.result.labels_of == "edges"
     gives = "rows of nodes, without the decoder of pairs" if of_pairs else "logits"
     read = run.as_before(None)

@@ -58,13 +58,19 @@ def test_rows_of_a_table_are_read_as_the_runs_were(serve, tmp_path, read, classe
     (folder := tmp_path / "data").mkdir()
     ends = np.unique(draw.integers(0, 30, (2, 70)), axis=1)
     table = [
-        {"id": f"n{v}", "age": "" if v % 7 == 0 else 100 + 3 * v, "code": ["01", "1", "7", ""][v % 4], "pay": 0.5 * v}
+        {
+            "id": f"n{v}",
+            "age": "" if v % 7 == 0 else 100 + 3 * v,
+            "code": ["01", "1", "7", ""][v % 4],
+            "pay": 0.5 * v,
+            "new": v % 3 > 1,
+        }
         for v in range(30)
     ]
     rows = [",".join(map(str, [*row.values(), "abc"[v % classes]])) for v, row in enumerate(table)]
-    (folder / "nodes.csv").write_text("\n".join(["id,age,code,pay,label", *rows, ""]))
+    (folder / "nodes.csv").write_text("\n".join(["id,age,code,pay,new,label", *rows, ""]))
     (folder / "edges.csv").write_text("src,dst\n" + "".join(f"n{u},n{w}\n" for u, w in ends.T))
-    read = {"feature_columns": "age,pay", "one_hot": "code", "direction": "directed", **read}
+    read = {"feature_columns": "age,pay,new", "one_hot": "code", "direction": "directed", **read}
     more = {"task": "binary"} if classes == 2 else {}
     result = mr.run(folder, read=read, out=tmp_path / "run", epochs=2, hidden=8, layers=2, verbose=False, **more)
     code, out, _ = command("export", result.out, "--out", tmp_path / "model.pt2", "--json")
@@ -74,6 +80,7 @@ def test_rows_of_a_table_are_read_as_the_runs_were(serve, tmp_path, read, classe
         found = ask({"rows": table, "edge_index": ends.tolist(), "nodes": list(range(30))})
     wanted = mr.predict(result)
     assert found["classes"] == [*wanted.classes]
+    assert found["names"] == ["abc"[c] for c in wanted.classes]
     assert found["probabilities"] == pytest.approx(wanted.probabilities.max(1), abs=1e-5)
 
 

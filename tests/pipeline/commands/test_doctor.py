@@ -4,7 +4,9 @@ import importlib.metadata
 import resource
 import subprocess
 import sys
+import tomllib
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -31,6 +33,11 @@ def smi(monkeypatch):
         monkeypatch.setattr(doctor.subprocess, "run", run)
 
     return says
+
+
+def test_all_extras_are_told():
+    project = tomllib.loads((Path(doctor.__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert doctor.EXTRAS.keys() == project["optional-dependencies"].keys()
 
 
 @pytest.mark.parametrize(
