@@ -8,6 +8,7 @@ alone, so any number of threads gives the same bits.
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -89,10 +90,12 @@ class PartsRun:
     def sink(self, rows: int, part: ConvParts | None = None) -> HostSink:
         """For the rows that a part aggregates; None: other ones."""
         scratch = None if self.limits.group is not None else self.limits.scratch
-        if part is None:
-            return HostSink(rows, scratch)
-        widths = part.aggregate(Destinations(self.graph, self.degree, np.empty(0, np.int64))).widths
-        return HostSink(rows, scratch, lambda columns: widths(columns)[0])
+        return HostSink(rows, scratch) if part is None else HostSink(rows, scratch, partial(self.summed, part))
+
+    def summed(self, part: ConvParts, columns: int) -> int:
+        """Columns of a row of so many that a part sums; the sums of several heads may be wider."""
+        none = Destinations(self.graph, self.degree, np.empty(0, np.int64))
+        return min(columns, part.aggregate(none).widths(columns)[0])
 
     def entered(self, part: ConvParts, features: FeatureStore, mask: npt.NDArray[np.bool_]) -> LayerRows | FarRows:
         """The rows that the first layer aggregates: the features where they lie, if possible."""

@@ -28,7 +28,7 @@ from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..memory.arena import give_back
 from ..models.base import Stack, layered
 from ..models.parts import ConvParts, LayerCounts
-from ..neighbourhood.destinations import Destinations, LayerRows
+from ..neighbourhood.destinations import LayerRows
 from ..self_loops import COLUMNS, loops_of_rows, with_loops
 from .chunks import MAX_BYTES, Chunks, IdArray, Source, layer_counts, naming_features, needed_rows
 from .direct import ROW_EDGES, LayerBlocks, PartsRun
@@ -228,11 +228,8 @@ class FileLayers:
         return part.project is not None or part.logits is not None or self.features.dtype != self._run.dtype
 
     def _summed(self, k: int, columns: int) -> int:
-        """Of the columns of a stage's rows, those that the next layer sums."""
-        if not self.in_parts or k == self.num_layers:
-            return columns
-        none = Destinations(self.graph, self.degree, np.empty(0, np.int64))
-        return self._parts[k].aggregate(none).widths(columns)[0]
+        """Number of columns of a stage's rows that the next layer sums."""
+        return self._run.summed(self._parts[k], columns) if self.in_parts and k < self.num_layers else columns
 
     def _no_rows(self, k: int) -> Sequence[Tensor]:
         if not self.in_parts:
