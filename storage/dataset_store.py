@@ -206,20 +206,20 @@ def _open_part(store: Store, place: FeaturesAccess, suffix: str) -> FeatureStore
             return rows if kind is None else WidenedFeatures(rows, kind)
 
     written = store.value("features_format", str)
-    flat, other = written == "npy", "mapped" if written == "npy" else "zarr"
+    other, name = "mapped" if written == "npy" else "zarr", f"features{suffix}"
     if place == "memory":
-        size = store.value(f"features_bytes{suffix}", int) if flat else store.bytes_of(f"features{suffix}")
+        size = store.bytes_of(name) if name in store else store.value(f"features_bytes{suffix}", int)
         require_memory(size, f"{store.path}: features", f"open them with features={other}, or give it more memory")
     if place == "memory" and written == "zarr":
         with proving(store.path):
-            return widened(ArrayFeatures(store.read(f"features{suffix}"), kind is not None))
+            return widened(ArrayFeatures(store.read(name), kind is not None))
     if place == "memory":
         kept = _npy_features(store, suffix)
         return widened(ArrayFeatures(kept.gather(np.arange(kept.num_rows)), kind is not None))
     if (place, written) == ("mapped", "npy"):
         return widened(_npy_features(store, suffix))
     if (place, written) == ("zarr", "zarr"):
-        return widened(ZarrFeatures.inside(store, f"features{suffix}", kind is not None))
+        return widened(ZarrFeatures.inside(store, name, kind is not None))
     raise InputError(
         f"{store.path} was written with features_format='{written}'; open it with features='memory' or '{other}', or "
         "write it again"

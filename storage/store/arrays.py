@@ -134,9 +134,8 @@ def open_array(at: str | StorePath, name: str, entries: Mapping[str, Any], path:
 
 def _unwritten(codecs: Iterable[Codec]) -> list[str]:
     """Classes of codecs that no array of ours has, also within Zarr shards: those of other packages run their code."""
-    within = [c for s in codecs if isinstance(s, ShardingCodec) for c in (*s.codecs, *s.index_codecs)]
-    written = BytesCodec | BloscCodec | Crc32cCodec
-    return [type(c).__name__ for c in (*codecs, *within) if not isinstance(c, written | ShardingCodec)]
+    own = [c for s in codecs for c in ((*s.codecs, *s.index_codecs) if isinstance(s, ShardingCodec) else (s,))]
+    return [type(c).__name__ for c in own if not isinstance(c, BytesCodec | BloscCodec | Crc32cCodec)]
 
 
 def _stored_chunks(at: str | StorePath, z: zarr.Array, expected: int) -> int:

@@ -23,6 +23,7 @@ from millrace.storage.store.narrow import narrow, widen
 from millrace.storage.store.npy import is_map
 from millrace.storage.store.store import open_store
 from millrace.tests.contracts.messages import graphs
+from millrace.tests.fuzz.forge import manifest_of, sign
 
 READABLE = [("zarr", "memory"), ("zarr", "zarr"), ("npy", "memory"), ("npy", "mapped")]
 GRAPHS = [("zarr", "memory"), ("npy", "memory"), ("npy", "mapped")]
@@ -261,6 +262,15 @@ def test_a_graph_that_memory_has_no_room_for_is_mapped_and_verified(tmp_path, sm
     for form, other in (("npy", "mapped"), ("zarr", "zarr")):
         with pytest.raises(StoreError, match=f"features takes .* open them with features={other}, or give it more mem"):
             open_dataset_store(tmp_path / form)
+
+
+def test_a_store_that_names_no_features_is_refused(tmp_path, small):
+    write_dataset(tmp_path / "d", small)
+    body = manifest_of(tmp_path / "d")
+    del body["arrays"]["features"]
+    sign(tmp_path / "d", body)
+    with pytest.raises(StoreError, match="features_bytes is 'None'; expected int: make the store again"):
+        open_dataset_store(tmp_path / "d")
 
 
 def test_a_graph_that_cannot_be_mapped(tmp_path, small):

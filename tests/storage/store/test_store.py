@@ -278,6 +278,7 @@ def test_an_array_in_place_of_another_is_refused(written):
         ({"compressors": [zarr.codecs.GzipCodec()]}, "GzipCodec"),
         ({"filters": [zarr.codecs.TransposeCodec(order=(0,))]}, "TransposeCodec"),
         ({"shards": (50,), "compressors": [zarr.codecs.ZstdCodec()]}, "ZstdCodec"),
+        ({"shards": (50,), "serializer": zarr.codecs.ShardingCodec(chunk_shape=(5,))}, "ShardingCodec"),
     ],
 )
 def test_only_codecs_that_we_write_are_opened(written, options, named):
