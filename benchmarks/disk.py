@@ -107,7 +107,7 @@ def bytes_read() -> int:
 
 
 Ranges = list[tuple[int, int]]
-"""Where reads begin, and their bytes."""
+"""Starts of reads, and their bytes."""
 
 
 def ranges_of(path: Path, ids: np.ndarray[Any, Any], row: int) -> Ranges:

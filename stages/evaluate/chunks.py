@@ -107,7 +107,7 @@ def edges_of(graph: Graph, rows: IdArray) -> slice | IdArray:
 
 
 def widest_weight(model: nn.Module) -> int:
-    """Rows of a model's widest weight."""
+    """Number of rows of a model's widest weight."""
     return max((p.shape[0] for p in model.parameters() if p.is_floating_point() and p.ndim > 1), default=0)
 
 
@@ -122,7 +122,7 @@ class Chunks:
     max_bytes: int
     """See `layerwise.infer`."""
     device: torch.device
-    """Of the model."""
+    """Device of the model."""
     kernels: ModuleType | None = None
     """See `BlockNeighbourhood`."""
     edges: FeatureStore | None = None

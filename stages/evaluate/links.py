@@ -68,8 +68,8 @@ class KnownPairs:
         edges: npt.NDArray[np.bool_] | None = None,
         types: GraphTypes = SINGLE,
     ) -> "KnownPairs":
-        """Of the `edges`, a mask [E], or all, and of `labels` of one relation (see `storage.links.pairs`): that of
-        `types`, if not of the graph's."""
+        """Known pairs of the `edges`, a mask [E], or of all, and of `labels` of one relation (see
+        `storage.links.pairs`): that of `types`, if not of the graph's."""
         pairs, types = labels[labels[:, 2] == POSITIVE, :2], graph.types if types.is_single else types
         both = np.concatenate([pairs, pairs[:, ::-1]]) if is_symmetric(graph, types) else pairs
         linked = keys_of_pairs(graph, types)

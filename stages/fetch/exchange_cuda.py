@@ -40,7 +40,7 @@ class OnDevice:
     rows: Tensor
     device: torch.device
     cache: Cache | None = None
-    """Of rows that lie in host memory."""
+    """Cache of rows that lie in host memory."""
 
     def empty(self, n: int) -> Tensor:
         return torch.empty((n, self.rows.shape[1]), dtype=self.rows.dtype, device=self.device)

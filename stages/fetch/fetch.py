@@ -54,9 +54,9 @@ class Labels:
     has_frames: ClassVar[bool] = True
     placement: Placement
     near: torch.device
-    """Of minibatches."""
+    """Device of minibatches."""
     to: torch.device
-    """Of a step."""
+    """Device of a step."""
 
     @cached_property
     def _on_device(self) -> Tensor | None:

@@ -75,7 +75,7 @@ class PhaseRows(Fetcher):
         module: PhaseModule,
         client: npt.NDArray[np.integer] | None,
     ) -> None:
-        """Of the module that the phase trains. `client`: [N], the client of each row, if clients are simulated."""
+        """`module` is trained by the phase. `client`: [N], the client of each row, if clients are simulated."""
         self._policy, self._share, self._job, self._client = policy, share, job, client
         self._device = job.device or torch.device("cpu")
         self._edges = share.boundary

@@ -202,7 +202,7 @@ class Visits(Fetcher):
     """The learnt rows of own nodes, and their columns; None: there are none. Layers send rows to other ranks, and
     their gradients back, as they do in between."""
     weights: Weights | None = None
-    """Of seeds; None: they have none."""
+    """Weights of seeds; None: they have none."""
     index = 0
     """Names the work, so that dropout depends on it. With one index for all ranks it is a function of the epoch and of
     the row's name, not of its owner."""

@@ -25,7 +25,7 @@ class WithLearned:
     width: int
     """D of the learnt rows."""
     dtype: Any
-    """Of all rows."""
+    """Type of all rows' numbers."""
     rows: FeatureStore | None
     """The learnt rows; None as long as there are none, so that only the widths are known."""
     typed: bool = field(default=False, kw_only=True)

@@ -323,6 +323,16 @@ def test_times_of_some_types_and_relations(hetero, tmp_path):
     }
 
 
+def test_times_of_no_edges_are_of_any_kind():
+    dates = np.array(["2020-01-01", "2020-01-03"], "datetime64[D]")
+    edges = {("a", "r", "a"): ([0, 1], [1, 0]), ("a", "s", "a"): ([], [])}
+    for none in ([], np.empty(0, np.int64)):
+        graph = mr.from_relations(edges, [0, 1], target="a", edge_times=dict(zip(edges, (dates, none)))).graph
+        assert (graph.time_unit, graph.edge_time.tolist()) == ("D", [18264, 18262])
+    with pytest.raises(InputError, match="edge_time of a,r,a is "):
+        mr.from_relations(edges, [0, 1], target="a", edge_times={("a", "r", "a"): []})
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
