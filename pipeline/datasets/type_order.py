@@ -32,9 +32,7 @@ def in_type_order(dataset: Dataset, like: GraphTypes) -> Dataset:
     of_each = [np.flatnonzero(graph.edge_type == r) for r in numbers]
     ends = new[graph.indices], new[np.repeat(np.arange(data.num_nodes), graph.in_degree)]
     edges = {r: (ends[0][at], ends[1][at]) for r, at in zip(like.relations, of_each)}
-    weights, times = (
-        when_present(lambda a: [a[at] for at in of_each], a) for a in (graph.edge_weight, graph.edge_time)
-    )
+    weights, times = (when_present(lambda a: [a[i] for i in of_each], a) for a in (graph.edge_weight, graph.edge_time))
     rows = []
     if graph.edge_features is not None:
         widths = [types.edge_widths[r] for r in numbers]

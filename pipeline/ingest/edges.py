@@ -16,6 +16,7 @@ from ...storage.times.moments import unknown_times
 from ...storage.typed.graph_types import edge_dtype
 from ..datasets.cleaning import edges as mended
 from ..datasets.cleaning.filling import AS_IT_IS, Seen, Treatment, taken_out
+from ..datasets.cleaning.node_ids import given_ids
 from ..datasets.cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..datasets.cleaning.raw import AnyArray, about
 from ..datasets.readers.parquet import numbers_of, times_of
@@ -234,7 +235,7 @@ def _cleaned(
 ) -> tuple[AnyArray, AnyArray, mended.OfEdges] | None:
     """Ends and values of the edges of a batch, whose first has the number `first`; None if they have defects that no
     option mends."""
-    seen["nulls"] = tuple(batch[end].null_count for end in own.columns.ends)
+    seen["nulls"] = tuple(given_ids(batch[end]).null_count for end in own.columns.ends)
     if any(seen["nulls"]) or not batch.num_rows:
         return None
     found = [known.numbers(batch[end], f"{own.table.called}.{end}") for end, known in zip(own.columns.ends, own.maps)]

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..datasets.cleaning.class_names import MOST_VALUES, by_value, one_hot_values
-from ..datasets.cleaning.node_ids import as_ids, is_text
+from ..datasets.cleaning.node_ids import as_ids, given_ids, is_text
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.readers import derived_tables as derived
 from ..datasets.readers.described import Ends, are_text
@@ -92,7 +92,7 @@ def ids_at(ends: Ends, text: bool, stages: Stages, budget: Budget, name: str = "
 def find_ids(path: Path, table: Table, of: tuple[str, str], text: bool, span: Span, rows: int) -> dict[str, Any]:
     """Write the distinct ids that a span has in a column of ends."""
     path.parent.mkdir(exist_ok=True)
-    found = [as_ids(batch[of[1]].drop_null(), text, of[0]) for batch in batches(table, span, of[1:], rows)]
+    found = [as_ids(given_ids(batch[of[1]]).drop_null(), text, of[0]) for batch in batches(table, span, of[1:], rows)]
     pq.write_table(pa.table({"id": derived.new_ids(found)}), path)
     return {}
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...storage.node_names import NodeNames
 from ..datasets.cleaning.class_names import by_value
-from ..datasets.cleaning.node_ids import as_ids, is_text
+from ..datasets.cleaning.node_ids import as_ids, given_ids, is_text
 from ..datasets.cleaning.raw import AnyArray
 from ..datasets.readers.parquet import labels_of, split_bits, times_of
 from ..datasets.schema.columns import Columns
@@ -33,7 +33,7 @@ def scan_nodes(
     wanted += columns.labels + columns.of_split if labelled else ()
     for batch in batches(table, span, wanted, rows):
         if columns.id is not None:
-            column = batch[columns.id]
+            column = given_ids(batch[columns.id])
             nulls += column.null_count
             if column.null_count:
                 continue

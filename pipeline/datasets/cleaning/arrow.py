@@ -35,13 +35,13 @@ def reading(path: object, expected: str = "", seen: str = "cannot be read") -> I
 
 
 def in_utf8(path: object, error: Exception) -> str:
-    """How to write a file of text in UTF-8, if an error says that it is not; else empty."""
+    """A command that writes a file of text in UTF-8, if an error says that it is not; else empty."""
     is_text = isinstance(error, UnicodeDecodeError) or "UTF8" in str(error)
     if not (is_text and isinstance(path, Path)) or path.suffix.lower() not in (".csv", ".tsv", ".txt", ".edges"):
         return ""
     with path.open("rb") as file:
         begin, name = file.read(2), shlex.quote(str(path))
-    code = "utf-16" if begin in (BOM_UTF16_LE, BOM_UTF16_BE) else "utf-16le" if begin[1:] == b"\0" else "latin1"
+    code = "utf-16" if begin in (BOM_UTF16_LE, BOM_UTF16_BE) else ("utf-16be", "utf-16le", "latin1")[begin.find(b"\0")]
     command = f"iconv -f {code} -t utf-8 {name} > {name}.new && mv {name}.new {name}"
     return f"expected UTF-8: {command}" if "16" in code else f"expected UTF-8: if it is in Latin-1, {command}"
 

@@ -69,9 +69,6 @@ def without_ignored(found: Numbered, ignored: tuple[str, ...], notes: list[str],
     """The classes but those called one of `ignored`, whose labels are -1. Notes what was left out, blanks that were
     stripped, and names that may be no classes."""
     y, names, stripped = found
-    if names and all(re.fullmatch(r"[-+]?\d+,\d+", name) for name in names):
-        said = f"labels are text such as '{names[0]}'; expected numbers such as 1.5"
-        raise InputError(f"{said}, or a column of 0 and 1 for each of several labels (label_columns)")
     if stripped:
         notes.append(f"Blanks around {counted(stripped, 'label')} were stripped.")
     counts = np.bincount(y[y >= 0], minlength=len(names)).tolist()
@@ -181,7 +178,8 @@ def with_one_hot(table: "pa.Table", values: Mapping[str, Sequence[str]], title: 
         if name not in table.column_names:
             continue
         text = _as_values(table[name])
-        at = pc.index_in(text, value_set=pa.array(names, pa.large_string()))
+        # Those of an earlier version's run may have 1.0.
+        at = pc.index_in(text, value_set=_as_values(pa.chunked_array([names], pa.large_string())))
         note, codes = _note_unknown(text.filter(at.is_null()), f"{title}.{name}"), at.to_numpy(zero_copy_only=False)
         rows = (codes[:, None] == np.arange(max(1, len(names)))).astype(np.float32)
         lists = pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows.shape[1])

@@ -3,7 +3,7 @@
 An edge is one integer, dst * V + src, so that sorting the integers sorts by destination and then by source.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -180,9 +180,11 @@ def _starts(*columns: AnyArray) -> npt.NDArray[np.bool_]:
 
 
 def _checked_ends(given: Sequence[AnyArray], counts: tuple[int, int]) -> list[AnyArray]:
-    ends = [np.asarray(side) for side in given]
+    is_pair = isinstance(given, Iterable) and not hasattr(given, "tocoo")
+    ends = [np.asarray(side) for side in given] if is_pair else []
     if len(ends) != 2 or any(e.ndim != 1 for e in ends) or len(ends[0]) != len(ends[1]):
-        raise InputError(f"edges are {[list(e.shape) for e in ends][:3]}; expected two vectors of one length")
+        seen = [list(e.shape) for e in ends][:3] or f"a {type(given).__name__}"
+        raise InputError(f"edges are {seen}; expected two vectors of one length, such as row and col of a COO matrix")
     if not len(ends[0]):
         return [side.astype(np.int64) for side in ends]
     for name, ids, num_nodes in zip(("source", "destination"), ends, counts):

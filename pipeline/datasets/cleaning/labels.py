@@ -1,5 +1,6 @@
 """Cleaning of labels: class numbers, multi-label matrices, and targets of a regression."""
 
+import re
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -43,6 +44,9 @@ def settled_labels(given: GivenLabels, options: ReadOptions, notes: list[str], u
         )
         values, names = values.argmax(axis=1), given.label_names
     elif names is not None and options.task not in ("multilabel", "regression", "link"):
+        if names and options.task is None and all(re.fullmatch(r"[-+]?\d+,\d+", name) for name in names):
+            said = f"labels are text such as '{names[0]}'; expected numbers such as 1.5, or a column of 0 and 1 for"
+            raise InputError(f"{said} each of several labels (label_columns), or task=multiclass for classes")
         ignored = tuple(map(str, options.ignored))
         values, names, _ = without_ignored(Numbered(values, names, stripped), ignored, notes, unit)
         as_numbers = replace(options, ignored_labels=None)

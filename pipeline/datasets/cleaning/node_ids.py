@@ -35,6 +35,11 @@ def signed(column: Any, what: str) -> Any:
         raise InputError(f"column {what} holds {largest}; expected ids below 2**63: write them as text") from None
 
 
+def given_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of ids, or of other text that may be missing, where what is empty is null."""
+    return pc.if_else(pc.equal(column, ""), None, column) if is_text(column.type) else column
+
+
 def check_id_column(what: str, kind: pa.DataType, nulls: int, from_csv: bool) -> None:
     """Raise InputError unless a column holds ids, one in every row."""
     if not (pa.types.is_integer(kind) or is_text(kind)):

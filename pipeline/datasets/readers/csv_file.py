@@ -14,7 +14,8 @@ import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
 from ....storage.errors import InputError
-from ..cleaning.arrow import in_utf8, pc, reading
+from ..cleaning.arrow import in_utf8, pc, reading, with_columns
+from ..cleaning.node_ids import given_ids
 from ..schema.files import CSV
 from ..schema.source import SourceTable
 from ..schema.words import end_words, id_columns, label_columns
@@ -160,11 +161,8 @@ class _Layout:
     def named(self, table: pa.Table) -> pa.Table:
         """The table with stripped names, and stripped text, in which what is empty is null, quoted or not."""
         table = table.rename_columns([n.strip() for n in table.column_names])
-        for at, name in enumerate(table.column_names):
-            if self.as_text(name):
-                text = pc.utf8_trim_whitespace(table[name])
-                table = table.set_column(at, name, pc.if_else(pc.equal(text, ""), None, text))
-        return table
+        texts = filter(self.as_text, table.column_names)
+        return with_columns(table, {name: given_ids(pc.utf8_trim_whitespace(table[name])) for name in texts})
 
 
 def fits(column: pa.ChunkedArray) -> list[str]:

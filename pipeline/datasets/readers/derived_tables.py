@@ -11,7 +11,7 @@ from ....storage.errors import InputError, NoLabelsError
 from ....storage.plural import counted, were
 from ....storage.typed.graph_types import MOST_RELATIONS
 from ..cleaning.arrow import pc, reading
-from ..cleaning.node_ids import as_ids
+from ..cleaning.node_ids import as_ids, given_ids
 from ..cleaning.options import ReadOptions
 from ..cleaning.typed import check_relations
 from ..schema.roles import schema_of
@@ -51,7 +51,7 @@ def with_nodes_of_edges(
 def ids_in_memory(ends: Ends) -> pa.Array:
     """The ids in columns of tables whose rows are in memory, in ascending order."""
     text = are_text(ends)
-    return new_ids([as_ids(next(read.pieces((name,)))[name].drop_null(), text, what) for what, read, name in ends])
+    return new_ids([as_ids(given_ids(next(t.pieces((c,)))[c]).drop_null(), text, what) for what, t, c in ends])
 
 
 def new_ids(used: Sequence[pa.ChunkedArray], *known: pa.ChunkedArray) -> pa.Array:

@@ -150,8 +150,8 @@ def _check_text(schema: Schema, tables: Sequence[OpenTable], options: ReadOption
 
 
 def _with_points(table: SourceTable, number: str) -> str:
-    """How to write points in the place of commas in numbers of a file whose columns semicolons separate, if this number
-    has one; else empty."""
+    """A command that puts points in the place of commas in a file whose columns semicolons separate, if this number has
+    one; else empty."""
     file, plain = next(iter(table.files), None), re.fullmatch(r"[-+]?\d+,\d+", number)
     if not isinstance(file, Path) or file.suffix != ".csv" or not plain or separator_of(first_line_of(file)) != ";":
         return ""

@@ -161,7 +161,8 @@ class _Reading:
         for k, (read, columns) in enumerate(self.edges):
             for i, t in enumerate(self._types_of(k)):
                 name = columns.ends[i]
-                self.nodes[t].ends[k, i] = (f"{columns.table}.{name}", read.rows[name], is_text_read(read.source, name))
+                given = node_ids.given_ids(read.rows[name])
+                self.nodes[t].ends[k, i] = (f"{columns.table}.{name}", given, is_text_read(read.source, name))
         options, texts = described.numbering(self.source, self.options), dict[str, bool]()
         for t, own in self.nodes.items():
             ends = described.ends_at(own.read.source, self.edges)
@@ -222,7 +223,7 @@ def _number_nodes(own: _Nodes, text: bool, options: ReadOptions, notes: list[str
     of_ids = f"nodes.{key or 'id'}"
     columns = {what: node_ids.as_ids(given.drop_null(), text, what) for what, given, _ in own.ends.values()}
     if key is not None:
-        given = own.read.rows[key]
+        given = node_ids.given_ids(own.read.rows[key])
         node_ids.check_id_column(of_ids, given.type, given.null_count, is_text_read(own.read.source, key))
         ids = node_ids.as_ids(given, text, of_ids)
     if options.dangling_edges == "add":

@@ -135,9 +135,8 @@ def unread(stores: Mapping[str, Mapping[str, object]], times: Iterable[str]) -> 
     """A note for each store of PyG whose tensors are not all read; those of pairs are read elsewhere."""
     known, found = {*READ, *times}, []
     for what, store in stores.items():
-        rows = [name for name, value in store.items() if getattr(value, "ndim", 0)]
+        rows = [name for name, value in store.items() if getattr(value, "ndim", 0) and not _set_of(name)[0]]
         names = [n for n in rows if n not in known and not n.startswith(("edge_label", "pos_edge_", "neg_edge_"))]
-        names = [n for n in names if not _set_of(n)[0]]
         if names:
             found.append(f"{what} has {' and '.join(names)}, which {are(len(names))} not read.")
     return tuple(found)

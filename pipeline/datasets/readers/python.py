@@ -154,7 +154,7 @@ def from_networkx(
             stored = {part: np.array(names.take(ids), object) for part, ids in stored.items()}
     attributes = {str(a) for n in nodes for a in graph.nodes[n]}
     sets = sorted(a for a in attributes if words.mask_of(a) or words.is_split(a))
-    if (sets or split_attribute != "split") and not stored and split is None:
+    if (sets or split_attribute != "split") and not stored and split is None and options.task != "link":
         but = f", but {', '.join(sets)} look like one" if sets else ""
         said = f"no node has a set in '{split_attribute}'{but}; give train=, val= and test=, or draw a split"
         raise InputError(f"{said} by split=fraction:0.6,0.2")

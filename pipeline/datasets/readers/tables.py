@@ -260,9 +260,7 @@ def read_rows(table: SourceTable, options: ReadOptions) -> ReadTable:
             rows = with_columns(rows, {name: typed_label(rows[name], fits(rows[name])) for name in labels})
     other = as_other(options)
     if other is not None:  # a column without any value has no type
-        bare = [
-            n for n in other.columns(table.features_of) if n in rows.column_names and pa.types.is_null(rows[n].type)
-        ]
+        bare = {f.name for f in rows.schema if pa.types.is_null(f.type)} & {*other.columns(table.features_of)}
         rows = with_columns(rows, {n: rows[n].cast(pa.float64()) for n in bare})
     if (named := options.names("one_hot")) is not None:
         values = one_hot_values(rows, named, table.title)

@@ -98,7 +98,7 @@ def check_no_matrix(path: object, rows: Sequence[Sequence[str]], separator: str,
     is_wide = len(cells[0]) > MOST_COLUMNS and (index or not names)
     if all({*row} <= {"0", "1", "0.0", "1.0"} or (is_wide and all(map(NUMBER.fullmatch, row))) for row in cells):
         mark = "" if separator == " " else f", delimiter={separator!r}"
-        load = f"np.genfromtxt(a, skip_header={int(bool(names))}{mark})" + "[:, 1:]" * index
+        load = f"np.genfromtxt(a, encoding='utf-8-sig', skip_header={int(bool(names))}{mark})" + "[:, 1:]" * index
         said = f"{path} looks like an adjacency matrix; expected an edge in each row"
         raise InputError(f"{said}: {to_npz(path, load)}")
 

@@ -93,7 +93,7 @@ def ends_of(matrix: Any, where: str) -> dict[str, Any]:
 def ends_of_entries(arrays: Mapping[str, AnyArray], where: str) -> dict[str, AnyArray]:
     """`ends_of` an adjacency whose entries alone are in a file: ``row``, ``col`` and perhaps ``data`` and ``shape``."""
     most = 1 + max(int(a.max(initial=0)) if a.dtype.kind in "iu" else 0 for a in (arrays["row"], arrays["col"]))
-    more = {"data": np.ones(len(arrays["row"])), "shape": np.array([most, most])}
+    more = {"data": np.ones(arrays["row"].shape), "shape": np.array([most, most])}
     found = ends_of(matrix_of("coo", more | {**arrays}, f"{where}: row, col and data"), where)
     return found if "shape" in arrays else {key: a for key, a in found.items() if key != "num_nodes"}
 

@@ -7,7 +7,7 @@ from ...schema.source import quoted
 
 _PICKLE = "is a pickle, which may run code when it is loaded, and is not opened here: load it yourself if you trust it,"
 _TABLES = "read it with pandas and write edges.parquet and nodes.parquet"
-DIMACS = "is in the format of DIMACS: make a list of edges, awk '$1 ~ /^[ae]$/ {print $2, $3, $4}' FILE > FILE.edges"
+DIMACS = "is in the format of DIMACS: list its edges, awk '$1 ~ /^[ae]$/ {print $2, $3, $4} /^[0-9]/' FILE > FILE.edges"
 _METIS = (
     "is METIS's by its name, a line of neighbours for each node: make a list of edges, awk '!/^%/ {if (!n++) {w = "
     "$3 % 10; s = 1 + ($3 >= 100) + (int($3 / 10) % 10 ? ($4 ? $4 : 1) : 0); next} for (k = s; k <= NF; k += 1 + w) "

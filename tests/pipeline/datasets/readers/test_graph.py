@@ -347,7 +347,7 @@ def mkdir(folder):
     return folder
 
 
-@pytest.mark.parametrize("code", ["utf-16", "utf-16le", "latin1"])
+@pytest.mark.parametrize("code", ["utf-16", "utf-16le", "utf-16be", "latin1"])
 @pytest.mark.parametrize("table", ["nodes", "edges"])
 def test_text_in_other_codes(tmp_path, code, table):
     """The command at the end of the message writes it in UTF-8."""
@@ -389,6 +389,27 @@ def test_commas_in_the_place_of_points(tmp_path):
     write(folder, nodes="id;age;kind\n" + "".join(f"{v};1;{v % 3},5\n" for v in range(V)))
     for read in (mr.open_dataset, lambda path, options: mr.convert(path, tmp_path / "out", options=options)):
         with pytest.raises(InputError, match=r"labels are text such as '0,5'; expected numbers such as 1\.5, or a col"):
+            read(folder, options=options)
+    classes = mr.open_dataset(folder, options=mr.ReadOptions(**OPTIONS, task="multiclass"), split="fraction:0.5,0.2")
+    assert classes.class_names == ("0,5", "1,5", "2,5")
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
+@pytest.mark.parametrize("nodes", [True, False])
+def test_ids_that_are_empty_text_are_missing_as_in_csv(tmp_path, suffix, nodes):
+    tables = {"edges": {"src": ["ann", "bob", ""], "dst": ["bob", "", "ann"]}}
+    if nodes:
+        tables["nodes"] = {"id": ["ann", "bob", ""], "label": [0, 1, 1]}
+    folder, options = mkdir(tmp_path / "g"), mr.ReadOptions(direction="directed", task=None if nodes else "link")
+    for name, columns in tables.items():
+        rows = [dict(zip(columns, row)) for row in zip(*columns.values())]
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        if suffix == "parquet":
+            pq.write_table(pa.table(columns), folder / f"{name}.parquet")
+            (folder / f"{name}.jsonl").unlink()
+    told = r"nodes\.id holds 1 nulls" if nodes else r"edges\.src holds 1 nulls.*edges\.dst holds 1 nulls"
+    for read in (mr.open_dataset, lambda path, options: mr.convert(path, tmp_path / "out", options=options)):
+        with pytest.raises(InputError, match=told):
             read(folder, options=options)
 
 

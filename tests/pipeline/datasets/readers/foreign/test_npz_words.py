@@ -104,6 +104,7 @@ def test_attributes_of_a_networkx_graph_are_read_or_refused():
         g.nodes[v].update(y=v % 2, train_mask=v == 0, val_mask=v == 1, test_mask=v == 2)
     with pytest.raises(mr.InputError, match="no node has a set in 'split', but test_mask, train_mask, val_mask look"):
         mr.from_networkx(g)
+    assert mr.from_networkx(g, options=mr.ReadOptions(task="link")).graph.num_edges == 3  # no sets of nodes
     assert mr.from_networkx(g, train=[0], val=[1], test=[2], weight=None).graph.edge_weight is None
     asked = {"split": "fraction:0.5,0"}
     for name, of in (("features", "node"), ("weight", "edge")):
@@ -148,3 +149,6 @@ def test_entries_of_a_matrix(tmp_path, more):
     np.savez(tmp_path / "bad.npz", **{**arrays, "row": [0.5, 1, 2, 5]}, y=np.arange(12) % 2)
     with pytest.raises(mr.InputError, match=r"row, col and data are not a COO matrix \(row holds float64"):
         mr.open_dataset(tmp_path / "bad.npz")
+    np.savez(tmp_path / "one.npz", row=1, col=2, y=np.arange(12) % 2)
+    with pytest.raises(mr.InputError, match="row, col and data are not a COO matrix"):
+        mr.open_dataset(tmp_path / "one.npz")

@@ -81,6 +81,8 @@ FORMAT = {
     "dense.npy": None,
     "dense.csv": "\n".join(",".join(str(int((a, b) in EDGES)) for b in range(4)) for a in range(4)) + "\n",
     "weights.csv": "\n".join(",".join(str(7 * ((a, b) in EDGES)) for b in range(9)) for a in range(9)) + "\n",
+    "marked.csv": "\ufeff" + "\n".join(",".join(str(int((a, b) in EDGES)) for b in range(4)) for a in range(4)) + "\n",
+    "width.gr": "c of treewidth\np tw 4 4\n" + "".join(f"{a + 1} {b + 1}\n" for a, b in EDGES),
     "index.tsv": "\t0\t1\t2\t3\n0\t0\t1\t0\t0\n1\t0\t0\t1\t0\n2\t1\t0\t0\t1\n3\t0\t0\t0\t0\n",
 }
 """A graph in formats that are not read."""
