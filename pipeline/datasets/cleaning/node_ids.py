@@ -46,7 +46,7 @@ def check_id_column(what: str, kind: pa.DataType, nulls: int, from_csv: bool) ->
         how = ": write them as int64, by .astype('int64') in pandas" if pa.types.is_floating(kind) else ""
         raise InputError(f"column {what} is {kind}; expected ids: whole numbers or text{how}")
     if nulls:
-        quoted = " (NA and null are nulls in CSV unless quoted)" if from_csv else ""
+        quoted = " (NA and null are nulls in CSV unless quoted)" if from_csv else " or empty texts"
         raise InputError(f"column {what} holds {nulls} nulls{quoted}; expected an id in every row: drop those rows")
 
 

@@ -182,7 +182,7 @@ BAD = {
     ),
     "null ids": (
         put("nodes-venue", "id", ["v", None]),
-        "node type 'venue': column nodes.id holds 1 nulls; expected an id in every row",
+        "node type 'venue': column nodes.id holds 1 nulls or empty texts; expected an id in every row",
     ),
     "ids twice": (put("nodes-venue", "id", ["v", "v"]), "node type 'venue': column nodes.id holds 'v' more than once"),
     "null ends": (
