@@ -21,8 +21,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import torch
 
-MEANT = {"": "nan", "NA": "nan", "null": "nan", "true": "1", "false": "0", "True": "1", "False": "0"}
-"""Numbers that words in a column of numbers, or of flags, stand for."""
+MISSING, FLAGS = ("", "NA", "null"), {"true": "1", "True": "1", "TRUE": "1", "false": "0", "False": "0", "FALSE": "0"}
+"""Words in a column of numbers, or of flags."""
 
 
 def number_of(value: object, column: dict) -> float:
@@ -30,7 +30,7 @@ def number_of(value: object, column: dict) -> float:
     text = str(value).lower() if isinstance(value, bool) else "" if value is None else str(value).strip()
     if "value" in column:
         return float(text.removesuffix(".0") == column["value"])
-    return float(MEANT.get(text, text))
+    return float("nan" if text in MISSING else FLAGS.get(text, text))
 
 
 def rows_of(table: list[dict], read: dict) -> list[list[float]]:

@@ -26,7 +26,7 @@ from ..storage.store.own_files import own_folder
 from ..storage.urls import is_url
 from .assembly.data_part import graph_and_seeds
 from .cluster.sample_multi_gpu import sample_across
-from .config.load import DEFAULT_CUT, Job
+from .config.load import Job
 from .config.records import make_system
 from .config.systems import SYSTEMS
 from .dashboard.command import recorded_stages
@@ -163,21 +163,6 @@ def _sampling(job: Job, dataset: Dataset) -> Sampling:
 
         check_gpus_of_cut(job, cut)
     return sampling
-
-
-def check_cut_used(job: Job) -> None:
-    """Refuse keys of the cut that were given, if nothing is cut.
-
-    Raises:
-        InputError: names them.
-    """
-    cut = job.partition
-    given = [k for k in sorted(cut.model_fields_set) if (v := getattr(cut, k)) is not None and v != DEFAULT_CUT]
-    if given and make_system(job).partition.partitioner is None:
-        raise InputError(
-            f"partition.{given[0]} is set, but nothing is cut: every sampler has the whole graph; set "
-            'bulk.topology = "partitioned" with it, or leave it out'
-        )
 
 
 def _store_of(sampling: Sampling) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from .custom.own_code import OwnCode
 from .machine.compilers import check_compiler
 from .not_read import not_read, one_step
 from .opening import open_with_cluster
-from .setup.checks import check_available, check_matmul_precision, check_schedule
+from .setup.checks import check_available, check_cut_used, check_matmul_precision, check_schedule
 from .setup.configure import configure, sections_of
 from .setup.open_data import absolute_source, opened_from_python
 from .setup.open_queue import PACKED, check_samples, cut_as, holds_seeds, open_samples, own_queue, with_packed
@@ -137,8 +137,10 @@ def configured(call: RunCall) -> tuple[Job, Any]:
     job = config if isinstance(config, Job) else configure(config or {}, system=system, model=model, **options)
     if started and out is not None:
         check_connections(job, local_folder(out))
-    if isinstance(model, nn.Module) and not isinstance(config, Job) and not call.resume:
-        _check_seed(job, model)
+    if not isinstance(config, Job) and not call.resume:  # systems of a sweep share keys
+        check_cut_used(job, system if isinstance(system, System) else None)
+        if isinstance(model, nn.Module):
+            _check_seed(job, model)
     given = [*sorted(options), *(["system"] if isinstance(system, str) else [])]
     if isinstance(config, Job) and given:
         raise InputError(f"options {given} were given beside a resolved configuration; pass one or the other")
@@ -219,6 +221,8 @@ def _checked(prepared: Prepared, samples: str | Path | None, folder: Path, resum
         raise InputError("the train split is empty: there is nothing to train on; choose another split")
     if samples is not None:
         return open_samples(cut_as(prepared, samples), samples, to_read=prepared.job.executor != "dask")
+    if prepared.job.queue.reuse == "cycle" and not resume:
+        raise InputError("queue.reuse is cycle, but no stored samples are given; give them as samples, or leave it out")
     in_memory = prepared.job.queue.kind == "memory" and prepared.has_minibatches
     if in_memory and prepared.job.queue.location is not None and not resume:
         raise InputError("queue.location is set, but the queue is in memory; set queue.kind=zarr, or leave it out")

@@ -10,8 +10,9 @@ from ..storage.urls import is_url
 from .config.load import Job
 from .config.systems import System
 from .custom.own_code import split_loss, split_options
-from .precompute import check_cut_used, precompute
+from .precompute import precompute
 from .ready import RunCall, configured
+from .setup.checks import check_cut_used
 from .setup.configure import check_cut_in_file
 from .setup.open_data import absolute_source, opened_from_python
 from .telemetry.console import console_events

@@ -51,12 +51,14 @@ def convert(
     """
     from ..config.load import resolve
     from ..ingest.convert import Formats, convert_job
+    from ..setup.run_folder import flat
     from ..telemetry.console import Terminal
 
     flags = {"dataset": dataset, "seed": seed, "split": split}
     given = [*(overrides or []), *([] if scheduler is None else [f"cluster.scheduler={scheduler}"])]
     table = job_table(None, flags, given)
-    if others := sorted(table.keys() - {*flags, "read", "cluster"}):
+    may_be = (*flags, "read", "cluster", "seeds.split")
+    if others := [key for key in flat(table) if key not in may_be and key.partition(".")[0] not in may_be]:
         raise InputError(f"--set {others[0]} is a key of runs; expected read.KEY=VALUE or cluster.KEY=VALUE")
     job = resolve(table)
     to = out if is_url(out) else local_folder(Path(out))

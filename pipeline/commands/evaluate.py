@@ -43,8 +43,8 @@ def evaluate(
     from ..inference.finished_run import load
     from ..telemetry.console import Terminal
 
-    check_workers(device, workers, scheduler, cluster)
     settings, options = settings_of_run(cluster)
+    check_workers(device, workers, scheduler, settings)
     own = when_present(module_named, model)
     with Terminal() as terminal:
         trained = load(expanded(run_folder), model=own, device=device, emit=terminal)

@@ -79,8 +79,8 @@ def predict(
     from ..inference.to_file import FileRequest
     from ..telemetry.console import Terminal
 
-    check_workers(device, workers, scheduler, cluster)
     (settings, options), run, out = settings_of_run(cluster), expanded(run_folder), expanded(out)
+    check_workers(device, workers, scheduler, settings)
     own = when_present(module_named, model)
     given = present_items({"nodes": nodes, "pairs": pairs, "top": top, "relation": relation, "time": at_time}).keys()
     if "top" not in given and (include_known or "time" in given):

@@ -55,7 +55,8 @@ def sample(
     """
     from ..config.load import resolve
     from ..custom.user_module import from_flags
-    from ..precompute import check_cut_used, precompute
+    from ..precompute import precompute
+    from ..setup.checks import check_cut_used
     from ..telemetry.console import Terminal
 
     flags = {

@@ -12,7 +12,7 @@ from torch import nn
 
 from ...stages.learned.beside import WithLearned
 from ...stages.models.small_graph import reads_weights
-from ...storage.dataset import TASKS, Dataset, Split, counted_outputs, is_labelled
+from ...storage.dataset import SPLITS, TASKS, Dataset, Split, counted_outputs, is_labelled
 from ...storage.dataset_store import KIND, features_access, graph_access
 from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures, ReorderedFeatures
@@ -98,11 +98,12 @@ class TrainedRun:
         )
         if isinstance(data, LazyDataset) and source is not data and not (lazy or data.is_large):
             data = data.as_read()
-        if source is not None and (isinstance(source, Dataset) or _is_clean(source)):
+        is_read = source is not None and (isinstance(source, Dataset) or _is_clean(source))
+        if is_read:
             self._note_treatment(data, emit)
         data = in_order_of_run(self.result, data, self.folder)
         if source is not None and labelled and not data.hides_pairs and data.task != "link":
-            data = self._in_sets(data, emit)
+            data = self._in_sets(data, emit, is_read)
         self._check_weights(data)
         if learned.width and self._has_learned(data):
             return data
@@ -159,12 +160,12 @@ class TrainedRun:
                 told = f"{lacks} keeps no scales and values of its columns: see that {data.name} has those of the run"
             emit(Caution(told))
 
-    def _in_sets(self, data: Dataset, emit: Emit) -> Dataset:
-        """Other data in the sets that they store; without any in the run's, if they are what it was trained on, or else
-        as test data."""
+    def _in_sets(self, data: Dataset, emit: Emit, is_read: bool) -> Dataset:
+        """Other data in the sets that they store or were given; without any in the run's, if they are what it was
+        trained on, or else as test data."""
         split, seed, folder = self.config.split, self.config.seed_of("split"), self.folder
         told = tuple(note for note in data.notes if not note.startswith(NO_SPLIT))
-        if told == data.notes:
+        if told == data.notes or (is_read and not _has_drawn(data)):
             changed = {*changed_since(self.result.fingerprint, data)} if split is not None else set()
             if changed and changed <= {"labels", "train nodes"}:
                 taken = f"the sets that {data.name} stores are taken, but {folder} was trained on the same data"
@@ -210,9 +211,6 @@ class TrainedRun:
 
     def _with_learned(self, data: Dataset) -> Dataset:
         """The dataset with the learnt features of its nodes, as the model reads them."""
-        if not (self.folder / LEARNED).is_file():
-            again = f"write it again by `millrace run --resume --out {self.folder}`"
-            raise StoreError(f"{self.folder} has no {LEARNED} with the learnt features of its nodes; {again}")
         rows = learned_of(intact_learned(self.folder, self.config.learned.width), self.folder / NODES, data)
         given = data.features if self.config.learned.beside else None
         typed = not data.graph.types.is_single
@@ -297,6 +295,12 @@ class TrainedRun:
 def _without_sets(emit: Emit) -> Emit:
     """A listener that does not pass on that a split is missing, which `TrainedRun.open_dataset` decides."""
     return lambda event: None if isinstance(event, Note) and event.text.startswith(NO_SPLIT) else emit(event)
+
+
+def _has_drawn(data: Dataset) -> bool:
+    """True if a dataset has the split that is drawn where none is given, and not one of the caller's own."""
+    drawn = divided(data, None, 0).split
+    return all(np.array_equal(getattr(drawn, name), getattr(data.split, name)) for name in SPLITS)
 
 
 def _is_clean(source: object) -> bool:

@@ -69,13 +69,15 @@ def disk_forecast(s: Candidate, seen: TrialResult, features: FeatureStore, left:
 def tried(features: FeatureStore, share: float) -> tuple[float, float]:
     """Bytes and seconds of reads for each row, where a share of all rows is read in order."""
     row, rng = max(1, features.num_features * features.dtype.itemsize), np.random.default_rng(0)
-    span = max(1, min(features.num_rows, round(PROBE_BYTES / row / max(share, 1e-9))))
+    share = min(1.0, max(share, 1e-9))
+    span = max(1, min(features.num_rows, round(PROBE_BYTES / row / share)))
     files = [store for store in stores_on_disk(features) if isinstance(store, MappedFeatures)]
-    buffer = np.empty((span, features.num_features), features.dtype)
+    buffer = np.empty((max(1, round(span * share)), features.num_features), features.dtype)
     count, read, seconds = 0, 0, 0.0
     # The first one loads kernels, and does not count.
     for number in range(1 + max(1, features.num_rows // span)):
-        ids = rng.integers(features.num_rows - span + 1) + np.flatnonzero(rng.random(span) < share)
+        ids = rng.integers(features.num_rows - span + 1) + np.cumsum(rng.geometric(share, len(buffer))) - 1
+        ids = ids[ids < features.num_rows]
         before, start = sum(file.reads.bytes for file in files), time.perf_counter()
         features.gather(ids, out=buffer[: len(ids)])
         if number:

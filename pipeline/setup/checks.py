@@ -19,9 +19,9 @@ from ...storage.dataset import MATRIX_TASKS, SPLITS, Dataset
 from ...storage.errors import InputError, first_line, nearest
 from ...storage.typed.graph_types import GraphTypes
 from ..config.capabilities import RefusedError, counted_types, needs_of
-from ..config.load import Job
+from ..config.load import DEFAULT_CUT, Job
 from ..config.optimizer import check_optimizer
-from ..config.records import device_topology_only
+from ..config.records import device_topology_only, make_system
 from ..config.refusals import refuse
 from ..config.schema import Learned, Schedule, Train
 from ..config.systems import SYSTEMS, System
@@ -430,3 +430,18 @@ def check_parts(job: Job, system: System, num_nodes: int) -> None:
         return
     made = f"{job.ranks} ranks" if parts == job.ranks else f"{job.ranks} ranks with {parts // job.ranks} chunks each"
     raise InputError(f"{made} make {parts} parts, but the graph has {num_nodes} nodes; expected at most one per node")
+
+
+def check_cut_used(job: Job, system: System | None = None) -> None:
+    """Refuse keys of the cut that were given, if nothing is cut.
+
+    Raises:
+        InputError: names them.
+    """
+    cut = job.partition
+    given = [k for k in sorted(cut.model_fields_set) if (v := getattr(cut, k)) is not None and v != DEFAULT_CUT]
+    if given and (system or make_system(job)).partition.partitioner is None:
+        raise InputError(
+            f"partition.{given[0]} is set, but nothing is cut: every sampler has the whole graph; set "
+            'bulk.topology = "partitioned" with it, or leave it out'
+        )

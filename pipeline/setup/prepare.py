@@ -17,7 +17,7 @@ from ...stages.models.base import reads_loops
 from ...stages.self_loops import degree_of
 from ...storage.dataset import MATRIX_TASKS, Dataset, pairs_of
 from ...storage.errors import InputError, RunError
-from ...storage.features import ConvertedFeatures, FeatureStore, ReorderedFeatures
+from ...storage.features import ConvertedFeatures, FeatureStore, MappedFeatures, ReorderedFeatures
 from ...storage.lazy_dataset import LazyDataset
 from ...storage.optional import when_present
 from ...storage.queue.seed_data import SampledDataset
@@ -138,7 +138,8 @@ def prepare(
             f"start_from: {dataset.name} has its nodes in another order than the data of {job.start_from}, which parts "
             "do not know; give them in that order"
         )
-    rows = when_present(lambda start: start.gather(np.arange(start.num_rows)), start)
+    mapped = isinstance(start, MappedFeatures)
+    rows = start.rows if mapped else when_present(lambda start: start.gather(np.arange(start.num_rows)), start)
     fingerprint = fingerprint_of(job, dataset, system, part, rows) | dict(code.digests)
     return Prepared(
         job=job,

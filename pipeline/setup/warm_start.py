@@ -250,9 +250,13 @@ def learned_in_order(job: Job) -> MappedFeatures | None:
 
 
 def intact_learned(folder: Path, width: int) -> MappedFeatures:
-    """[V, D], the learnt features in a run's folder, whose digests are compared. Raises StoreError if one differs."""
+    """[V, D], the learnt features in a run's folder, whose digests are compared. Raises StoreError if one differs, or
+    a file is missing."""
     known = known_digests(folder)
     for name in (LEARNED, NODES):
+        if (name == LEARNED or name in known) and not (folder / name).exists():
+            again = f"copy it too, or write it again by `millrace run --resume --out {folder}`"
+            raise StoreError(f"{folder} has no {name} of the learnt features of its nodes; {again}")
         check_file(folder / name, known.get(name))
     return learned_rows(folder, width)
 

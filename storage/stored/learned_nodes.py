@@ -52,8 +52,8 @@ def learned_of(rows: MappedFeatures, nodes_path: Path, dataset: Dataset) -> Feat
     if not are_named and all(np.array_equal(a, before[key]) for key, a in now.items()):
         return rows
     for kind, (nodes, names) in _by_type(now):
-        theirs, called = known[kind]
-        if not are_named:
+        theirs, called = known.get(kind, (range(0), NodeNames.of_numbers(0)))
+        if not (are_named and theirs):
             _check_count(dataset, folder, len(nodes), len(theirs), f" of type '{kind}'" if kind else "")
         try:
             found.append(theirs.start + called.find(names))

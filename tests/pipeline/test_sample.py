@@ -59,6 +59,14 @@ def test_samples_are_those_of_the_command(given: str, tmp_path: Path, monkeypatc
 
 
 def test_what_would_not_be_used_is_refused(tmp_path: Path) -> None:
+    for unused, why in (
+        ({"partition": {"owners": "nofile.npy"}}, "partition.owners is"),
+        ({"reuse": "cycle"}, "reuse"),
+    ):
+        with pytest.raises(InputError, match=f"{why}.* leave it out"):
+            mr.run(JOB["dataset"], out=tmp_path / "r", verbose=False, **unused)
+    code, _, err = command("run", "--dataset", JOB["dataset"], "--set", "partition.passes=3", "--out", tmp_path / "r")
+    assert code == 2 and "partition.passes is set, but nothing is cut" in err and not (tmp_path / "r").exists()
     with pytest.raises(InputError, match=r"partition.method is set, but nothing"):
         mr.sample(JOB["dataset"], out=tmp_path / "s", verbose=False, partition={"method": "leiden"})
     with pytest.raises(InputError, match="features is 'int4'; expected one of"):

@@ -38,8 +38,9 @@ def job_table(
         _check_job_file(job)
         file = expanded(job)
         table = resumable(read_any_run_table(file)) if started else read_toml(file)
-    set_flags, named = present_items(flags), flat(table).get("cluster.scheduler")
-    table = _without_overridden(with_full_keys(table), set_flags)
+    set_flags, table = present_items(flags), with_full_keys(table)
+    named = flat(table).get("cluster.scheduler")
+    table = _without_overridden(table, set_flags)
     for name, value in set_flags.items():
         table = merged(table, full_key([name], value), value)
     given: dict[str, Any] = {}
@@ -71,15 +72,16 @@ def settings_of_run(overrides: list[str] | None) -> tuple[dict[str, Any], "ReadO
     return table.get("cluster", {}), resolved.read if "read" in table else None
 
 
-def check_workers(device: str | None, workers: int, scheduler: str | None, overrides: list[str] | None) -> None:
+def check_workers(device: str | None, workers: int, scheduler: str | None, cluster: dict[str, Any]) -> None:
     """Raise InputError if a GPU is asked for and the work is shared, since processes that share it use processors; or
-    if `overrides` has keys of a cluster, and one process works."""
+    if keys of a cluster are given, and one process works."""
+    scheduler = scheduler or cluster.get("scheduler")
     if device == "cuda" and (workers != 1 or scheduler is not None):
         other = "--workers" if scheduler is None else "--scheduler"
         raise InputError(f"--device cuda and {other} are given, and workers compute on processors; leave one out")
-    keys = [text for text in overrides or [] if text.startswith("cluster.")]
-    if keys and workers == 1 and scheduler is None and not any(k.startswith("cluster.scheduler=") for k in keys):
-        raise InputError(f"--set {keys[0]} is given, but one process works; give --workers, or leave it out")
+    if cluster and workers == 1 and scheduler is None:
+        seen = f"--set cluster.{next(iter(cluster))} is given, but one process works"
+        raise InputError(f"{seen}; give --workers, or leave it out")
 
 
 def _check_job_file(job: Path) -> None:

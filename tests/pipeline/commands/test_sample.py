@@ -14,7 +14,8 @@ from pydantic import BaseModel
 import millrace as mr
 from millrace.pipeline.config.job import Job
 from millrace.pipeline.config.load import resolve
-from millrace.pipeline.precompute import check_cut_used, precompute
+from millrace.pipeline.precompute import precompute
+from millrace.pipeline.setup.checks import check_cut_used
 from millrace.pipeline.telemetry.events import silent
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.command import command

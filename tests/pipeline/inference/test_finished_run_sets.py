@@ -1,5 +1,7 @@
 """Sets of other data than a run's: those that they store, or none; never those that the run's split would draw."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -65,6 +67,17 @@ def test_data_without_sets_are_test_data_as_a_whole(run, tmp_path):
     asked = mr.from_pyg(other, split="fraction:0.2,0.2")
     want = {name: pytest.approx(right(run, other, getattr(asked.split, name))) for name in ("train", "val", "test")}
     assert mr.evaluate(run, asked)["accuracy"] == want
+
+
+def test_a_split_in_the_place_of_a_drawn_one_counts(tmp_path):
+    run = mr.run(graph(0), out=tmp_path / "run", **SMALL)
+    nodes = np.array([30, 31, 32, 33, 34])
+    for seed in (0, 1):
+        mine = replace(mr.from_pyg(graph(seed)), split=mr.Split(nodes[:0], nodes[:0], nodes))
+        assert any("stores no split" in note for note in mine.notes)
+        mr.write_dataset(tmp_path / f"store{seed}", mine)
+        for given in (mine, tmp_path / f"store{seed}"):
+            assert mr.predict(run, given, nodes="test").nodes.tolist() == nodes.tolist()
 
 
 def test_the_runs_own_data_given_again_have_its_sets(run, recwarn):

@@ -165,7 +165,7 @@ def test_memory_that_is_not_there_is_said(folder, capsys, monkeypatch):
     [
         (("--workers", 2), "workers or a scheduler are given, which share the work on tables only; leave them out"),
         (("--scheduler", "tcp://127.0.0.1:1"), "workers or a scheduler are given"),
-        (("--set", "train.lr=3"), "--set train is a key of runs; expected read.KEY=VALUE or cluster.KEY=VALUE"),
+        (("--set", "train.lr=3"), "--set train.lr is a key of runs; expected read.KEY=VALUE or cluster.KEY=VALUE"),
     ],
 )
 def test_what_convert_does_not_use_is_refused(tmp_path, capsys, monkeypatch, flags, said):

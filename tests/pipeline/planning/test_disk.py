@@ -67,6 +67,13 @@ def test_reads_are_tried_where_the_rows_lie(features, monkeypatch):
     assert tried(features, 0.1)[0] == pytest.approx(10 * 4 * F, rel=0.2)
 
 
+def test_rows_far_apart_take_no_memory_of_those_between():
+    most, asked, numbers = 1 << 40, list[Any](), {"num_features": F, "dtype": np.dtype(np.float32)}
+    far: Any = SimpleNamespace(num_rows=most, gather=lambda ids, out: asked.append(ids), **numbers)
+    assert tried(far, 1e-9)[0] == 4 * F and 900 < max(map(len, asked)) < 1200
+    assert all((np.diff(ids) > 0).all() and 0 <= ids[0] <= ids[-1] < most for ids in asked)
+
+
 def test_a_plan_forecasts_what_a_run_reads(tmp_path, monkeypatch):
     """An epoch's bytes, without room for two minibatches together, and rows that are too far apart to share a read."""
     data = mr.open_dataset("sbm:nodes=900,classes=3,degree=6,features=4,train=0.4")

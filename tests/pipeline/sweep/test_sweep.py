@@ -1,5 +1,6 @@
 """Sweeps: combinations and seeds, shared samples, failures, what goes on after an interruption, and the command."""
 
+import inspect
 import json
 import shutil
 from contextlib import nullcontext
@@ -257,10 +258,6 @@ def test_python_gives_data_systems_and_code(tmp_path):
     assert not (tmp_path / "sweep" / "samples").exists(), "nothing is sampled"
 
 
-OWN = """
-import millrace as mr
-import torch
-
 class Own(torch.nn.Module):
     num_layers = 1
 
@@ -270,7 +267,9 @@ class Own(torch.nn.Module):
 
     def layer(self, i, neighbourhood, h):
         return self.linear(neighbourhood.mean(h))
-"""
+
+
+OWN = f"import torch\n\n\n{inspect.getsource(Own)}"
 
 
 def test_tasks_train_what_one_process_does(tmp_path, monkeypatch):
@@ -335,27 +334,16 @@ def test_models_that_read_the_edges_own_weights_share_no_samples(tmp_path):
     assert not found.failures and [row["runs"] for row in found.rows] == [1, 1]
 
 
-class Mean(torch.nn.Module):
-    num_layers = 1
-
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(5, 3)
-
-    def layer(self, i, neighbourhood, h):
-        return self.linear(neighbourhood.mean(h))
-
-
 def test_each_run_of_a_module_begins_with_its_parameters(tmp_path):
-    model, given = Mean(), {"epochs": 2, "fanout": [3], "batch_size": 20, "threads": 1, "verbose": False}
+    model, given = Own(), {"epochs": 2, "fanout": [3], "batch_size": 20, "threads": 1, "verbose": False}
     state = {k: v.clone() for k, v in model.state_dict().items()}
     found = mr.sweep(SOURCE, grid={"lr": [0.05, 0.01]}, out=tmp_path / "all", model=model, jobs=1, **given)
     assert not found.failures and all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
     for name, lr in (("000", 0.05), ("001", 0.01)):
-        (alone := Mean()).load_state_dict(state)
+        (alone := Own()).load_state_dict(state)
         wanted = mr.run(SOURCE, model=alone, lr=lr, out=tmp_path / name, **given).parameters_sha256
         assert result_of(tmp_path / "all" / name)["parameters_sha256"] == wanted
-    with pytest.raises(mr.InputError, match=r"seeds is 2, but the model, a Mean, has its initial parameters.*MODULE:N"):
+    with pytest.raises(mr.InputError, match=r"seeds is 2, but the model, a Own, has its initial parameters.*MODULE:N"):
         mr.sweep(SOURCE, seeds=2, out=tmp_path / "seeds", model=model, jobs=1, **given)
     assert not (tmp_path / "seeds").exists()
 
@@ -364,7 +352,7 @@ def test_a_sweep_of_a_named_model_that_starts_from_a_run_is_repeated(tmp_path, m
     (tmp_path / "own_start.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     given = {"fanout": [3], "batch_size": 20, "threads": 1, "verbose": False, "epochs": 1}
-    first, other = (mr.run(SOURCE, out=tmp_path / name, model=Mean(), **given) for name in ("first", "other"))
+    first, other = (mr.run(SOURCE, out=tmp_path / name, model=Own(), **given) for name in ("first", "other"))
     again = {**given, "model": "own_start:Own", "grid": {"lr": [0.05, 0.01]}, "jobs": 1, "out": tmp_path / "all"}
     found = mr.sweep(SOURCE, start_from=str(first.out), **again)
     shutil.rmtree(tmp_path / "all" / "001")

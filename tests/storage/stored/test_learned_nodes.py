@@ -94,7 +94,21 @@ def test_a_damaged_record_of_nodes_is_named(run, tmp_path):
     path.write_bytes(before[:-20] + bytes(20))
     with pytest.raises(StoreError, match=r"learned-nodes\.npz does not match its digest"):
         mr.predict(run)
+    path.unlink()
+    with pytest.raises(StoreError, match=r"run has no learned-nodes\.npz of the learnt features .* write it again by"):
+        mr.predict(run)
     path.write_bytes(before)
+
+
+def test_a_start_with_other_types_of_nodes_is_a_sentence(tmp_path):
+    def data(kind):
+        edges, draw = {(kind, "writes", "paper"): DRAW.integers(0, V, (2, 60))}, {"paper": X[:, None], kind: X[:, None]}
+        return mr.from_relations(edges, np.arange(V) % 2, target="paper", features=draw, add_reverse=True)
+
+    job = {**JOB, "model": "rgcn", "layers": 2, "hidden": 4}
+    run = mr.run(data("author"), out=tmp_path / "run", **job)
+    with pytest.raises(InputError, match=r"start_from: .* 24 nodes of type 'writer', but .* features of 0 nodes"):
+        mr.run(data("writer"), out=tmp_path / "other", start_from=str(run.out), **job)
 
 
 def test_learnt_rows_of_a_start_are_those_of_the_names(tmp_path):

@@ -14,11 +14,13 @@ def test_a_scheduler_that_only_the_file_names_is_told(tmp_path: Path, words: tup
     job = tmp_path / "job.toml"
     job.write_text('dataset = "sbm:nodes=60,classes=3"\nranks = 2\n[cluster]\nscheduler = "tcp://127.0.0.1:9"\n')
     assert (SAID in command("run", job, "--dry-run", *words)[2]) == (not words)
+    job.write_text('scheduler = "tcp://127.0.0.1:9"\ndataset = "sbm:nodes=60,classes=3"\nranks = 2\n')
+    assert (SAID in command("run", job, "--dry-run", *words)[2]) == (not words)
 
 
 @pytest.mark.parametrize("words", [("predict", "run", "--out", "p.csv"), ("evaluate", "run")])
 def test_keys_of_a_cluster_that_one_process_would_not_use(words):
-    code, _, err = command(*words, "--set", "cluster.producers=2")
-    assert code == 2
-    assert "--set cluster.producers=2 is given, but one process works; give --workers, or leave it out" in err
+    for key in ("cluster.producers=2", "host=127.0.0.1"):
+        code, _, err = command(*words, "--set", key)
+        assert code == 2 and "is given, but one process works; give --workers, or leave it out" in err
     assert "one process works" not in command(*words, "--workers", 2, "--set", "cluster.producers=2")[2]
