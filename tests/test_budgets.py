@@ -61,16 +61,18 @@ BUDGETS: dict[str, float] = {
     # predict and evaluate were killed in 1 GiB: where memory is short, graph, degrees and rows lie in files, and what
     # has no room is refused before it is read: 16, of 139 with seconds from disk in plan.
     # Eleven kinds of files open at once, or are refused with a command to paste: 11.
-    "lines_code": 67_776,
+    # A split of one's own, ids of no text, attention of several heads over files, keys that a run would not use: what
+    # was passed over is taken, or refused: 18. doctor names each extra: 3.
+    "lines_code": 67_797,
     # Goal: 35. A ratio: code that goes raises it.
-    "none_checks_per_kloc": 34.8,
+    "none_checks_per_kloc": 34.7,
     "none_checks_of_types": 6,
     # Several of these rose with the same features, by functions that were not looked at one by one; they fall next.
-    "functions_over_6_params": 83,
+    "functions_over_6_params": 82,
     "isinstance_on_policies": 10,
     "see_only_docstrings": 0,
     "any_annotations": 1815,
-    "optional_arguments": 963,
+    "optional_arguments": 952,
     "hasattr": 45,
     "calls_over_6_positional": 0,
     "max_positional_args_at_a_call": 6,

@@ -113,7 +113,7 @@ def _clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Data
 def _in_one_unit(raw: Raw, counts: Counts) -> tuple[Raw, str | None]:
     """The same where all dates count one unit, and times of nodes are checked; and that unit."""
     none = np.empty(0, np.int64)  # times of no edges, which are neither dates nor numbers when given as []
-    edges = {k: replace(own, time=none) if np.shape(own.time) == (0,) else own for k, own in raw.edges.items()}
+    edges = {k: own if own.time is None or len(own.time) else replace(own, time=none) for k, own in raw.edges.items()}
     times, unit = in_one_unit(None if own.time is none else own.time for own in (*edges.values(), *raw.nodes.values()))
     edges = {k: own if own.time is none else replace(own, time=time) for (k, own), time in zip(edges.items(), times)}
     nodes = dict(raw.nodes)
