@@ -187,12 +187,12 @@ def test_other_orders_and_numbers_are_refused(store: Path, scheduler: str, tmp_p
     table = job_of(store, scheduler, METIS)
     precompute(resolve(table), tmp_path / "samples", emit=silent, stop=lambda: False)
     samples = {"samples": tmp_path / "samples"}
-    for more in ({"bulk": {"topology": "replicated"}}, {"partition": {"method": "contiguous"}}):
+    for cut, more in (({}, {}), (METIS, {"partition": {"method": "contiguous"}})):
         with pytest.raises(
             StoreError,
             match=r"in the order of a cut, 2 by Metis.*, but this job .* in the order of ids; cut",
         ):
-            trained(tmp_path / "run", job_of(store, scheduler, METIS, more), **samples)
+            trained(tmp_path / "run", job_of(store, scheduler, cut, more), **samples)
         assert not (tmp_path / "run").exists()
     with pytest.raises(StoreError, match="in the order of Hash"):
         trained(tmp_path / "run", job_of(store, scheduler, METIS, {"partition": {"method": "hash"}}), **samples)

@@ -6,13 +6,15 @@ from dataclasses import replace
 import pytest
 
 import millrace as mr
+from millrace.pipeline.datasets.open import divided
 from millrace.pipeline.telemetry.events import Caution, Note, cautioning
 
 
 def test_a_warning_points_at_the_callers_line(tmp_path):
     data = mr.open_dataset("karate")
     run = mr.run(data, out=tmp_path / "run", epochs=1, verbose=False, fanout=[2, 2], model=mr.GraphSAGE(8, 2))
-    other = replace(data, labels=1 - data.labels, notes=("The input stores no split: it was drawn.",))
+    notes = ("The input stores no split: it was drawn.",)
+    other = divided(replace(data, labels=1 - data.labels, notes=notes), None, 0)
     with pytest.warns(mr.DataWarning) as seen:
         mr.evaluate(run, other)
     assert {w.filename for w in seen} == {__file__}

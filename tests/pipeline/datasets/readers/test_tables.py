@@ -285,11 +285,11 @@ def test_files_of_other_programs_are_told_how(tmp_path):
 def test_the_example_of_the_documentation(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (Path(__file__).parents[4] / "docs" / "data.md").read_text()
-    files = re.findall(r"cat > (people/\S+) <<END\n(.*?)END\n", text, re.DOTALL)
-    (tmp_path / "people").mkdir()
+    files = re.findall(r"cat > (club/\S+) <<END\n(.*?)END\n", text, re.DOTALL)
+    (tmp_path / "club").mkdir()
     for path, content in files:
         (tmp_path / path).write_text(content)
-    code = next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "people" in block)
+    code = next(block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "club" in block)
     names: dict[str, Any] = {}
     exec(code, names)
     dataset = open_dataset("store")
