@@ -17,7 +17,8 @@ from ...storage.errors import InputError
 from ...storage.optional import when_present
 from ..custom.own_code import OwnCode
 from ..datasets import ReadOptions
-from ..setup.model import Outline, loss_of
+from ..setup.fingerprint import changed_since
+from ..setup.model import Outline, loss_of, train_counts
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageEnded, StageStarted, cautioning
 from ..telemetry.metrics_file import finite
@@ -73,8 +74,7 @@ def evaluate(
             f"{counted_outputs(d.task, d.num_classes, edges)} ({d.task})"
             for d, edges in ((data, of_edges), (result, result.labels_of == "edges"))
         )
-        message = f"{data.name} has {seen}, but {result.model} of {trained.folder} predicts {wanted}"
-        raise InputError(f"{message}; give a dataset with the same")
+        raise InputError(f"{data.name} has {seen}, but {trained.folder} predicts {wanted}; give data with the same")
     start = time.perf_counter()
     emit(StageStarted("evaluate", f"evaluating {result.model} on {data.name}"))
     known = known_of(data.graph, data.labels)
@@ -125,6 +125,8 @@ def _measures(trained: TrainedRun, data: Dataset) -> Measures:
     """The built-in metrics of a run; its own loss and metrics are not kept."""
     task, train = data.task, trained.config.train
     outline = Outline.from_dataset(data, balanced=train.loss.is_balanced)
+    if outline.train_counts and {"labels", "train nodes"} & {*changed_since(trained.result.fingerprint, data)}:
+        outline = replace(outline, train_counts=train_counts(trained.open_dataset()))  # weights are the run's
     own_loss = "loss" in trained.result.fingerprint
     wanted = {*train.metrics, *ALWAYS.get(task, ())} - {"accuracy", *(["loss"] if own_loss else [])}
     loss = None if own_loss else loss_of(train.loss, outline, OwnCode())

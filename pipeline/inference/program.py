@@ -89,17 +89,17 @@ def export_program(
     if isinstance(run, nn.Module):
         if num_features is None:
             raise InputError("num_features is missing; expected the number of columns that the model reads")
-        net, name = as_model(run), type(run).__name__
+        net, name, types = as_model(run), type(run).__name__, None
     else:
         trained = run if isinstance(run, TrainedRun) else load(run, model=model)
-        net, name, learned = trained.model, trained.result.model, trained.config.learned
-        num_features = learned.num_read(trained.result.num_features)
+        net, name, types = trained.model, trained.result.model, trained.result.types
+        num_features = trained.config.learned.num_read(trained.result.num_features)
         weighted = trained.open_dataset(lazy=True).graph.is_weighted if weighted is None else weighted
     check_initialised(net)
     if isinstance(net, PyGModel | HeteroPyGModel):
         raise InputError(f"{name} has convolutions of PyG, which are exported without Millrace: torch.export them")
-    if reads_edges(net):
-        raise InputError(f"{name} reads features of edges, which a program of x and edge_index does not take")
+    if types or reads_edges(net):
+        raise InputError(f"{name} reads types or features of edges, which a program of x and edge_index does not take")
     program = _traced(net, name, num_features, bool(weighted))
     if path is not None:
         written(Path(path), lambda aside: _save(program, aside))

@@ -183,9 +183,7 @@ def _open(trained: TrainedRun, wanted: Wanted, call: Call, of_text: bool = False
     name = f"{counted(len(ids), 'node')} of {data.name} by {trained.result.model}"
     start = time.perf_counter()
     emit(StageStarted("predict", f"computing the rows of {name}"))
-    moments = None
-    if temporal:
-        moments = np.repeat(before(np.array([np.inf]) if when is None else when), len(ids))
+    moments = np.repeat(before(np.array([np.inf]) if when is None else when), len(ids)) if temporal else None
     rows = found.outputs(trained.model, ids, emit, moments=moments)
     _check_finite(rows, ids, trained)
     emit(StageEnded("predict", time.perf_counter() - start))

@@ -155,3 +155,11 @@ def test_links_of_a_store_are_scored_on_all_its_edges(tmp_path):
     mr.write_dataset(tmp_path / "store", mr.from_pyg(other))
     want = mr.predict_links(run, pairs, other).scores
     assert np.allclose(mr.predict_links(run, pairs, tmp_path / "store").scores, want, atol=1e-6)
+
+
+def test_a_balanced_loss_keeps_the_runs_weights(tmp_path):
+    train = {"loss": {"name": "cross_entropy", "class_weights": "balanced"}, "metrics": ["loss"]}
+    sets = {"train": [0, 3, 6, 9, 12, 1, 4, 2], "val": [7, 8], "test": [20, 21, 22, 23, 24, 25]}
+    run = mr.run(graph(0, **sets), out=tmp_path / "run", train=train, **SMALL)
+    for other in (graph(0, test=sets["test"]), graph(0, train=[10, 11, 13, 16], test=sets["test"])):
+        assert mr.evaluate(run, other)["metrics"]["test"]["loss"] == pytest.approx(run.test_metrics["loss"])

@@ -185,3 +185,10 @@ def test_mistakes_are_sentences(tmp_path):
     ):
         with pytest.raises(mr.InputError, match=match):
             call()
+
+
+def test_a_run_on_types_is_refused(tmp_path):
+    job = {"epochs": 1, "hidden": 4, "layers": 1, "threads": 1, "fanout": [3], "verbose": False}
+    run = mr.run("hsbm:nodes=60", model="rgcn", out=tmp_path / "run", **job)
+    with pytest.raises(mr.InputError, match="rgcn reads types or features of edges, which a program of x and"):
+        mr.export_program(run)
