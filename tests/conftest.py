@@ -14,7 +14,7 @@ import torch
 from hypothesis import settings
 
 from millrace.pipeline.cluster import rank_server
-from millrace.tests.contracts import interpreter, pretended_device
+from millrace.tests.contracts import bytecode, interpreter, pretended_device  # noqa: F401  processes write bytecode
 
 # To see whether there is a GPU without its driver, which a process that forks ranks must not have begun to use.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

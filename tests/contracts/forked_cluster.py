@@ -60,7 +60,8 @@ def hide(folder: Path) -> None:
 def fork_server() -> ForkServerContext:
     """The context of `multiprocessing` whose processes are forked from one that has imported `preloaded`."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["millrace.tests.contracts.preloaded"])
+    # It has this process's flags, but not what `bytecode` has made of them.
+    context.set_forkserver_preload([f"millrace.tests.contracts.{name}" for name in ("bytecode", "preloaded")])
     forkserver.ensure_running()  # now: later it might be started with signals blocked, and so would all its processes
     return context
 
