@@ -84,12 +84,12 @@ def _sets_of_table(table: "Table", path: Path, dataset: Dataset) -> tuple[dict[s
 
 
 def relations_of_table(table: "Table", path: Path, types: GraphTypes) -> npt.NDArray[np.int64] | None:
-    """int64 [n], the column relation of a table of pairs, as numbers; None where pairs are of one relation.
+    """int64 [n], the column relation of a table of pairs, as numbers; None where there is none, or edges have one type.
 
     Raises:
         InputError: a relation is none of those that are predicted.
     """
-    if not types.predicts_several:
+    if types.is_single or "relation" not in table.column_names:
         return None
     names = _relation_names(table, path)
     try:
@@ -128,7 +128,7 @@ def predicted_number(types: GraphTypes, name: Any) -> int:
 
 
 def _rows_of(table: "Table", of_relation: npt.NDArray[np.int64] | None, relation: int | None) -> "Table":
-    return table if of_relation is None else table.take(np.flatnonzero(of_relation == relation))
+    return table if relation is None else table.take(np.flatnonzero(of_relation == relation))
 
 
 def _joined(

@@ -33,8 +33,8 @@ from .to_file import FileRequest
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LinkScores(AsArray):
-    """Scores of n pairs of nodes. A larger score means a likelier link. If the loss was ``bce``, the sigmoid of a score
-    is a probability."""
+    """Scores of n pairs of nodes. A larger score means a likelier link. If the loss was ``bce`` without `pos_weight`,
+    the sigmoid of a score is a probability."""
 
     pairs: npt.NDArray[np.int64]
     """int64 [n, 2], in the order of the request; ids within the types of the ends, where a graph has several."""
@@ -138,7 +138,7 @@ def predict_links(
     found = opened(trained, call, "predict_links", labelled=False)
     data, types = found.data, types_of_pairs(trained.result, found.data)
     given = GivenPairs.read(pairs, data)
-    related = given.relations if relation is None and types.predicts_several else relation
+    related = given.relations if relation is None and not types.is_single else relation
     groups = list(asked_of_each(types, related, len(given), trained.folder))
     wanted, first = np.empty((len(given), 2), np.int64), np.zeros((len(given), 2), np.int64)
     for one, at in groups:
@@ -155,8 +155,7 @@ def predict_links(
             scores[at] = score_pairs(of_relation(decoder, one.place), rows, ends.positions[at])
             names[at] = None if one.place is None else one.name
     emit(StageEnded("predict", time.perf_counter() - start))
-    several = types.predicts_several
-    relations = names.astype(np.str_) if several else None
+    relations = names.astype(np.str_) if types.predicts_several else None
     return LinkScores(wanted - first, scores.cpu().numpy(), relations, ends_called(wanted, data))
 
 
@@ -193,7 +192,8 @@ def ends_called(wanted: PairArray, data: Dataset) -> npt.NDArray[np.generic] | N
 
 def scale_of(trained: TrainedRun) -> str:
     """What a score of this run's pairs says, in words."""
-    if "loss" in read_given(trained.folder).get("code", {}) or trained.config.train.loss.name not in (None, "bce"):
+    own, loss = "loss" in read_given(trained.folder).get("code", {}), trained.config.train.loss
+    if own or loss.name not in (None, "bce") or loss.pos_weight is not None:
         return "higher scores are likelier links; they are no probabilities"
     return "higher scores are likelier links; sigmoid(score) is the share of links among such pairs and negatives drawn"
 

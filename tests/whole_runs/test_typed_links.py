@@ -231,6 +231,9 @@ def test_pairs_are_scored_by_ids_within_their_types(result, links, tmp_path):
     assert plain.scores.shape == found.scores.shape and (plain.scores != found.scores).any()
     with pytest.raises(InputError, match=r"expected \[0, 60\) and \[0, 120\)"):
         mr.predict_links(run, [[60, 0]])
+    (tmp_path / "ask.csv").write_text("src,dst,relation\n3,5,likes\n3,5,dislikes\n")
+    with pytest.raises(InputError, match="relation is 'dislikes', whose pairs are not predicted"):
+        mr.predict_links(run, tmp_path / "ask.csv")
     other = mr.link_dataset(mr.open_dataset(SPEC), relation="dislikes")
     with pytest.raises(InputError, match=r"has pairs of user,dislikes,item, but rgcn of .* those of user,likes,item"):
         mr.predict_links(run, ids, other)

@@ -80,6 +80,16 @@ def test_bad_files_are_a_sentence(tmp_path, text, sentence):
         mr.link_dataset(path(), pairs=tmp_path / "p.csv")
 
 
+def test_pairs_of_a_relation_that_is_not_predicted_are_refused(tmp_path):
+    data = mr.open_dataset("hsbm:nodes=60")
+    (tmp_path / "p.csv").write_text("src,dst,split,relation\n0,1,train,likes\n2,3,train,dislikes\n")
+    with pytest.raises(InputError, match=r"p\.csv: relation is 'dislikes', whose pairs are not predicted"):
+        mr.link_dataset(data, pairs=tmp_path / "p.csv", relation="likes")
+    (tmp_path / "q.csv").write_text("src,dst,split,relation\n0,1,train,likes\n2,3,val,likes\n")
+    found = mr.link_dataset(data, pairs=tmp_path / "q.csv", relation="likes")
+    assert (len(found.split.train), len(found.split.val)) == (1, 1)
+
+
 def test_other_files_are_a_sentence(tmp_path):
     with pytest.raises(InputError, match="no file of pairs"):
         mr.link_dataset(path(), pairs=tmp_path / "none.csv")

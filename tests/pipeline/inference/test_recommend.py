@@ -2,6 +2,7 @@
 
 import copy
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet
@@ -10,8 +11,10 @@ import torch
 from torch import nn
 
 import millrace as mr
+from millrace.pipeline.config.load import resolve
 from millrace.pipeline.inference import recommend as recommending
 from millrace.pipeline.inference import recommendations
+from millrace.pipeline.inference.links import scale_of
 from millrace.stages.evaluate import links
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.command import command
@@ -292,3 +295,11 @@ def test_refusals(run, tmp_path):
         code, out, error = command(*words)
         assert (code, out) == (2, "") and said in error.splitlines()[-1], error
     assert not (tmp_path / "n.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [({}, "sigmoid"), ({"pos_weight": "balanced"}, "no probabilities"), ({"name": "infonce"}, "no probabilities")],
+)
+def test_only_unweighted_bce_gives_shares(loss, says, tmp_path):
+    assert says in scale_of(SimpleNamespace(folder=tmp_path, config=resolve({"train": {"loss": loss}})))
