@@ -152,8 +152,7 @@ def run(case: Case, label: str, scratch: Path) -> dict[str, Any]:
         changes["system"],
         "--out",
         str(scratch / label.replace(" ", "-").replace(",", "")),
-        "--set",
-        "cluster.dashboard_port=0",
+        *(("--set", "cluster.dashboard_port=0") if case.ranks > 1 else ()),
     ]
     if "features" in changes:
         words += ["--set", f"features={changes['features']}"]

@@ -15,6 +15,13 @@ FEWER_SEEDS = 8
 """Minibatches that an epoch would have, about, with the batch size that is advised."""
 
 
+def idle_patience(prepared: Prepared) -> Iterator[str]:
+    """A sentence if patience never runs out, since a phase of the run has too few validations."""
+    job, patience = prepared.job, prepared.job.train.patience
+    if patience is not None and patience >= (most := job.epochs // job.train.evaluate_every):
+        yield f"train.patience is {patience}, and {job.epochs} epochs validate {most} times: nothing stops early."
+
+
 def one_step(prepared: Prepared) -> Iterator[str]:
     """A sentence with a smaller batch size, if one step of a sampled run takes all minibatches of an epoch."""
     job, seeds = prepared.job, prepared.outline.splits["train"]

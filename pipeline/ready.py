@@ -21,10 +21,10 @@ from .config.systems import System
 from .custom.model_argument import as_record_or_module
 from .custom.own_code import OwnCode
 from .machine.compilers import check_compiler
-from .not_read import not_read, one_step
+from .not_read import idle_patience, not_read, one_step
 from .opening import open_with_cluster
-from .setup.checks import check_available, check_cut_used, check_matmul_precision, check_schedule
-from .setup.configure import configure, sections_of
+from .setup.checks import check_available, check_matmul_precision, check_schedule
+from .setup.configure import check_used, configure, sections_of
 from .setup.open_data import absolute_source, opened_from_python
 from .setup.open_queue import PACKED, check_samples, cut_as, holds_seeds, open_samples, own_queue, with_packed
 from .setup.prepare import Prepared, prepare
@@ -82,6 +82,8 @@ def ready_to_run(call: RunCall, emit: Emit) -> Ready:
     _check_machine(job)
     if not resume:  # a run of an earlier version goes on as it began
         check_schedule(job.train.schedule)
+        if not isinstance(call.config, Job):  # systems of a sweep share keys
+            check_used(job, trains=True)
     check_run_folder(folder, resume)
     for text in elsewhere(job, folder, is_given=dataset is not None) if resume else ():
         emit(Note(text))
@@ -107,7 +109,7 @@ def ready_to_run(call: RunCall, emit: Emit) -> Ready:
     queue = _checked(prepared, samples, folder, resume)
     if resume:
         check_resumable(folder, prepared.job, prepared.fingerprint, prepared.dataset)
-    untold = (*untold, *not_read(prepared), *one_step(prepared))
+    untold = (*untold, *not_read(prepared), *one_step(prepared), *idle_patience(prepared))
     if isinstance(dataset, SampledDataset):
         text = f"training reads {dataset.samples} alone, which holds no graph and no labels but those of its seeds"
         untold = (*untold, f"{text}: nothing is validated or tested; name the dataset for that")
@@ -137,10 +139,8 @@ def configured(call: RunCall) -> tuple[Job, Any]:
     job = config if isinstance(config, Job) else configure(config or {}, system=system, model=model, **options)
     if started and out is not None:
         check_connections(job, local_folder(out))
-    if not isinstance(config, Job) and not call.resume:  # systems of a sweep share keys
-        check_cut_used(job, system if isinstance(system, System) else None)
-        if isinstance(model, nn.Module):
-            _check_seed(job, model)
+    if isinstance(model, nn.Module) and not isinstance(config, Job) and not call.resume:
+        _check_seed(job, model)
     given = [*sorted(options), *(["system"] if isinstance(system, str) else [])]
     if isinstance(config, Job) and given:
         raise InputError(f"options {given} were given beside a resolved configuration; pass one or the other")
@@ -219,13 +219,14 @@ def _checked(prepared: Prepared, samples: str | Path | None, folder: Path, resum
         check_gpus_of_cut(prepared.job, cut)
     if not prepared.outline.splits["train"]:
         raise InputError("the train split is empty: there is nothing to train on; choose another split")
+    in_memory = prepared.job.queue.kind == "memory" and prepared.has_minibatches
+    if (in_memory or samples is not None) and prepared.job.queue.location is not None and not resume:
+        why = "the queue is in memory; set queue.kind=zarr, or" if samples is None else "stored samples are read;"
+        raise InputError(f"queue.location is set, but {why} leave it out")
     if samples is not None:
         return open_samples(cut_as(prepared, samples), samples, to_read=prepared.job.executor != "dask")
     if prepared.job.queue.reuse == "cycle" and not resume:
         raise InputError("queue.reuse is cycle, but no stored samples are given; give them as samples, or leave it out")
-    in_memory = prepared.job.queue.kind == "memory" and prepared.has_minibatches
-    if in_memory and prepared.job.queue.location is not None and not resume:
-        raise InputError("queue.location is set, but the queue is in memory; set queue.kind=zarr, or leave it out")
     return own_queue(prepared, folder) if in_memory else None
 
 

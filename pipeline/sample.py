@@ -12,8 +12,7 @@ from .config.systems import System
 from .custom.own_code import split_loss, split_options
 from .precompute import precompute
 from .ready import RunCall, configured
-from .setup.checks import check_cut_used
-from .setup.configure import check_cut_in_file
+from .setup.configure import check_cut_in_file, check_used
 from .setup.open_data import absolute_source, opened_from_python
 from .telemetry.console import console_events
 from .telemetry.events import Emit, Note
@@ -60,7 +59,7 @@ def sample(
     given = [options.pop(key, None) for key in ("optimizer", "scheduler", "metrics")]
     *_, options = split_options(given[0], given[1], given[2], options, config)
     job, _ = configured(RunCall(dataset, **own, config=config, options=options))
-    check_cut_used(job)
+    check_used(job, trains=False)
     place = str(out) if is_url(out) else expanded(out)
     with console_events(emit, verbose) as tell:
         found = opened_from_python(job, dataset, tell)

@@ -37,7 +37,7 @@ def main() -> None:
             ranks=ranks,
             threads=max(1, task.threads // ranks),
             lr=LR,
-            cluster={"dashboard_port": 0},
+            cluster={"dashboard_port": 0} if ranks > 1 else {},
             train={"evaluate_every": 0},
             checkpoint={"every_s": 1e6},
         )

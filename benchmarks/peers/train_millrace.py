@@ -68,7 +68,7 @@ def config(task: Task) -> dict[str, Any]:
         "model": {"name": task.model, "hidden": HIDDEN, "layers": len(FANOUT), "dropout": task.dropout, **heads},
         "train": {"batch_size": BATCH // ranks},
         "ranks": ranks,
-        "cluster": {"dashboard_port": 0},
+        "cluster": {"dashboard_port": 0} if ranks > 1 else {},
     }
     return configured(task, own)
 

@@ -126,7 +126,7 @@ def _train(
     from ..custom.user_module import from_flags
     from ..dry_run import dry_run
     from ..run import run as run_job
-    from ..setup.checks import check_cut_used
+    from ..setup.configure import check_used
     from ..setup.result import STOPPED
     from ..setup.resume import check_connections, without_executor
     from ..telemetry.console import Terminal
@@ -150,7 +150,7 @@ def _train(
     arguments: dict[str, Any] = {"out": out, "resume": resume, "samples": samples, "config": resolved, "model": module}
     arguments |= (own := from_code_flags(given.code))
     if not resume:
-        check_cut_used(resolved)
+        check_used(resolved, trains=True)
         check_beside(table.get("train", {}), own.get("optimizer"), own.get("scheduler"))
     if dry:
         with Terminal() as terminal:

@@ -56,7 +56,7 @@ def sample(
     from ..config.load import resolve
     from ..custom.user_module import from_flags
     from ..precompute import precompute
-    from ..setup.checks import check_cut_used
+    from ..setup.configure import check_used
     from ..telemetry.console import Terminal
 
     flags = {
@@ -70,7 +70,7 @@ def sample(
     }
     resolved = resolve(job_table(job, from_flags(flags, resume=False)[1], overrides))
     out = out if "://" in out else str(expanded(Path(out)))
-    check_cut_used(resolved)
+    check_used(resolved, trains=False)
     with heeded(say_aside) as requests, Terminal() as terminal:
         report = precompute(resolved, out, emit=both(requests, terminal), stop=requests.stop, features=features or "")
     minibatches = counted(report["minibatches"], "minibatch", "minibatches")

@@ -19,9 +19,9 @@ from ...storage.dataset import MATRIX_TASKS, SPLITS, Dataset
 from ...storage.errors import InputError, first_line, nearest
 from ...storage.typed.graph_types import GraphTypes
 from ..config.capabilities import RefusedError, counted_types, needs_of
-from ..config.load import DEFAULT_CUT, Job
+from ..config.load import Job
 from ..config.optimizer import check_optimizer
-from ..config.records import device_topology_only, make_system
+from ..config.records import device_topology_only
 from ..config.refusals import refuse
 from ..config.schema import Learned, Schedule, Train
 from ..config.systems import SYSTEMS, System
@@ -401,18 +401,12 @@ def check_losses(job: Job, system: System) -> None:
     """Refuse ``cluster.on_rank_loss = "continue"`` if ranks cannot continue.
 
     Raises:
-        InputError: ranks need each other's rows or minibatches, or there is only one rank.
+        InputError: ranks need each other's rows or minibatches.
     """
-    if job.cluster.on_rank_loss != "continue":
-        return
-    message = 'cluster.on_rank_loss is "continue"'
-    if not system.sample.is_isolated:
+    if job.cluster.on_rank_loss == "continue" and not system.sample.is_isolated:
         raise InputError(
-            f"{message}, but under system '{system.name}' ranks need each other's rows or minibatches; use \"restart\""
-        )
-    if job.executor == "inline":
-        raise InputError(
-            f'{message}, but executor is "inline", with one rank; use executor = "dask" and more ranks, or "restart"'
+            f"cluster.on_rank_loss is \"continue\", but under system '{system.name}' ranks need each other's rows or "
+            'minibatches; use "restart"'
         )
 
 
@@ -430,18 +424,3 @@ def check_parts(job: Job, system: System, num_nodes: int) -> None:
         return
     made = f"{job.ranks} ranks" if parts == job.ranks else f"{job.ranks} ranks with {parts // job.ranks} chunks each"
     raise InputError(f"{made} make {parts} parts, but the graph has {num_nodes} nodes; expected at most one per node")
-
-
-def check_cut_used(job: Job, system: System | None = None) -> None:
-    """Refuse keys of the cut that were given, if nothing is cut.
-
-    Raises:
-        InputError: names them.
-    """
-    cut = job.partition
-    given = [k for k in sorted(cut.model_fields_set) if (v := getattr(cut, k)) is not None and v != DEFAULT_CUT]
-    if given and (system or make_system(job)).partition.partitioner is None:
-        raise InputError(
-            f"partition.{given[0]} is set, but nothing is cut: every sampler has the whole graph; set "
-            'bulk.topology = "partitioned" with it, or leave it out'
-        )

@@ -9,9 +9,9 @@ from ...stages.models.base import as_model
 from ...stages.partition.given import Given
 from ...storage.errors import InputError
 from ..config.aliases import with_options
-from ..config.load import Job, resolve
+from ..config.load import DEFAULT_CUT, Job, resolve
 from ..config.plain_values import quoted
-from ..config.records import is_record, table_of
+from ..config.records import is_record, make_system, table_of
 from ..config.systems import SYSTEMS, System
 from ..custom.model_argument import as_record_or_module
 
@@ -81,3 +81,38 @@ def tables_of_system(system: System) -> dict[str, Any]:
     if system.options:
         table[system.name] = dict(system.options)
     return table
+
+
+def check_used(job: Job, trains: bool) -> None:
+    """Refuse keys that were given, if nothing reads them.
+
+    Args:
+        job: resolved from what a caller gives for it alone.
+        trains: it is to be trained; false: sampled, and whoever trains on the samples reads other sections.
+
+    Raises:
+        InputError: names one.
+    """
+    unread = {}
+    if trains:
+        others = [name for name in SYSTEMS.available() if name != job.system]
+        unread = {name: f'the system is {job.system}; set system = "{name}"' for name in others}
+        if job.executor == "inline":
+            unread["cluster"] = 'one process does all the work; set executor = "dask"'
+        if job.device == "cpu":
+            unread |= NO_GPU
+    if make_system(job).partition.partitioner is None:
+        unread["partition"] = 'nothing is cut: every sampler has the whole graph; set bulk.topology = "partitioned"'
+    check_read(job, unread)
+
+
+NO_GPU = {"gpu": 'device is "cpu"; set device = "cuda"'}
+"""A section that jobs on processors do not read, and why; see `check_read`."""
+
+
+def check_read(job: Job, unread: Mapping[str, str]) -> None:
+    """Refuse given keys of sections that nothing reads, each with why, and what to set. Raises InputError."""
+    for section, why in unread.items():
+        given = getattr(job, section).model_dump(exclude_unset=True, exclude_defaults=True, exclude_none=True)
+        for key in (key for key, value in given.items() if value != DEFAULT_CUT):
+            raise InputError(f"{section}.{key} is set, but {why} with it, or leave it out")

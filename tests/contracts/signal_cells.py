@@ -29,7 +29,7 @@ LIMIT_S = 10.0
 FLAGS = (
     "--dataset", "sbm:nodes=1500,classes=3,degree=8,features=5,train=0.5", "--hidden", "8", "--seed", "3", "--dtype",
     "float64",
-    "--set=threads=1", "--set=cluster.dashboard_port=0", "--set=checkpoint.every_s=1000",
+    "--set=threads=1", "--set=checkpoint.every_s=1000",
 )  # fmt: skip
 MINIBATCHES = ("--batch-size", "25", "--fanout", "4,3")
 OF_SYSTEM = {
@@ -116,7 +116,7 @@ def run_cell(cell: Cell, folder: Path, resume: bool = True, scheduler: str | Non
         "--system",
         cell.system,
         *OF_SYSTEM[cell.system],
-        *(("--ranks", "2") if cell.ranks == 2 else ()),
+        *(("--ranks", "2", "--set=cluster.dashboard_port=0") if cell.ranks == 2 else ()),
         "--out",
         str(out),
     ]

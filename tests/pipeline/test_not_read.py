@@ -129,3 +129,14 @@ def test_times_of_nodes_alone_are_not_called_those_of_edges(tmp_path):
     )
     said = "the times of nodes are not read when neighbours are drawn, so nodes see later ones too."
     assert said in notes and not any("times of edges" in text for text in notes)
+
+
+@pytest.mark.parametrize(("patience", "said"), [(3, 1), (2, 0)])
+def test_patience_that_never_runs_out(tmp_path, patience, said):
+    seen = []
+    mr.run(
+        "sbm:nodes=60,classes=2,features=3", model=mr.GraphSAGE(hidden=4, layers=1), fanout=[2], out=tmp_path / "run",
+        epochs=7, train={"patience": patience, "evaluate_every": 2}, emit=seen.append,
+    )  # fmt: skip
+    text = "train.patience is 3, and 7 epochs validate 3 times"
+    assert sum(text in e.text for e in seen if isinstance(e, Note)) == said

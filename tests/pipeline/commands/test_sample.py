@@ -15,7 +15,7 @@ import millrace as mr
 from millrace.pipeline.config.job import Job
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.precompute import precompute
-from millrace.pipeline.setup.checks import check_cut_used
+from millrace.pipeline.setup.configure import check_used
 from millrace.pipeline.telemetry.events import silent
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.command import command
@@ -133,7 +133,7 @@ def with_key(key: str, value: Any) -> dict[str, Any]:
 
 def sampled(table: dict[str, Any], out: Path) -> Any:
     job = resolve(table)
-    check_cut_used(job)
+    check_used(job, trains=False)
     precompute(job, out, emit=silent, stop=lambda: False)
     queue = mr.open_queue(out)
     return queue.bulk_size, [(m.epoch, m.index, minibatch_digest(m)) for m in queue]

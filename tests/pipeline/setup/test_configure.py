@@ -1,8 +1,12 @@
+from pathlib import Path
+
 import pytest
 from torch import nn
 
 import millrace as mr
 from millrace.pipeline.setup.configure import configure, sections_of
+from millrace.storage.errors import InputError
+from millrace.tests.contracts.command import command
 
 SAGE = mr.GraphSAGE(hidden=8, layers=1)
 
@@ -86,3 +90,60 @@ def test_keys_that_a_schedule_does_not_read_are_refused(tmp_path):
     job = tmp_path / "run" / "job.toml"
     job.write_text(job.read_text().replace('name = "plateau"', 'name = "cosine"'))
     assert mr.load(tmp_path / "run").config.train.schedule.factor == 0.5
+
+
+# --- keys that nothing reads ---
+
+SMALL = "sbm:nodes=60,classes=2,degree=4,features=3,train=0.4"
+UNREAD = {
+    "grappa.chunks=3": 'the system is bulk; set system = "grappa" with it',
+    "retexo.clients=nodes": 'the system is bulk; set system = "retexo" with it',
+    "gpu.features=pinned": 'device is "cpu"; set device = "cuda" with it',
+    "cluster.restarts=1": 'one process does all the work; set executor = "dask" with it',
+    "cluster.scheduler=tcp://127.0.0.1:1": "one process does all the work",
+    "partition.passes=3": "nothing is cut",
+}
+
+
+@pytest.mark.parametrize("given", UNREAD)
+def test_a_key_that_a_run_does_not_read_is_refused(tmp_path: Path, given: str) -> None:
+    key, _, value = given.partition("=")
+    section, _, name = key.partition(".")
+    wanted = f"{key} is set, but {UNREAD[given]}"
+    code, _, err = command("run", "--dataset", SMALL, "--set", given, "--out", tmp_path / "run")
+    assert code == 2 and wanted in err and "or leave it out" in err
+    with pytest.raises(InputError) as refused:
+        mr.run(
+            SMALL, out=tmp_path / "run", verbose=False, **{section: {name: int(value) if value.isdigit() else value}}
+        )
+    assert str(refused.value).startswith(wanted)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_plan_on_processors_reads_no_key_of_a_gpu() -> None:
+    with pytest.raises(InputError, match=r'gpu\.features is set, but device is "cpu"'):
+        mr.plan(SMALL, verbose=False, gpu={"features": "pinned"})
+
+
+def test_resolved_jobs_have_all_sections(tmp_path: Path) -> None:
+    usual = {"epochs": 1, "layers": 1, "fanout": [2], "hidden": 4}
+    first = mr.run(SMALL, out=tmp_path / "run", verbose=False, **usual)
+    code, _, err = command("run", tmp_path / "run/job.toml", "--out", tmp_path / "again")
+    assert code == 0, err
+    assert mr.load(tmp_path / "again").result.parameters_sha256 == first.parameters_sha256
+    # Runs of a sweep share a section of one of its systems.
+    grid = {"system": ["bulk", "sar"]}
+    options = {"epochs": 1, "sar": {"memory_bytes": 9 << 20}}
+    made = mr.sweep(SMALL, grid=grid, jobs=1, out=tmp_path / "sweep", verbose=False, **options)
+    assert not made.failures
+
+
+def test_a_place_of_a_queue_beside_stored_samples(tmp_path: Path) -> None:
+    options = {"epochs": 1, "layers": 1, "fanout": [2]}
+    mr.sample(SMALL, out=tmp_path / "samples", verbose=False, **options)
+    with pytest.raises(InputError, match=r"queue\.location is set, but stored samples are read; leave it out"):
+        mr.run(
+            SMALL, out=tmp_path / "run", samples=tmp_path / "samples", verbose=False,
+            queue={"kind": "zarr", "location": str(tmp_path / "queue")}, **options,
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
