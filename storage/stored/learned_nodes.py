@@ -46,6 +46,8 @@ def learned_of(rows: MappedFeatures, nodes_path: Path, dataset: Dataset) -> Feat
         with opened_file(nodes_path) as file, np.load(file, allow_pickle=False) as archive:
             before = dict(archive)
         known, now = dict(_by_type(before)), _arrays_of(dataset)
+        if (np.diff(ends := before["offsets"]) < 0).any() or ends[0] or ends[-1] != rows.num_rows:
+            raise ValueError("its nodes are not those of the rows")
     except Exception:
         raise StoreError(f"{nodes_path} is damaged; copy it again") from None
     are_named, found = NAMES in before or NAMES in now, []
@@ -82,5 +84,5 @@ def _by_type(arrays: Arrays) -> Iterator[tuple[str, tuple[range, NodeNames]]]:
     ends, names = arrays["offsets"].tolist(), NodeNames.of_numbers(0)
     if NAMES in arrays:
         names = NodeNames(arrays[NAMES].astype(np.uint8), arrays["node_name_starts"].astype(np.int64)).check()
-    for kind, nodes in zip(arrays["types"], itertools.starmap(range, itertools.pairwise(ends))):
+    for kind, nodes in zip(arrays["types"], itertools.starmap(range, itertools.pairwise(ends)), strict=True):
         yield str(kind), (nodes, names.between(nodes) if NAMES in arrays else NodeNames.of_numbers(len(nodes)))

@@ -7,7 +7,8 @@ import pytest
 
 import millrace as mr
 from millrace.storage.errors import InputError, StoreError
-from millrace.storage.features import ArrayFeatures
+from millrace.storage.features import ArrayFeatures, MappedFeatures
+from millrace.storage.stored.learned_nodes import learned_of, write_nodes
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
 
@@ -98,6 +99,32 @@ def test_a_damaged_record_of_nodes_is_named(run, tmp_path):
     with pytest.raises(StoreError, match=r"run has no learned-nodes\.npz of the learnt features .* write it again by"):
         mr.predict(run)
     path.write_bytes(before)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"offsets": np.array([0, V + 1])},
+        {"offsets": np.array([0, V - 1])},
+        {"offsets": np.array([-1, V])},
+        {"offsets": np.array([0, V, V])},
+        {"offsets": np.array([0, 2 * V, V]), "types": np.array(["a", "b"])},
+        {"offsets": np.array([0.0, V])},
+        {"offsets": np.array(V)},
+        {"types": np.array(["", ""])},
+    ],
+)
+def test_nodes_that_are_not_those_of_the_rows_are_refused(tmp_path, changed):
+    rows = np.ones((V, 2), np.float32)
+    np.save(tmp_path / "learned.npy", rows)
+    split = mr.Split(*np.split(np.arange(V), [9, 15]))
+    data = mr.Dataset("plain", mr.from_edges(*ENDS, V), ArrayFeatures(rows), np.arange(V) % 2, split, 2)
+    write_nodes(tmp_path / "nodes.npz", data)
+    mapped = MappedFeatures(tmp_path / "learned.npy")
+    assert learned_of(mapped, tmp_path / "nodes.npz", data) is mapped
+    np.savez(tmp_path / "nodes.npz", **{**np.load(tmp_path / "nodes.npz"), **changed})
+    with pytest.raises(StoreError, match=r"nodes\.npz is damaged; copy it again"):
+        learned_of(mapped, tmp_path / "nodes.npz", data)
 
 
 def test_a_start_with_other_types_of_nodes_is_a_sentence(tmp_path):
