@@ -72,12 +72,9 @@ def described(card: Mapping[str, Any] | None, most: int) -> list[tuple[str, str]
     lines += [("ranges of columns", "as read, before scaling")] if columns and most else []
     for column, lost in list(zip(columns, narrower(columns)))[:most]:
         ends = "no value" if column["least"] is None else f"{column['least']:,.6g} to {column['largest']:,.6g}"
-        found = [
-            ends,
-            f"{column['missing']:,} missing",
-            *(["constant"] if column["constant"] else []),
-            *([lost] if lost else []),
-        ]
+        # A column of one_hot, called column=value, is 0 where the cell is empty.
+        counts = [f"{column['missing']:,} missing"] if column["missing"] or "=" not in column["name"] else []
+        found = [ends, *counts, *(["constant"] if column["constant"] else []), *([lost] if lost else [])]
         named = str(column["name"]).removeprefix("column ")
         lines.append((f"column {named} of {column['of']}", ", ".join(found)))
     if (more := len(columns) - most + card.get("more_columns", 0)) > 0 and len(columns) > most:

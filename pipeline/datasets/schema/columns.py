@@ -273,7 +273,8 @@ class Assignment:
             if c not in self.names:
                 continue
             values = ", ".join(json.loads((about := self.head.field(c).metadata or {}).get(b"one_hot", b"[]")))
-            self.notes.append(f"Column {c} of {self.table.kind} is a feature for each value (one_hot): {values[:200]}.")
+            said = f"Column {c} of {self.table.kind} is a feature for each value, all 0 where empty (one_hot)"
+            self.notes.append(f"{said}: {values[:200]}.")
             self.notes += map(Cautioned, filter(None, [about.get(b"unknown", b"").decode()]))
             if c not in wanted and c in self.free():
                 self.give(c, "feature", "read.one_hot")

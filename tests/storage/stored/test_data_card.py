@@ -37,6 +37,8 @@ def test_what_a_narrower_dtype_would_lose():
         "ranges of columns": "as read, before scaling",
         "column x of nodes": "no value, 9 missing, constant",
     }
+    of_cells = dict(described(data_card([column("city=ulm", 0.0, 1.0)]), 1))["column city=ulm of nodes"]
+    assert of_cells == "0 to 1", "an empty cell is 0 in all columns of one_hot, and none is missing"
 
 
 def test_it_is_kept_and_shown(tmp_path):

@@ -31,7 +31,8 @@ def test_each_value_is_a_feature(tmp_path):
     dataset = _in_pieces(_folder(tmp_path), tmp_path, options)
     assert rows_of(dataset) == WANTED
     assert any(
-        "Column city of nodes is a feature for each value (one_hot): ulm, york." in note for note in dataset.notes
+        "Column city of nodes is a feature for each value, all 0 where empty (one_hot): ulm, york." in note
+        for note in dataset.notes
     )
 
 
