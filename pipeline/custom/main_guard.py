@@ -37,7 +37,7 @@ def check_main_guard() -> None:
         return
     raise InputError(
         f"{path}, line {line}, starts ranks or workers, which import the script again: put what it does below "
-        '`if __name__ == "__main__":`, or use one rank in this process (ranks = 1)'
+        '`if __name__ == "__main__":`, or use this process alone (ranks = 1; for a sweep jobs = 1)'
     )
 
 

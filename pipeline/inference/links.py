@@ -131,8 +131,8 @@ def predict_links(
         raise InputError(f"{trained.folder} predicts labels of edges; use mr.predict_edges")
     if trained.result.task != "link":
         raise InputError(
-            f"pairs are given, but the task of {trained.folder} is {trained.result.task}; leave them out, or train "
-            'with task = "link"'
+            f"the task of {trained.folder} is {trained.result.task}, which scores no pairs; leave --pairs out, or call "
+            'mr.predict(run), or train with task = "link"'
         )
     call = Call(dataset, options, Workers.from_arguments(workers, scheduler, cluster, client), emit)
     found = opened(trained, call, "predict_links", labelled=False)

@@ -23,7 +23,7 @@ def test_a_script_without_the_guard_is_refused(tmp_path: Path) -> None:
     code, _, err = run(tmp_path, "def main():\n    CALL\nif True:\n    main()\n")
     assert code == 1
     assert err.count("Traceback") == 1
-    assert REFUSED in err.splitlines()[-1]
+    assert REFUSED in err.splitlines()[-1] and "(ranks = 1; for a sweep jobs = 1)" in err.splitlines()[-1]
     assert not (tmp_path / "out").exists(), "nothing is in the way of the next try"
 
 
