@@ -9,7 +9,7 @@ scheduler that a command started is a thread of it, which hangs then), the work 
 SIGTERM. It must end within 10 s with the exit code of an interrupt and no traceback, and its processes with it;
 repeated (a run: resumed), it must make what an undisturbed command makes. ``here``: the command starts a cluster of its
 own; ``own``: an own `dask scheduler` with two workers. ``--only mapped``: no process is stopped; exact evaluation of a
-mapped store gets the signal.
+mapped store gets the signal. ``--only plan``: a process that a plan has started is stopped.
 """
 
 import argparse
@@ -224,6 +224,33 @@ def mapped(folder: Path) -> str:
     return f"{max(seconds):.1f} s, same" if same else f"WRONG: {why}"
 
 
+def planned(folder: Path) -> str:
+    """Plans for one rank and for two, of which the process that was started last is stopped after some seconds."""
+    words = ("plan", "--dataset", "sbm:nodes=60000,classes=4,degree=20,features=64", "--epochs", "30", "--ranks")
+    found = list[float]()
+    for ranks in (1, 2):
+        for moment in (0.0, 2.0, 4.0):
+            process = ForkedCommand(*words, ranks, err=(said := folder / f"plan-{ranks}-{moment:g}"))
+            while len(below(process.pid)) < 2 and process.poll() is None:
+                time.sleep(0.02)
+            time.sleep(moment)
+            if len(family := below(process.pid)) < 2:
+                return f"WRONG: it has started nothing: {said.read_text()[-600:]}"
+            family[-2].suspend()
+            asked = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(60.0)
+            found.append(time.monotonic() - asked)
+            left = psutil.wait_procs(family, timeout=GONE_S)[1]
+            if code != 130 or left or "Traceback" in said.read_text() or found[-1] > LIMIT_S:
+                return f"WRONG: exit code {code}, {len(left)} left after {found[-1]:.1f} s: {said.read_text()[-600:]}"
+    return f"at most {max(found):.1f} s"
+
+
+ALONE = {"mapped": mapped, "plan": planned}
+"""Trials that are no cells of the table."""
+
+
 def campaign(cells: list[Cell], every_stage: bool, seed: int) -> Iterator[tuple[Cell, str, str]]:
     """Each cell, the stage in which a process was stopped, and what came of it."""
     os.environ["MILLRACE_STOP_S"] = "8.5"
@@ -241,7 +268,7 @@ def campaign(cells: list[Cell], every_stage: bool, seed: int) -> Iterator[tuple[
                 (folder / out).mkdir()
                 if why := finished(started(every[what], folder / out / out), folder / out / out)[0]:
                     raise SystemExit(f"{what}: {why}")
-            for command in dict.fromkeys(c.command for c in cells if c.command != "mapped"):
+            for command in dict.fromkeys(c.command for c in cells if c.command not in ALONE):
                 with own_cluster(folder / f"dask-{command}") as (address, _):
                     case = case_of(command, folder, address if command in ("sample", "owners") else "")
                     out = folder / f"out-{command}" / ("got.parquet" if command == "predict" else "got")
@@ -252,8 +279,8 @@ def campaign(cells: list[Cell], every_stage: bool, seed: int) -> Iterator[tuple[
                         raise SystemExit(f"{command}: {why}")
                     wanted[command], stages[command] = contents(case, out, printed), points.stages()
             for cell in cells:
-                if cell.command == "mapped":
-                    yield cell, "-", mapped(folder)
+                if cell.command in ALONE:
+                    yield cell, "-", ALONE[cell.command](folder)
                     continue
                 early = [s for s in stages[cell.command] if s not in LATE]
                 if cell.victim == "rank":
@@ -271,10 +298,10 @@ def main() -> int:
     parser.add_argument("--stages", choices=("one", "all"), default="one")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    names = args.only.split(",") if args.only else [*NAMES, "mapped"]
+    names = args.only.split(",") if args.only else [*NAMES, *ALONE]
     victims, clusters = args.victims.split(","), args.clusters.split(",")
     cells = [c for c in all_cells() if c.command in names and c.victim in victims and c.cluster in clusters]
-    cells += [Cell("mapped", "nothing", "none")] if "mapped" in names else []
+    cells += [Cell(name, "one", "none") for name in ALONE if name in names]
     wrong = 0
     for cell, stage, found in campaign(cells, args.stages == "all", args.seed):
         wrong += found.startswith("WRONG")

@@ -2,11 +2,13 @@
 
 import json
 import re
+import signal
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -29,6 +31,7 @@ from millrace.stages.kernels.runtime import triton_rng
 from millrace.storage.errors import InputError
 from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts.forked_cluster import forked_cluster
+from millrace.tests.contracts.forked_command import ForkedCommand
 from millrace.tests.contracts.forked_trials import ForkedTrials, without_base
 from millrace.tests.contracts.typed import typed_dataset
 from millrace.tests.whole_runs.test_cli import millrace
@@ -536,3 +539,17 @@ def test_what_is_made_faster_than_it_is_trained_on_comes_to_wait(played: Played)
     )
     slow = replace(fast, sample_s=2.0)
     assert forecasting.waiting_bytes(replace(s, job=job), slow) == {"rows": 0, "bulks": 0}
+
+
+def test_a_plan_with_a_stopped_process_ends_by_one_signal(tmp_path):
+    command = ForkedCommand("plan", "--dataset", SBM, "--epochs", 3, err=tmp_path / "err")
+    servers: list[psutil.Process] = []
+    while not servers:
+        assert command.poll() is None, (tmp_path / "err").read_text()
+        children = psutil.Process(command.pid).children()
+        servers = [child for child in children if "trial_server" in " ".join(child.cmdline())]
+    servers[0].suspend()
+    command.send_signal(signal.SIGTERM)
+    assert command.wait(120) == 130 and not psutil.wait_procs(servers, timeout=60)[1]
+    said = (tmp_path / "err").read_text()
+    assert "interrupted" in said and "Traceback" not in said
