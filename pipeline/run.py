@@ -1,7 +1,7 @@
 """Run a job in this process or on a cluster: train, evaluate, and write the run's folder."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -151,7 +151,7 @@ def _run(call: RunCall, control: Control) -> Result:
     with ExitStack() as stack:
         stack.enter_context(locked(folder))
         stack.enter_context(lock_queue_folder(prepared, samples))
-        stack.enter_context(_space_in(folder))
+        stack.enter_context(needing_space(folder, " (with --resume, if training had begun)"))
         stack.enter_context(checkpoints_in(folder / CHECKPOINTS))
         check_run_folder(folder, resume)
         if resume:
@@ -191,10 +191,6 @@ def _run(call: RunCall, control: Control) -> Result:
     if result.epochs > job.epochs * max(1, len(result.phases)):
         emit(Note(f"{counted(result.epochs, 'epoch')} had been trained before, more than the {job.epochs} asked for"))
     return result
-
-
-def _space_in(folder: Path) -> AbstractContextManager[None]:
-    return needing_space(folder, " (with --resume, if training had begun)")
 
 
 def _run_inline(

@@ -21,10 +21,6 @@ def entry_points_by_group() -> Mapping[str, tuple[EntryPoint, ...]]:
     return {group: tuple(found.select(group=group)) for group in found.groups if group.startswith("millrace.")}
 
 
-def _installed(group: str) -> tuple[EntryPoint, ...]:
-    return entry_points_by_group().get(group, ())
-
-
 class Registry(Mapping[str, T], Generic[T]):
     """A mapping from names to entries.
 
@@ -98,7 +94,7 @@ class Registry(Mapping[str, T], Generic[T]):
         if self._scanned:
             return
         self._scanned = True
-        for point in _installed(self.group):
+        for point in entry_points_by_group().get(self.group, ()):
             taken = point.name in self._entries or point.name in self._deferred
             self._deferred[point.name] = self._clash(point) if taken else self._load(point)
             if taken:

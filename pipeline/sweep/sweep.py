@@ -295,20 +295,14 @@ def _run_all(
         return point.job.model_dump(mode="json"), folder, stores.get(point.name), threads, code
 
     outcomes: dict[str, dict[str, Any]] = {}
-    for name, outcome in _in_turn(left, arguments) if jobs == 1 else _as_tasks(left, arguments, jobs, emit):
+    in_turn = ((point.name, run_one(*arguments(point))) for point in left)
+    for name, outcome in in_turn if jobs == 1 else _as_tasks(left, arguments, jobs, emit):
         outcomes[name] = outcome
         if "failed" in outcome:
             emit(Note(f"run {name} failed: {outcome['failed']}"))
         emit(StageAdvanced("sweep", len(planned) - len(left) + len(outcomes), len(planned)))
     emit(StageEnded("sweep", 0.0))
     return outcomes
-
-
-def _in_turn(
-    left: Sequence[Point], arguments: Callable[[Point], tuple[Any, ...]]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    for point in left:
-        yield point.name, run_one(*arguments(point))
 
 
 def _as_tasks(

@@ -298,14 +298,11 @@ def _label_gaps(
         notes.append(f"The {seen}; the classes were renumbered (label_gaps=compact).")
         return y, len(used)
     if options.label_gaps == "error" or num_classes > max(FEW_CLASSES, 2 * len(used)):
+        keep = " or label_gaps=keep" if num_classes <= FEW_CLASSES else ""
         raise InputError(
-            f"{seen}; set label_gaps=compact to renumber the classes{_keep(num_classes)}, or correct the "
+            f"{seen}; set label_gaps=compact to renumber the classes{keep}, or correct the "
             "labels (numbers to predict need task=regression)"
         )
     no_label = f"; if {used[-1]} means no label, set ignored_labels={used[-1]}" if used[-1] > 2 * len(used) else ""
     notes.append(f"The {seen} (label_gaps=compact renumbers them{no_label}).")
     return y, num_classes
-
-
-def _keep(num_classes: int) -> str:
-    return " or label_gaps=keep" if num_classes <= FEW_CLASSES else ""

@@ -1,5 +1,6 @@
 """Options for reading input that is not clean: one for each common defect of real data."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
@@ -147,7 +148,7 @@ class ReadOptions:
         if given is None or isinstance(given, int):
             return () if given is None else (given,)
         each = (_names(given) or ()) if isinstance(given, str) else given
-        return tuple(int(c) if isinstance(c, str) and str(_whole(c)) == c else c for c in each)
+        return tuple(int(c) if isinstance(c, str) and re.fullmatch("0|-?[1-9][0-9]*", c) else c for c in each)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -218,10 +219,6 @@ class ReadOptions:
 
 def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
     return tuple(c.strip() for c in given.split(",")) if isinstance(given, str) else given
-
-
-def _whole(text: str) -> int | None:
-    return int(text) if text.removeprefix("-").isdecimal() else None
 
 
 def require_options(options: object) -> None:

@@ -53,7 +53,8 @@ def parse_spec(text: str, kind: type[T]) -> T:
     for item in filter(None, (part.strip() for part in rest.split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))
         if not equals:
-            raise InputError(f"'{item}' in '{text}' is not key=value; expected e.g. {name}:{_example(known)}")
+            some = ",".join(f"{f.name}={f.default}" for f in list(known.values())[:2] if f.default is not MISSING)
+            raise InputError(f"'{item}' in '{text}' is not key=value; expected e.g. {name}:{some}")
         if key not in known:
             raise InputError(
                 f"'{text}': unknown key '{key}'; {name} knows {', '.join(known)}{nearest(key, list(known))}"
@@ -62,10 +63,6 @@ def parse_spec(text: str, kind: type[T]) -> T:
             raise InputError(f"'{text}': the key '{key}' is given twice; give it once")
         values[key] = _value(text, known[key], value)
     return kind(**values)
-
-
-def _example(known: dict[str, "Field[Any]"]) -> str:
-    return ",".join(f"{f.name}={f.default}" for f in list(known.values())[:2] if f.default is not MISSING)
 
 
 def _value(text: str, f: "Field[Any]", value: str) -> Any:
