@@ -13,8 +13,11 @@ import shutil
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,6 +27,7 @@ import numpy as np
 import millrace as mr
 from millrace.pipeline.precompute import precompute
 from millrace.pipeline.setup.configure import configure
+from millrace.pipeline.sweep.task import several_runs
 from millrace.pipeline.telemetry.events import silent
 from millrace.pipeline.verify import verify
 from millrace.stages.partition.stage import open_neighbours, open_part, open_shards
@@ -32,7 +36,7 @@ from millrace.storage.fingerprint import digest_arrays, digest_record
 from millrace.storage.partition.book import open_book
 
 DATA = "sbm:nodes=60,classes=3,degree=4,features=4,train=0.5"
-OPTIONS: dict[str, Any] = {"fanout": [3, 2], "hidden": 4, "batch_size": 8, "verbose": False}
+OPTIONS: dict[str, Any] = {"fanout": [3, 2], "hidden": 4, "batch_size": 8, "verbose": False, "threads": 1}
 PARTS = 2
 
 
@@ -140,10 +144,10 @@ def _verified(store: Path) -> str:
 
 def campaign(places: int, seed: int, wanted: list[str] | None = None) -> dict[str, Counter[str]]:
     """Number of outcomes by target; those that must not be are printed with their places."""
-    random, found = np.random.default_rng(seed), {}
-    with TemporaryDirectory() as folder:
+    found = {}
+    with TemporaryDirectory() as folder, several_runs():
         for name, target in targets(Path(folder), wanted or list(NAMES)):
-            found[name] = Counter[str]()
+            random, found[name] = np.random.default_rng((seed, NAMES.index(name))), Counter[str]()
             for _ in range(places):
                 outcome, where = target.outcome(random)
                 # Of what is mapped another text is the one that names the damage.
@@ -159,6 +163,11 @@ if __name__ == "__main__":
     parser.add_argument("--places", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--of", nargs="*", choices=NAMES)
+    parser.add_argument("--jobs", type=int, default=2, help="processes, each with a kind at a time")
     given = parser.parse_args()
-    for name, outcomes in campaign(given.places, given.seed, given.of).items():
-        print(f"{name:<12}", ", ".join(f"{outcome} {count}" for outcome, count in sorted(outcomes.items())))
+    # The places of each kind are the same however many kinds there are, and whoever tries them.
+    with ProcessPoolExecutor(given.jobs, get_context("spawn")) as pool:
+        for found in pool.map(partial(campaign, given.places, given.seed), ([name] for name in given.of or NAMES)):
+            for name, outcomes in found.items():
+                told = ", ".join(f"{outcome} {count}" for outcome, count in sorted(outcomes.items()))
+                print(f"{name:<12}", told, flush=True)
