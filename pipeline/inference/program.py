@@ -70,7 +70,8 @@ def export_program(
     ``x`` is [V, F], ``edge_index`` int64 [2, E] with sources first, as PyG has it, all in-edges of each node among
     them; the result is [V, C], or of a run of links or of labels of edges the rows of nodes that its decoder reads. It
     needs torch alone, keeps a message for each edge in memory, and computes what `predict` does, up to rounding; on
-    other devices after ``program.module().to(device)`` in torch's way.
+    other devices after ``program.module().to(device)`` in torch's way. It knows no times: of a run by the sampler
+    temporal, give it the edges until a node's time.
 
     Args:
         run: a finished run (its folder, the result of `millrace.run` or of `load`), or a model.
@@ -159,7 +160,8 @@ def explainer(run: TrainedRun | Result | str | Path, algorithm: Any, *, model: A
     Call the explainer with the whole graph, ``explainer(data.x, data.edge_index, index=17,
     edge_weight=data.edge_weight)``, where `data` is ``dataset.to_pyg()``; it gives PyG's ``Explanation`` for node 17.
     Weights may be left out unless the run's graph has some and its model reads them: the call is then refused. The
-    model's messages pass over all in-edges, as in `predict`; edges have masks only if the model is PyG's.
+    model's messages pass over all edges that the call gives; of a run by the sampler temporal, give those until the
+    node's time. Edges have masks only if the model is PyG's.
 
     Args:
         run: a finished run: its folder, the result of `millrace.run`, or of `load`.
