@@ -77,9 +77,8 @@ def _root(
     context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False
 ) -> None:
     if version:
-        from .setup.result import versions
-
-        say(f"millrace {versions().get('millrace-gnn', 'unknown')}")
+        # The package as a whole, which no layer imports.
+        say(f"millrace {sys.modules[__name__.partition('.')[0]].__version__}")
         raise typer.Exit
     if context.invoked_subcommand is None:
         say(context.get_help())
