@@ -46,7 +46,7 @@ def disk_forecast(s: Candidate, seen: TrialResult, features: FeatureStore, left:
     if s.job.features not in ("mapped", "zarr") or not s.is_sampled or s.is_cut or s.at.gpus or not any(seen.nodes):
         return None
     row, ranks, nodes = s.at.numbers.features * features.dtype.itemsize, s.at.per_host, s.at.numbers.nodes
-    minibatches, most = s.minibatches / s.ranks, unit_bytes(s.system.options["prefetch_bytes"], left)
+    minibatches, most = s.minibatches / s.ranks, unit_bytes(s.system.options.get("prefetch_bytes", "auto"), left)
     # A row is new to the next of independent minibatches with the same chance each time.
     new = (seen.nodes[1] / seen.nodes[0] - 1) if len(seen.nodes) > 1 else 1 - seen.nodes[0] / nodes
     new = 1 - max(0.0, 1 - new) / max(1.0, s.at.growth)

@@ -270,7 +270,7 @@ def waiting_bytes(s: Candidate, seen: TrialResult) -> Parts:
         # A rank's own rows are copied beside those of others.
         asked = rows_asked(s, seen, *trial[:2])[1], rows_asked(s, seen, *run[:2])[1]
         sizes = [rows / of[0] * seen.distinct[0] for rows, of in zip(asked, (trial, run))]
-        most = [ahead_bytes(s.system.options["prefetch_bytes"]) / max(1.0, size) for size in sizes]
+        most = [ahead_bytes(s.system.options.get("prefetch_bytes", "auto")) / max(1.0, size) for size in sizes]
         fetched = [min(n, ready(max(seen.sample_s, seen.fetch_s), *of)) for n, of in zip(most, (trial, run))]
         tried, waiting = (n * (size + seen.minibatch_bytes) for n, size in zip(fetched, sizes))
         parts["rows"] = round(max(0.0, waiting - tried))

@@ -276,8 +276,8 @@ def rows_asked(s: Candidate, seen: TrialResult, minibatches: float, ranks: int) 
     per_rank, together = s.job.train.per_step(ranks) / ranks, 1
     steps = by_rows(minibatches, seen) / ranks / per_rank
     if s.job.queue.kind == "memory" and len(distinct) > 1:
-        step = per_rank * seen.distinct[0]
-        together = max(1, min(MOST_STEPS, int(ahead_bytes(s.system.options["prefetch_bytes"]) // max(1, step))))
+        room = ahead_bytes(s.system.options.get("prefetch_bytes", "auto"))
+        together = max(1, min(MOST_STEPS, int(room // max(1, per_rank * seen.distinct[0]))))
 
     def rows(steps: float) -> float:
         times, rest = divmod(steps, together)

@@ -21,7 +21,8 @@ V, F = 4000, 8
 def candidate(prefetch: Any = "auto", minibatches: float = 10.0, **at: Any) -> Any:
     numbers = SimpleNamespace(features=F, nodes=V)
     setting = SimpleNamespace(**{"numbers": numbers, "gpus": 0, "per_host": 1, "growth": 1.0, **at})
-    job, system = SimpleNamespace(features="mapped"), SimpleNamespace(options={"prefetch_bytes": prefetch})
+    options = {} if prefetch is None else {"prefetch_bytes": prefetch}
+    job, system = SimpleNamespace(features="mapped"), SimpleNamespace(options=options)
     of = {"job": job, "system": system, "is_sampled": True, "is_cut": False, "minibatches": minibatches, "ranks": 1}
     return SimpleNamespace(at=setting, **of)
 
@@ -51,6 +52,8 @@ def test_minibatches_that_memory_allows_share_rows(features, monkeypatch):
         assert found.bytes_per_epoch == pytest.approx(total * row * 2) and found.packed_seconds == 400 * 0.25
         assert found.seconds_per_epoch == pytest.approx(total * 0.25) and asked[-2] == pytest.approx(rows / V)
     assert disk_forecast(candidate(prefetch=0), SEEN, features, 1 << 40).bytes_per_epoch == V * row * 2, "then cached"
+    # A system of an installed package need not have the option.
+    assert disk_forecast(candidate(prefetch=None), SEEN, features, 1 << 40) is not None
     assert disk_forecast(candidate(growth=1e9), SEEN, features, 0).together == 1
     s = candidate()
     for other in ({"is_cut": True}, {"is_sampled": False}, {"job": SimpleNamespace(features="memory")}):
