@@ -63,7 +63,9 @@ BUDGETS: dict[str, float] = {
     # Eleven kinds of files open at once, or are refused with a command to paste: 11.
     # A split of one's own, ids of no text, attention of several heads over files, keys that a run would not use: what
     # was passed over is taken, or refused: 18. doctor names each extra: 3.
-    "lines_code": 67_797,
+    # Read wrongly without a word: further sections of Pajek, lists of neighbours, headers above text, matrices whose
+    # rows have another order than their columns, edges that Gephi says are of both kinds: 14.
+    "lines_code": 67_811,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 34.7,
     "none_checks_of_types": 6,

@@ -89,8 +89,8 @@ def _convert(
     why = _why_in_memory(spec, job.read)
     if why and isinstance(spec, str) and is_url(spec):
         raise InputError(f"{spec} is read in pieces only, but {why}; copy its files here first")
-    if why == "" and not (workers == 1 and job.cluster.starts_here):
-        raise InputError("workers or a scheduler are given, which share the work on tables only; leave them out")
+    if why == "" and not (workers == 1 and job.cluster.starts_here and limit == parse_memory(DEFAULT_MEMORY)):
+        raise InputError("memory, workers or a scheduler are given, which concern tables only; leave them out")
     if why is not None:
         data = open_with_cluster(_left_on_disk(job, spec), source, emit, lazy=True)
         if why:

@@ -119,7 +119,7 @@ MOST_VALUES = 1000
 """Most values of a column, each of which takes a feature of its own."""
 VALUES, UNKNOWN = b"one_hot", b"unknown"
 """Keys of the values in the metadata of a field, and of a note on others."""
-SAME = ((r"^(-?\d+(?:\.\d*[1-9])?)\.?0*$", r"\1"), ("^(?i:true)$", "true"), ("^(?i:false)$", "false"))
+SAME = ((r"^(-?\d+(?:\.\d*[1-9])?)\.?0*$", r"\1"), (r"^-0$", "0"), ("^(?i:true)$", "true"), ("^(?i:false)$", "false"))
 """Patterns of numbers and flags, which files write in several ways, and the one way that stands for all."""
 SHOWN_VALUES = 5
 """Most values that a note names."""

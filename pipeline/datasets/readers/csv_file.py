@@ -214,7 +214,7 @@ def _header(path: Path, usual: str, example: str) -> tuple[list[str], str, bool,
     stripped = [n.strip() for n in names]
     if not any(stripped):
         raise InputError(f"{path} is empty, or its first line is; expected a header such as {example} there")
-    _check_begin(path, lines[above + 1 :], stripped, delimiter, example)
+    _check_begin(path, lines, stripped, delimiter, example)
     if all(map(_is_number, stripped)):
         if example != EDGES or len(names) < 2:
             said = f"{path} has no header: its first line is '{delimiter.join(names)[:80]}'"
@@ -223,10 +223,8 @@ def _header(path: Path, usual: str, example: str) -> tuple[list[str], str, bool,
     if again := sorted({n for n in stripped if n and stripped.count(n) > 1}):
         raise InputError(f"{path}: the header names '{again[0][:80]}' more than once; give every column its own name")
     if len(names) == 1 and " " in stripped[0]:
-        raise InputError(
-            f"{path}: the header '{names[0][:80]}' is one column; separate columns by commas, not by ' ', or "
-            "call a list of edges .txt"
-        )
+        said = f"{path}: the header '{names[0][:80]}' is one column; separate columns by commas, not by ' '"
+        raise InputError(f"{said}, or call a list of edges .txt")
     return names, delimiter, True, above
 
 
@@ -241,14 +239,14 @@ def _lines_above(lines: Sequence[str]) -> int:
 def _check_begin(path: Path, lines: Sequence[str], names: Sequence[str], delimiter: str, example: str) -> None:
     """Raise InputError for a header without any word that is known, if the rows below say that it is one of them, or
     that they are those of a matrix."""
-    is_edges = example == EDGES
+    is_edges, above = example == EDGES, _lines_above(lines)
     if any(end_words(names)) if is_edges else id_columns(names) or label_columns(names):
         return
     rows = list[list[str]]()
     with suppress(csv.Error):  # a row that Python does not parse, Arrow may
-        rows += ([cell.strip() for cell in row] for row in csv.reader(lines, delimiter=delimiter))
+        rows += ([cell.strip() for cell in row] for row in csv.reader(lines[above + 1 :], delimiter=delimiter))
     if is_edges:
-        check_no_matrix(path, rows, delimiter, () if all(map(_is_number, names)) else names)
+        check_no_matrix(path, rows, delimiter, () if all(map(_is_number, names)) else names, above)
     for i, name in enumerate(names):
         if not _is_number(name or "0") and any(name in (*row[i : i + 1], *row[: 2 * is_edges]) for row in rows):
             said = f"{path} has no header: its first line '{delimiter.join(names)[:80]}' has the value '{name}'"

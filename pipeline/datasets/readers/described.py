@@ -138,10 +138,13 @@ def _check_text(schema: Schema, tables: Sequence[OpenTable], options: ReadOption
             pieces = (piece[name] for piece in table.pieces((name,))) if is_text(kind) else ()
             if (texts := next((of for of in pieces if not are_numbers(of)), None)) is None:
                 continue
-            first = next(v for v in texts.unique().drop_null().to_pylist() if not are_numbers(pa.chunked_array([[v]])))
-            text = f"column {columns.table}.{name} is {kind}; expected numbers, not '{first[:40]}'"
+            values = texts.unique().drop_null().to_pylist()
+            other = [v for v in values if not are_numbers(pa.chunked_array([[v]]))]
+            text = f"column {columns.table}.{name} is {kind}; expected numbers, not '{(first := other[0])[:40]}'"
             if name == columns.weight or re.fullmatch(r"\W*\d[\d.,' ]*\W*", first):
                 problems.add(f"{text}: write numbers such as 1234.5{_with_points(table.source, first)}")
+            elif 2 * len(other) < len(values):
+                problems.add(f"{text}: leave the field empty where the number is not known")
             else:
                 named.append(name)
                 problems.add(f"{text}: one_hot={name} makes each value a feature", one_hot=",".join(named))

@@ -26,11 +26,9 @@ def numbers_of(column: pa.ChunkedArray, what: str) -> AnyArray:
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)):
         raise NoNumbersError(f"column {what} is {column.type}; expected numbers")
     # Nulls become NaN through float64; the cleaner decides about NaN.
-    return (
-        column.cast(pa.float64()).to_numpy()
-        if column.null_count or pa.types.is_boolean(column.type)
-        else column.to_numpy()
-    )
+    if column.null_count or pa.types.is_boolean(column.type):
+        column = column.cast(pa.float64())
+    return column.to_numpy()
 
 
 def are_numbers(column: pa.ChunkedArray) -> bool:
@@ -48,14 +46,16 @@ def times_of(table: pa.Table, key: str | None, stem: str) -> AnyArray | None:
     if key is None:
         return None
     column = table[key]
+    if is_text(column.type):
+        try:
+            column = column.cast(pa.timestamp("us"))
+        except pa.ArrowException:
+            first = next((str(value) for value in column.unique().to_pylist() if value), "")[:40]
+            said = f"column {stem}.{key} is {column.type} (first: '{first}')"
+            utc = "dates in UTC without an offset such as 2026-01-31T12:00:00"
+            raise InputError(f"{said}; expected numbers, or {utc}") from None
     if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
         return column.to_numpy()
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        first = next((str(value) for value in column.unique().to_pylist() if value), "")[:40]
-        raise InputError(
-            f"column {stem}.{key} is {column.type} (first: '{first}'); expected numbers, or dates in UTC without an "
-            "offset such as 2026-01-31T12:00:00"
-        )
     return numbers_of(column, f"{stem}.{key}")
 
 

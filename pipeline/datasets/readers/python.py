@@ -17,6 +17,7 @@ from ..cleaning.clean import clean
 from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..cleaning.raw import AnyArray, GivenLabels, Hint, Raw, RawEdges, RawNodes
 from ..schema import words
+from ..schema.columns import listed
 from .foreign.npz_layouts import ends_of
 from .typed import host
 
@@ -154,6 +155,9 @@ def from_networkx(
             stored = {part: np.array(names.take(ids), object) for part, ids in stored.items()}
     attributes = {str(a) for n in nodes for a in graph.nodes[n]}
     sets = sorted(a for a in attributes if words.mask_of(a) or words.is_split(a))
+    every = attributes.union(*(own for *_, own in graph.edges(data=True)))
+    if unread := sorted(str(a) for a in every - {label, features, split_attribute, weight}):
+        notes = (*notes, f"Attributes that were not read: {listed(unread)}.")
     if (sets or split_attribute != "split") and not stored and split is None and options.task != "link":
         but = f", but {', '.join(sets)} look like one" if sets else ""
         said = f"no node has a set in '{split_attribute}'{but}; give train=, val= and test=, or draw a split"

@@ -33,8 +33,6 @@ from .npz_members import BOMB_BYTES
 EXAMPLES = {"edges": EDGES, "nodes": "id,label"}
 NODES = ("nodes", "target", "targets")
 """Words in the names of files of nodes, where that of edges has ``edges``: ``musae_target.csv``."""
-DATA = (".npy", ".npz", ".json", ".pt", ".pkl", ".mat", ".mtx", ".h5", ".hdf5", ".xlsx")
-"""Suffixes of files beside tables that are named as left out."""
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """Name of a folder whose rows have no value."""
 BOMB_RATIO = 2000
@@ -83,19 +81,13 @@ def tables_of_folder(
         own = expanded(pairs).resolve()
         left = [(n, "it is the file of pairs") for n, files in entries.items() if own in {f.resolve() for f in files}]
     others = {n: files for n, files in entries.items() if n not in dict(left)}
-    if any(n.startswith("edges") and of_folder.are_tables([n]) for n in others):
-        entries = others
-    else:
-        left = []
-    why = "its name begins with neither nodes nor edges"
-    left += [
-        (n, why)
-        for n in others
-        if n.lower().endswith((*of_folder.SUFFIXES, *DATA)) and not n.lower().startswith(("nodes", "edges"))
-    ]
+    if not any(n.startswith("edges") and of_folder.are_tables([n]) for n in others):
+        others, left = entries, []
+    why = "it is no table of nodes* or edges* by its name"
+    left += [(n, why) for n in others if not (of_folder.are_tables([n]) or n.startswith((".", "_")))]
     tables = tuple(
         _with_folder_columns(table, folder, options)
-        for table in of_folder.tables_of(entries, folder, needs_nodes(options))
+        for table in of_folder.tables_of(others, folder, needs_nodes(options))
     )
     notes = of_folder.note_missing_parts(tables, folder)
     return GraphTables(name or folder.resolve().name, folder, tables, tuple(left), _hint_of(tables), notes)
@@ -155,6 +147,9 @@ def _hint_of(tables: Sequence[SourceTable]) -> Hint | None:
     except InputError:
         return None  # the reader says why
     found = {str(value).lower() for value in table[names["type"]].unique().to_pylist()}
+    if found == {"directed", "undirected"}:
+        said = f"{files[0]}: its column {names['type']} says Directed and Undirected"
+        raise InputError(f"{said}; write each undirected edge in both directions, and leave the column out")
     for word in ("directed", "undirected"):
         if found == {word}:
             return Hint(word, f"its column {names['type']} says")

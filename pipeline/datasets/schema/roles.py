@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 SHOWN_FEATURES = 8
 """Most columns of features that a note names one by one."""
+CODE = (".py", ".sh", ".md", ".ipynb")
+"""Ends of the names of files that hold no sets."""
 _OF_NODES = ("id", "node_time", "feature_columns")
 _OF_EDGES = ("src", "dst", "weight", "relation_column", "edge_time", "edge_feature_columns")
 
@@ -214,8 +216,9 @@ def _add_missing_label(
     import pyarrow as pa
 
     i = next(i for i, t in enumerate(source.tables) if t.kind == "nodes")
-    kinds, taken = {f.name: f.type for f in heads[i]}, set(problems.keys.values())
-    spare = [n for n in columns.unread if n and n not in taken and not pa.types.is_floating(kinds[n])]
+    taken = ("", *problems.keys.values())
+    kinds = {f.name: f.type for f in heads[i] if f.name not in taken and not pa.types.is_nested(f.type)}
+    spare = [n for n in columns.unread if n in kinds and not pa.types.is_floating(kinds[n])]
     spare = [n for n in spare if not (words.looks_like_id(n) or words.is_split(n) or words.mask_of(n))]
     if rows is not None:
         from .unread import few_values
@@ -257,7 +260,7 @@ def _add_unread(
         if draws_split and "split" not in problems.keys and (nodes.labels or not table.type) and not nodes.of_split:
             if (sets := unread_sets(nodes, heads[i], rows[i])) is not None:
                 problems.add(f"{source.path}: {sets[1]}", split=sets[0])
-            stems = {name.partition(".")[0]: name for name, _ in source.left_out}
+            stems = {name.partition(".")[0]: name for name, _ in source.left_out if not name.endswith(CODE)}
             for name in [n for stem, n in stems.items() if words.is_split(stem) or words.mask_of(stem) == "train"][:1]:
                 said = f"{source.path}: {name} is not read, and by its name says which nodes train; add a column split"
                 problems.add(f"{said} (train, val, test) to the nodes, or set read.split=none to draw one", split=NONE)

@@ -54,6 +54,7 @@ _ENDS = (
     (("start",), ("end",)),
     (("head",), ("tail",)),
     (("sender",), ("receiver", "recipient")),
+    (("subject",), ("object",)),
     (("u",), ("v",)),
     (("node1", "node_1", "id1", "id_1"), ("node2", "node_2", "id2", "id_2")),
 )
@@ -117,12 +118,14 @@ def end_words(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def likely_ends(names: Sequence[str]) -> list[str]:
-    """Columns that may be the two ends of edges, the likeliest first: ``x_id`` and ``y_id``, else ids, else any."""
+    """Columns that may be the two ends of edges, the likeliest first: ``x_id`` and ``y_id``, else ``source_x`` and
+    ``target_x`` or ``x1`` and ``x2``, else ids, else any."""
     ids = [n for n in names if looks_like_id(n) or fold(n).endswith("_index")]
-    by_kind = {n: (*fold(n).split("_"), "")[1:] for n in ids}
-    for n in ids:
-        if [*by_kind.values()].count(by_kind[n]) == 2:
-            return [other for other in ids if by_kind[other] == by_kind[n]]
+    for some, word in ((ids, "[^_]+"), (names, "|".join(sum((one for pair in _ENDS for one in pair), ())))):
+        kinds = [re.sub(rf"^(?:{word})_|[12]$", "#", fold(n)) for n in some]
+        for kind in kinds:
+            if "#" in kind and kinds.count(kind) == 2:
+                return [n for n, own in zip(some, kinds) if own == kind]
     return [*ids, *(n for n in names if n not in ids)]
 
 
@@ -175,7 +178,7 @@ def is_split(name: str) -> bool:
 
 def mask_of(name: str) -> str | None:
     """Set whose members a column by this name flags; None: it is no mask."""
-    return part_of(re.sub(r"^(?:is|in|mask)_|_(?:mask|set|flag|split|idx|index)(?:_?\d+)?$", "", fold(name)))
+    return part_of(re.sub(r"^(?:is|in|mask)_|_(?:mask|set|flag|split|idx|index|ids|nodes)(?:_?\d+)?$", "", fold(name)))
 
 
 def numbered_features(names: Collection[str]) -> tuple[str, ...]:

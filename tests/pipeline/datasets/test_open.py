@@ -262,7 +262,10 @@ def test_networkx_undirected_graphs_have_both_directions():
     plain = nx.path_graph(3)
     nx.set_node_attributes(plain, {0: 0, 1: 1, 2: 0}, "class")
     nx.set_node_attributes(plain, 2.5, "f")
+    nx.set_node_attributes(plain, 30, "age")
+    nx.set_edge_attributes(plain, 1, "rate")
     d = from_networkx(plain, label="class", features="f")
+    assert "Attributes that were not read: age, rate." in d.notes
     assert d.graph.indices.tolist() == [1, 0, 2, 1]
     assert d.features.gather(np.arange(3)).tolist() == [[2.5]] * 3
 

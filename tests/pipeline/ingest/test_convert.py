@@ -163,8 +163,9 @@ def test_memory_that_is_not_there_is_said(folder, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--workers", 2), "workers or a scheduler are given, which share the work on tables only; leave them out"),
+        (("--workers", 2), "memory, workers or a scheduler are given, which concern tables only; leave them out"),
         (("--scheduler", "tcp://127.0.0.1:1"), "workers or a scheduler are given"),
+        (("--memory", "1GiB"), "memory, workers or a scheduler are given"),
         (("--set", "train.lr=3"), "--set train.lr is a key of runs; expected read.KEY=VALUE or cluster.KEY=VALUE"),
     ],
 )

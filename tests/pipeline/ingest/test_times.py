@@ -15,6 +15,7 @@ KINDS = {
     "whole": lambda t: pa.array(t, pa.int32()),
     "numbers": lambda t: pa.array(t / 4, pa.float64()),
     "days": lambda t: pa.array(t, pa.int32()).cast(pa.date32()),
+    "texts": lambda t: pa.array(t, pa.int32()).cast(pa.date32()).cast(pa.string()),
     "seconds": lambda t: pa.array(t, pa.int64()).cast(pa.timestamp("s", tz="UTC")),
     "millis": lambda t: pa.array(t * 10, pa.int64()).cast(pa.timestamp("ms")),
 }
@@ -69,6 +70,16 @@ def test_the_store_is_that_of_the_reader_in_memory(tmp_path, of_edges, of_nodes)
             **chosen(of_edges, of_nodes),
         )  # fmt: skip
         same(folder, tmp_path, options, split="time:0.5,0.2" if of_nodes and n % 2 else None)
+
+
+def test_dates_as_text(tmp_path):
+    held = {}
+    for kind in ("days", "texts"):
+        tables(folder := tmp_path / kind, 0, kind, kind)
+        graph = same(folder, tmp_path, ReadOptions(direction="directed", **chosen(kind, kind))).graph
+        held[kind] = [np.array(graph.edge_time), np.array(graph.node_time)]
+        held[kind] = [times.astype(np.int64).view(f"M8[{graph.time_unit}]") for times in held[kind]]
+    assert all(map(np.array_equal, held["days"], held["texts"])) and held["texts"][0].size
 
 
 @pytest.mark.parametrize(("of_edges", "of_nodes"), EACH)

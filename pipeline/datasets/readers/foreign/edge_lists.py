@@ -95,15 +95,14 @@ def layout_of(path: Path) -> Layout:
     bad = [row for row, cells in zip(rows, split) if not 2 <= len(cells) == width <= MOST_COLUMNS]
     if bad and re.match("[cp] ", rows[0]) and any(row.startswith("p ") for row in rows):
         raise InputError(f"{path} {with_path(DIMACS, path)}")
-    if bad:
-        raise InputError(
-            f"{path} is read as a list of edges, but not the line '{bad[0][:60]}': expected a source, a destination "
-            f"and at most {MOST_COLUMNS - 2} columns more, as many in every line, between tabs, blanks, commas, ; or |"
-            " (call a file of METIS .graph)"
-        )
+    if bad or (separator == " " and first[0].endswith(":")):
+        said = f"{path} is read as a list of edges, but not the line '{(bad or rows)[0][:60]}'"
+        more = f"at most {MOST_COLUMNS - 2} columns more, as many in every line, between tabs, blanks, commas, ; or |"
+        raise InputError(f"{said}: expected a source, a destination and {more} (call a file of METIS .graph)")
     has_header = not any(NUMBER.fullmatch(cell) for cell in first) and (
         all(_plain(cell) in ENDS for cell in first[:2])
-        or any(len(row) == width and NUMBER.fullmatch(row[0]) and NUMBER.fullmatch(row[1]) for row in split[1:])
+        or any(all(map(NUMBER.fullmatch, row[:2])) for row in split[1:])
+        or any(all(map(NUMBER.fullmatch, column[1:])) for column in [*zip(*split)][2:] if split[1:])
     )
     names = tuple(first) if has_header else _named_in(comments, width)
     konect = next((found for line in comments if (found := _KONECT.match(line))), None)

@@ -85,21 +85,28 @@ def separator_of(line: str) -> str:
     return max(",\t;|", key=line.count)
 
 
-def check_no_matrix(path: object, rows: Sequence[Sequence[str]], separator: str, names: Sequence[str] = ()) -> None:
+Rows = Sequence[Sequence[str]]
+"""Rows of cells."""
+
+
+def check_no_matrix(path: object, rows: Rows, separator: str, names: Sequence[str] = (), above: int = 0) -> None:
     """Raise InputError for rows of an adjacency matrix, with a command that writes it as a file that is read: three
     numbers or more, and no fewer than there are rows, that are 0 or 1, or more than a list of edges has.
 
-    `names` are those of a header, if there is one; the first column may have them too.
+    `names` are those of a header, if there is one, below lines `above`; the first column may have them too.
     """
     index = bool(names and rows) and (not names[0] or rows[0][:1] == names[1:2])
     cells = [list(row[index:]) for row in rows]
     if not cells or len(cells[0]) < max(3, len(cells)):
         return
     is_wide = len(cells[0]) > MOST_COLUMNS and (index or not names)
-    if all({*row} <= {"0", "1", "0.0", "1.0"} or (is_wide and all(map(NUMBER.fullmatch, row))) for row in cells):
+    if all({*row} <= {"0", "1", "0.0", "1.0", ""} or (is_wide and all(map(NUMBER.fullmatch, row))) for row in cells):
         mark = "" if separator == " " else f", delimiter={separator!r}"
-        load = f"np.genfromtxt(a, encoding='utf-8-sig', skip_header={int(bool(names))}{mark})" + "[:, 1:]" * index
+        head = f"skip_header={above + bool(names)}, filling_values=0{mark}"
+        load = f"np.genfromtxt(a, encoding='utf-8-sig', {head})" + "[:, 1:]" * index
         said = f"{path} looks like an adjacency matrix; expected an edge in each row"
+        if index and [row[0] for row in rows] != [*names[1 : len(rows) + 1]]:
+            raise InputError(f"{said}: first give its rows the order of its columns, {', '.join(names[1:4])}, ...")
         raise InputError(f"{said}: {to_npz(path, load)}")
 
 

@@ -56,7 +56,7 @@ def read_mtx(path: Path) -> OwnArrays:
     Raises:
         InputError: it is damaged, complex, dense, or not square.
     """
-    (matrix,) = _variables(path, "mmread", "a Matrix Market file of coordinates").values()
+    (matrix,) = _variables(path, "mmread", "%%MatrixMarket matrix coordinate ...").values()
     if not sp.issparse(matrix):
         raise InputError(f"{path} is no matrix of coordinates; expected one, of a pattern, integers or reals")
     return OwnArrays(_checked(matrix, path))

@@ -46,8 +46,14 @@ def read_network(path: Path, name: str) -> GraphTables:
     # Edges of a list may repeat, and their direction is not known.
     kind = {"create_using": nx.MultiDiGraph} if reader.endswith("list") else {}
     try:
+        if reader == "read_pajek":  # NetworkX takes the lines of all further sections for edges of the first
+            sections = {*re.findall(rb"(?m)^[*](\w+)", _bytes_of(path).lower())} - {b"network", b"vertices"}
+            if len(sections) > 1 or not sections <= {b"arcs", b"edges", b"matrix"}:
+                raise InputError(f"it has *{', *'.join(sorted(map(bytes.decode, sections)))}; expected *Arcs alone")
         own = {"read_gml": _read_gml, "read_gexf": _read_gexf}.get(reader)
         graph: Any = getattr(nx, reader)(path, **kind) if own is None else own(nx, path)
+        if reader == "read_adjlist" and any("{" in node for node in graph):
+            graph = nx.read_multiline_adjlist(path, create_using=nx.MultiDiGraph)
         if not hasattr(graph, "nodes"):
             raise InputError(f"it holds {len(graph)} graphs; expected one")
         nodes = {node: dict(attributes) for node, attributes in graph.nodes(data=True)}
@@ -55,10 +61,8 @@ def read_network(path: Path, name: str) -> GraphTables:
     except Exception as e:  # damage makes NetworkX's parsers raise errors of many kinds
         if isinstance(e, PermissionError):
             raise InputError(f"{path}: {NOT_READABLE}") from e
-        what = reader.removeprefix("read_")
-        raise InputError(
-            f"{path} cannot be read by networkx.{reader} ({first_line(e)[:200]}); expected a {what} file"
-        ) from e
+        said = f"{path} cannot be read by networkx.{reader} ({first_line(e)[:200]})"
+        raise InputError(f"{said}; expected a {reader.removeprefix('read_')} file") from e
     way = "directed" if graph.is_directed() else "undirected"
     hint = None if kind else Hint(way, f"the graph in {path.name} is")
     return graph_tables(name, path, {} if reader == "read_edgelist" else nodes, edges, hint, DISPLAY.get(reader, ()))
@@ -73,10 +77,14 @@ def _read_gml(nx: Any, path: Path) -> Any:
     return nx.read_gml(path, label="id")  # labels are missing, or are not distinct
 
 
-def _read_gexf(nx: Any, path: Path) -> Any:
-    """A GEXF file of any version, with the namespaces of the last one that NetworkX knows."""
+def _bytes_of(path: Path) -> bytes:
     with pa.input_stream(str(path), compression="detect") as file:
-        data = file.read()
+        return bytes(file.read())
+
+
+def _read_gexf(nx: Any, path: Path) -> Any:
+    """A GEXF file of any version, with the namespaces of the last one that NetworkX knows, and its format of times."""
+    data = re.sub(rb"<graph\b(?![^>]*timeformat)", rb'<graph timeformat="double"', _bytes_of(path), count=1)
     for key, name in ((b"xmlns", b"1.2draft"), (b"xmlns:viz", b"1.2draft/viz")):
         pattern = rb"(<gexf\b[^>]*?\s" + key + rb'=)"[^"]*"'
         data = re.sub(pattern, rb'\1"http://www.gexf.net/' + name + b'"', data, count=1)

@@ -94,6 +94,7 @@ def test_of_a_type_and_a_column_with_dots(tmp_path):
     table = pa.table({"a.b": ["x", "y"]})
     numbers = with_one_hot(pa.table({"a": ["1.0", "A", "1"]}), {"a": ["1.0", "A"]}, "nodes")  # of an earlier version
     assert numbers["a"].to_pylist() == [[1, 0], [0, 1], [1, 0]]
+    assert one_hot_values(pa.table({"a": [0.0, -0.0, 1.0]}), ["a"], "nodes") == {"a": ("0", "1")}
     assert with_one_hot(table, one_hot_values(table, ["a.b"], "nodes-c.d"), "nodes-c.d")["a.b"].to_pylist() == [
         [1, 0],
         [0, 1],

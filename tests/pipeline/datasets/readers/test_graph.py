@@ -287,7 +287,7 @@ def test_other_tables_of_a_folder_are_named(tmp_path):
     (tmp_path / "g/labels.csv").write_text("id,label\n")
     assert not any("left out" in note for note in first.notes)
     again = mr.open_dataset(tmp_path / "g", options=mr.ReadOptions(direction="directed"))
-    assert "labels.csv was left out: its name begins with neither nodes nor edges." in again.notes
+    assert "labels.csv was left out: it is no table of nodes* or edges* by its name." in again.notes
 
 
 @pytest.mark.parametrize("names", [("musae_edges.csv", "musae_target.csv"), ("got-edges.csv", "got-nodes.csv")])
@@ -367,6 +367,14 @@ def test_text_in_other_codes(tmp_path, code, table):
     subprocess.run(command[command.index("iconv") :], shell=True, check=True)
     names = mr.open_dataset(folder, options=options, split="fraction:0.5,0.2").node_names
     assert set(names) == {"e0", *(f"é{v}" for v in range(1, V))}
+
+
+def test_a_quoted_na_among_numbers(tmp_path):
+    write(tmp_path, nodes='id,age,kind\n0,31,x\n1,"NA",y\n2,29,x\n', edges="src,dst\n0,1\n1,2\n")
+    options = mr.ReadOptions(direction="directed", label_columns="kind", feature_columns="age")
+    for read in (mr.open_dataset, lambda path, options: mr.convert(path, tmp_path / "out", options=options)):
+        with pytest.raises(InputError, match=r"not 'NA': leave the field empty where the number is not known$"):
+            read(tmp_path, options=options)
 
 
 def test_commas_in_the_place_of_points(tmp_path):

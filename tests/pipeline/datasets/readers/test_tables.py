@@ -200,6 +200,8 @@ BAD_CSV = [
         "edges.csv looks like an adjacency matrix",
     ),
     ({"edges": ",a,b,c\na,0,1,0\nb,1,0,1\nc,0,1,0\n"}, "edges.csv looks like an adjacency matrix"),
+    ({"edges": ",a,b,c\nb,1,,1\na,,1,\nc,,1,\n"}, "first give its rows the order of its columns, a, b, c, ..."),
+    ({"edges": "sep=;\n;a;b;c\na;;1;\nb;1;;\nc;1;;\n"}, "skip_header=2, filling_values=0, delimiter=';')[:, 1:]"),
     ({"edges": "src dst\na b\n"}, "the header 'src dst' is one column; separate columns by commas, not by ' '"),
     ({"edges": "src,src,dst\na,b,c\n"}, "the header names 'src' more than once"),
     ({"edges": "src,dst\nbob,007\nbob\n"}, "expected a CSV file in UTF-8 with the same columns in every row"),

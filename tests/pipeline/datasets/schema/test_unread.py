@@ -1,6 +1,8 @@
 """Columns that have the ids that edges use are not left unread, in memory and out of core."""
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import millrace as mr
@@ -149,14 +151,15 @@ def test_masks_of_several_splits(tmp_path):
     assert same(folder, tmp_path, mr.ReadOptions(**DIRECTED, split="none")).split.val.size
 
 
-@pytest.mark.parametrize("name", ["train.csv", "split.json", "train_idx.npy"])
+@pytest.mark.parametrize("name", ["train.csv", "split.json", "train_idx.npy", "train_ids.txt"])
 def test_files_of_sets_beside_tables(tmp_path, name):
     folder = write(tmp_path / "g", NODES.replace("key", "id"))
     (folder / name).write_bytes(b"0")
+    (folder / "train.py").write_text("")
     with pytest.raises(InputError, match=f"{name} is not read, and by its name says which nodes train"):
         mr.open_dataset(folder, options=mr.ReadOptions(**DIRECTED))
     data = same(folder, tmp_path, mr.ReadOptions(**DIRECTED, split="none"))
-    assert f"{name} was left out: its name begins with neither nodes nor edges." in data.notes
+    assert f"{name} was left out: it is no table of nodes* or edges* by its name." in data.notes
 
 
 def test_more_of_the_ids_than_rows_have(tmp_path):
@@ -171,3 +174,11 @@ def test_ids_that_end_in_a_point_and_zero(tmp_path):
     nodes = NODES.replace("key", "ref")
     edges = "src,dst\n" + "".join(f"{v}.0,{(v + 1) % 4}.0\n" for v in range(4))
     refused(write(tmp_path / "g", nodes, edges), "'ref' of nodes is not read, but has all ids")
+
+
+def test_lists_are_no_classes(tmp_path):
+    """They are looked at for what a message proposes for labels."""
+    (tmp_path / "edges.csv").write_text("src,dst\n0,1\n")
+    pq.write_table(pa.table({"id": [0, 1, 2], "vector": [[0.5], [1.0], [2.0]]}), tmp_path / "nodes.parquet")
+    with pytest.raises(InputError, match="nodes has no column 'label'; it holds id, vector"):
+        mr.open_dataset(tmp_path, options=mr.ReadOptions(**DIRECTED))

@@ -53,6 +53,7 @@ def test_an_id_of_the_node_type():
         (["source", "source_id", "target_id"], [("source_id", "target_id")]),
         (["source", "target", "source_id", "target_id"], [("source", "target"), ("source_id", "target_id")]),
         (["src", "to"], [("src", "to")]),
+        (["subject", "predicate", "object"], [("subject", "object")]),
         (["src", "dst", "source", "target"], [("src", "dst")]),
         (["ann", "bob"], []),
         (["x1", "x2"], []),
@@ -72,11 +73,25 @@ def test_columns_of_ends(names, found):
         ("mask_test", "test"),
         ("testing", "test"),
         ("latest", None),
+        ("train_ids", "train"),
         ("training_hours", None),
     ],
 )
 def test_flags_of_sets(name, part):
     assert words.mask_of(name) == part
+
+
+@pytest.mark.parametrize(
+    ("names", "ends"),
+    [
+        (["SOURCE_SUBREDDIT", "TARGET_SUBREDDIT", "POST_ID"], ["SOURCE_SUBREDDIT", "TARGET_SUBREDDIT"]),
+        (["protein1", "protein2", "score"], ["protein1", "protein2"]),
+        (["user_id", "item_id", "from_page", "to_page"], ["user_id", "item_id"]),
+        (["day", "buyer_id"], ["buyer_id", "day"]),
+    ],
+)
+def test_columns_that_may_be_ends(names, ends):
+    assert words.likely_ends(names) == ends
 
 
 def test_labels_and_features():

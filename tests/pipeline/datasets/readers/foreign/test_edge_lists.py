@@ -72,6 +72,13 @@ def test_names(tmp_path):
     assert edges_of(_opened(tmp_path / "g.txt")) == sorted(pairs)
 
 
+def test_a_header_above_numbers(tmp_path):
+    """As STRING writes it: names of columns, and numbers below one of them alone."""
+    pairs = [("9.a", "9.b"), ("9.b", "9.c")]
+    (tmp_path / "g.txt").write_text(_text([("protein1", "protein2", "score"), *((*pair, 490) for pair in pairs)]))
+    assert edges_of(_opened(tmp_path / "g.txt")) == pairs
+
+
 @pytest.mark.parametrize(
     ("third", "role"),
     [
@@ -141,6 +148,7 @@ REFUSED = {
     "empty": ("", "has no edges; expected a line for each"),
     "comments": ("# nothing\n", "has no edges"),
     "one column": ("1\n2\n", "but not the line '1'"),
+    "neighbours": ("0: 1 2\n1: 2 0\n2: 0 1\n", "but not the line '0: 1 2'"),
     "ragged": ("1 2\n3 4 5\n", "but not the line '3 4 5'"),
     "prose": ("It was a dark night.\nNobody was out.\n", "is read as a list of edges, but not the line"),
     "long": ("1 2\n" * 20_000 + "3\n", "expected the same 2 columns in every line"),

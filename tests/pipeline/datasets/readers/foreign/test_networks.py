@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import re
 
 import networkx as nx
 import numpy as np
@@ -67,11 +68,38 @@ def test_structure(tmp_path, suffix):
     assert edges_of(dataset) == _expected(graph)
 
 
-@pytest.mark.parametrize("write", [nx.write_adjlist, nx.write_multiline_adjlist])
-def test_adjacency_lists_tell_no_direction(tmp_path, write):
+@pytest.mark.parametrize("more", ["*Edges\n1 3 1\n", "*Partition p\n1 2\n", "*Edgeslist\n1 2 3\n"])
+def test_sections_of_pajek(tmp_path, more):
+    """Lines of further sections are not taken for arcs."""
+    text = '*Vertices 3\n1 "a"\n2 "b"\n3 "c"\n*arcs\n1 2 1\n2 3 1\n'
+    (tmp_path / "g.net").write_text(text)
+    dataset = mr.open_dataset(tmp_path / "g.net", options=mr.ReadOptions(task="link"), split="fraction:1,0")
+    assert edges_of(dataset) == [("a", "b"), ("b", "c")]
+    (tmp_path / "g.net").write_text(text + more)
+    with pytest.raises(mr.InputError, match=r"it has \*arcs, \*\w+; expected \*Arcs alone"):
+        mr.open_dataset(tmp_path / "g.net", options=mr.ReadOptions(task="link"))
+
+
+def test_times_of_gexf_have_a_format(tmp_path):
+    nx.write_gexf(_graph(), tmp_path / "g.gexf")
+    text = (tmp_path / "g.gexf").read_text()
+    (tmp_path / "g.gexf").write_text(
+        re.sub(' mode="[a-z]*"| timeformat="[a-z]*"', "", text).replace("<node ", '<node start="1" ')
+    )
+    assert edges_of(mr.open_dataset(tmp_path / "g.gexf", options=OPTIONS)) == _expected(_graph())
+
+
+MULTILINE = nx.write_multiline_adjlist
+
+
+@pytest.mark.parametrize(
+    ("write", "suffix"),
+    [(nx.write_adjlist, "adjlist"), (MULTILINE, "multiline_adjlist"), (MULTILINE, "adjlist")],
+)
+def test_adjacency_lists_tell_no_direction(tmp_path, write, suffix):
     graph = nx.gn_graph(30, seed=3).reverse()
     graph.add_node(30)
-    path = tmp_path / f"g.{write.__name__.removeprefix('write_')}"
+    path = tmp_path / f"g.{suffix}"
     write(graph, path)
     with pytest.raises(mr.InputError, match="their direction is not known"):
         mr.open_dataset(path, options=mr.ReadOptions(task="link"))
