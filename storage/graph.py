@@ -50,12 +50,18 @@ class TakenRows:
     edge_type: npt.NDArray[Any] | None = None
 
 
+def starts_of(counts: npt.NDArray[np.integer | np.bool_] | Sequence[int]) -> npt.NDArray[np.int64]:
+    """int64 [n+1], where groups of these sizes begin, one behind the other, and where the last one ends."""
+    starts = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    return starts
+
+
 def edges_of_rows(
     starts: npt.NDArray[np.int64], degree: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """``indptr`` of rows that begin at `starts`, and the positions of their edges."""
-    indptr = np.zeros(len(starts) + 1, np.int64)
-    np.cumsum(degree, out=indptr[1:])
+    indptr = starts_of(degree)
     return indptr, np.arange(indptr[-1]) + np.repeat(starts - indptr[:-1], degree)
 
 
@@ -382,8 +388,7 @@ def from_edges(
     order = (
         np.argsort(dst.astype(np.int64) * max(num_nodes, 1) + src, kind="stable") if len(src) else np.empty(0, np.int64)
     )
-    indptr = np.zeros(num_nodes + 1, np.int64)
-    np.cumsum(np.bincount(dst, minlength=num_nodes) if len(dst) else np.zeros(num_nodes, np.int64), out=indptr[1:])
+    indptr = starts_of(np.bincount(dst, minlength=num_nodes) if len(dst) else np.zeros(num_nodes, np.int64))
     rows = None
     if edge_features is not None:
         from .features import ArrayFeatures  # kernels import this module where there is no Zarr

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .array_checks import proving
 from .errors import InputError, StoreError
-from .graph import edges_of_rows
+from .graph import edges_of_rows, starts_of
 from .plural import are, counted
 from .store.store import Store
 
@@ -45,8 +45,7 @@ class NodeNames(Sequence[str]):
         names = list(names)
         integers = bool(names) and all(isinstance(name, Integral) and not isinstance(name, bool) for name in names)
         encoded = [str(name).encode("utf-8", "replace") for name in names]
-        starts = np.zeros(len(encoded) + 1, np.int64)
-        np.cumsum([len(name) for name in encoded], out=starts[1:])
+        starts = starts_of([len(name) for name in encoded])
         return cls(np.frombuffer(b"".join(encoded), np.uint8), starts, integers)
 
     @classmethod

@@ -1,6 +1,5 @@
 """Predictions of a model of labelled edges: `mr.predict_edges`, and `millrace predict` of such a run."""
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from ..datasets.edge_labels import LabelledEdges, all_edges, edges_of_file
 from ..datasets.pairs import as_pairs
 from ..setup.open_data import as_event
 from ..setup.result import Result
-from ..telemetry.events import Emit, StageEnded, StageStarted, cautioning
+from ..telemetry.events import Emit, StageStarted, cautioning, during
 from .by_tasks import Workers
 from .finished_run import TrainedRun, load
 from .links import ends_at, ends_called
@@ -113,12 +112,10 @@ def predict_edges(
     rows_of = own if features is None else features
     own = _features(rows_of, len(wanted), result.num_pair_features, data.name)
     ends = ends_at(wanted, times, told, found, trained)
-    start = time.perf_counter()
-    emit(StageStarted("predict", f"predicting {len(wanted):,} edges of {data.name} by {result.model}"))
-    rows = found.outputs(trained.model, ends.nodes, emit, moments=ends.moments)
-    with evaluating(trained.model):
+    text = f"predicting {len(wanted):,} edges of {data.name} by {result.model}"
+    with during(StageStarted("predict", text), emit), evaluating(trained.model):
+        rows = found.outputs(trained.model, ends.nodes, emit, moments=ends.moments)
         outputs = edge_outputs(decoder_beside(trained.model, rows), rows, ends.positions, own)
-    emit(StageEnded("predict", time.perf_counter() - start))
     first = np.array([n.start for n in nodes], np.int64)
     return EdgePredictions(
         wanted - first, outputs.cpu().numpy(), result.task, ends_called(wanted, data), result.class_names

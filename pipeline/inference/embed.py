@@ -1,6 +1,5 @@
 """Embeddings of nodes: the rows that a trained model's last layer, or another one, reads."""
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,15 @@ from ...storage.dataset import IdArray
 from ...storage.errors import InputError
 from ..datasets import ReadOptions
 from ..setup.result import Result
-from ..telemetry.events import Emit, StageEnded, StageStarted, cautioning
+from ..telemetry.events import Emit, StageStarted, cautioning, during
 from .by_tasks import Workers
-from .files import PIECE_ROWS, AsArray, as_column, check_suffix, names_of, write_npy, write_zarr, written
+from .files import PIECE_ROWS, FileRows, as_column, check_suffix, names_of, write_rows
 from .finished_run import TrainedRun
 from .opened import Call, opened
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Embeddings(AsArray):
+class Embeddings(FileRows):
     """Rows of a hidden layer for n nodes."""
 
     nodes: IdArray
@@ -36,8 +35,24 @@ class Embeddings(AsArray):
     node_names: Any = None
     """Names of these nodes, where their dataset has names."""
 
+    BY_ROW = ("nodes", "rows", "node_names")
+
     def as_array(self) -> npt.NDArray[np.floating]:
         return self.rows
+
+    def columns(self) -> dict[str, Any]:
+        return {"node": self.nodes if self.node_names is None else as_column(self.node_names), "embedding": self.rows}
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {"layer": self.layer}
+
+    def table(self) -> Any:
+        import pyarrow as pa
+
+        flat = pa.array(np.ascontiguousarray(self.rows).reshape(-1))
+        column = pa.FixedSizeListArray.from_arrays(flat, self.rows.shape[1])
+        return pa.table({**self.columns(), "embedding": column})
 
     def write(self, path: str | Path) -> None:
         """Write a file: ``.parquet`` with the columns ``node`` (id or name) and ``embedding`` (a list of D numbers),
@@ -46,26 +61,7 @@ class Embeddings(AsArray):
         Raises:
             InputError: another suffix, or it cannot be written.
         """
-        kind = check_suffix(Path(path), (".parquet", ".npy", ".zarr"))
-        named = self.nodes if self.node_names is None else as_column(self.node_names)
-        if kind == ".npy":
-            write_npy(path, self.rows)
-        elif kind == ".zarr":
-            spans = (slice(a, a + PIECE_ROWS) for a in range(0, max(1, len(self)), PIECE_ROWS))
-            pieces = ({"node": named[span], "embedding": self.rows[span]} for span in spans)
-            write_zarr(path, len(self), pieces, {"layer": self.layer})
-        else:
-            import pyarrow as pa
-            import pyarrow.parquet
-
-            flat = pa.array(np.ascontiguousarray(self.rows).reshape(-1))
-            column = pa.FixedSizeListArray.from_arrays(flat, self.rows.shape[1])
-            table = pa.table({"node": named, "embedding": column})
-            written(Path(path), lambda aside: pyarrow.parquet.write_table(table, aside))
-
-    def __len__(self) -> int:
-        """Number of nodes."""
-        return len(self.nodes)
+        write_rows(path, check_suffix(Path(path), (".parquet", ".npy", ".zarr")), len(self), self.pieces(PIECE_ROWS))
 
     def __repr__(self) -> str:
         return f"Embeddings({len(self):,} nodes, {self.rows.shape[1]} columns, after layer {self.layer})"
@@ -140,9 +136,6 @@ def embed(
         ids = np.arange(first, stop)
     else:
         ids = node_ids(nodes, data.num_nodes if of_pairs else data.num_targets, data)
-    start = time.perf_counter()
-    emit(StageStarted("predict", f"embedding {len(ids):,} nodes of {data.name} by {found.name}"))
-    rows = found.outputs(found.model if applied == num_layers else FirstLayers(found.model, applied), ids, emit)
-    emit(StageEnded("predict", time.perf_counter() - start))
-    names = names_of(ids, data)
-    return Embeddings(ids - first, rows.cpu().numpy(), applied, names)
+    with during(StageStarted("predict", f"embedding {len(ids):,} nodes of {data.name} by {found.name}"), emit):
+        rows = found.outputs(found.model if applied == num_layers else FirstLayers(found.model, applied), ids, emit)
+    return Embeddings(ids - first, rows.cpu().numpy(), applied, names_of(ids, data))

@@ -2,9 +2,12 @@
 
 import errno
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import chain
+from operator import methodcaller
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +15,7 @@ import numpy.typing as npt
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.node_names import NodeNames
+from ...storage.optional import taken
 from ...storage.store.committed_folder import folder_aside, sweep_leftovers
 from ...storage.store.full_disk import is_full, new_npy
 from ...storage.store.paths import expanded
@@ -21,12 +25,40 @@ PIECE_ROWS = 1 << 16
 SUFFIXES = (".parquet", ".csv", ".npy", ".zarr")
 
 
-class AsArray:
-    """What `numpy.asarray` makes an array of."""
+class FileRows:
+    """Results for n rows, of which `numpy.asarray` makes an array, and which files hold. A dataclass."""
+
+    BY_ROW: ClassVar[tuple[str, ...]] = ()
+    """Fields with an entry for each row, or None; the first one has some."""
 
     def as_array(self) -> npt.NDArray[np.generic]:
         """The numbers, [n] or [n, D]."""
         raise NotImplementedError
+
+    def columns(self) -> dict[str, Any]:
+        """Arrays by name, with an entry for each row."""
+        raise NotImplementedError
+
+    def table(self) -> Any:
+        """A `pyarrow.Table` as files have it."""
+        import pyarrow as pa
+
+        return pa.table(self.columns())
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Attributes of a Zarr group of the arrays."""
+        return {}
+
+    def pieces(self, step: int) -> Iterator[Self]:
+        """So many rows after the other; one piece, if there are none."""
+        for first in range(0, max(1, len(self)), step):
+            rows = slice(first, first + step)
+            yield replace(self, **{name: taken(getattr(self, name), rows) for name in self.BY_ROW})
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        return len(getattr(self, self.BY_ROW[0]))
 
     def __array__(self, *dtype: npt.DTypeLike, **copy: bool) -> npt.NDArray[np.generic]:
         # pyrefly: ignore[no-matching-overload]
@@ -60,68 +92,76 @@ def check_suffix(path: Path, suffixes: tuple[str, ...] = SUFFIXES) -> str:
     return path.suffix.lower()
 
 
-def write_npy(path: str | Path, array: object) -> None:
-    """Write one array, for `numpy.load`."""
-
-    def write(aside: Path) -> None:
-        with aside.open("wb") as f:
-            np.save(f, np.asarray(array), allow_pickle=False)
-
-    written(Path(path), write)
-
-
-def write_npy_pieces(path: str | Path, num_rows: int, pieces: Iterable[Any]) -> None:
-    """Write the rows of at least one array as one array, for `numpy.load`."""
-
-    def write(aside: Path) -> None:
-        file, at = None, 0
-        for piece in pieces:
-            if file is None:
-                file = new_npy(aside, piece.dtype, (num_rows, *piece.shape[1:]))
-            file[at : at + len(piece)] = piece
-            at += len(piece)
-        assert file is not None and at == num_rows
-        file.flush()
-
-    written(Path(path), write)
-
-
-def write_tables(path: str | Path, open_writer: Callable[..., Any], tables: Iterable[Any]) -> None:
-    """Write at least one `pyarrow.Table`, one below the other, by a writer of pyarrow."""
-
-    def write(aside: Path) -> None:
-        pieces = iter(tables)
-        first = next(pieces)
-        with open_writer(aside, first.schema) as writer:
-            writer.write_table(first)
-            for table in pieces:
-                writer.write_table(table)
-
-    written(Path(path), write)
-
-
-def write_zarr(
-    path: str | Path, num_rows: int, pieces: Iterable[Mapping[str, Any]], attributes: Mapping[str, Any]
+def write_rows(
+    path: str | Path,
+    kind: str,
+    num_rows: int,
+    pieces: Iterable[FileRows],
+    table: Callable[[Any], Any] = methodcaller("table"),
 ) -> None:
-    """Write a Zarr group of arrays with one row for each node, from at least one piece of them all, of `PIECE_ROWS`
-    rows but for the last."""
+    """Write a file of one of `SUFFIXES`.
+
+    Args:
+        path: the file.
+        kind: its suffix: .npy holds what `FileRows.as_array` gives, .zarr what `columns` does.
+        num_rows: rows of all pieces.
+        pieces: one or more.
+        table: gives the `pyarrow.Table` of a piece.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+
+    def write(aside: Path) -> None:
+        if kind == ".npy":
+            _write_npy(aside, num_rows, (piece.as_array() for piece in pieces))
+        elif kind == ".zarr":
+            _write_zarr(aside, num_rows, pieces)
+        else:
+            _write_tables(aside, kind, map(table, pieces))
+
+    written(Path(path), write)
+
+
+def _write_npy(path: Path, num_rows: int, pieces: Iterable[Any]) -> None:
+    """Write the rows of arrays as one array, for `numpy.load`."""
+    file, at = None, 0
+    for piece in pieces:
+        if file is None:
+            file = new_npy(path, piece.dtype, (num_rows, *piece.shape[1:]))
+        file[at : at + len(piece)] = piece
+        at += len(piece)
+    assert file is not None and at == num_rows
+    file.flush()
+
+
+def _write_tables(path: Path, kind: str, tables: Iterator[Any]) -> None:
+    """Write tables one below the other, as CSV or Parquet."""
+    from pyarrow.csv import CSVWriter
+    from pyarrow.parquet import ParquetWriter
+
+    first = next(tables)
+    with (CSVWriter if kind == ".csv" else ParquetWriter)(path, first.schema) as writer:
+        for each in chain((first,), tables):
+            writer.write_table(each)
+
+
+def _write_zarr(path: Path, num_rows: int, pieces: Iterable[FileRows]) -> None:
+    """Write a group of arrays with one row for each node, from pieces of `PIECE_ROWS` rows but for the last."""
     import zarr
 
-    def write(aside: Path) -> None:
-        group, at, made = zarr.open_group(str(aside), mode="w", zarr_format=3), 0, {}
-        group.attrs.update(attributes)
-        for piece in pieces:
-            arrays = {name: np.asarray(array) for name, array in piece.items()}
-            for name, array in arrays.items():
-                kind = np.dtypes.StringDType() if array.dtype.kind == "U" else array.dtype
-                if name not in made:
-                    rows = 1 << max(0, int(np.log2((4 << 20) // max(1, array[:1].nbytes))))
-                    shape, rows = (num_rows, *array.shape[1:]), max(1, min(rows, PIECE_ROWS, num_rows))
-                    made[name] = group.create_array(name, shape=shape, dtype=kind, chunks=(rows, *shape[1:]))
-                made[name][at : at + len(array)] = array.astype(kind, copy=False)
-            at += len(next(iter(arrays.values())))
-
-    written(Path(path), write)
+    group, at, made = zarr.open_group(str(path), mode="w", zarr_format=3), 0, {}
+    for piece in pieces:
+        group.attrs.update(piece.attributes)
+        arrays = {name: np.asarray(array) for name, array in piece.columns().items()}
+        for name, array in arrays.items():
+            kind = np.dtypes.StringDType() if array.dtype.kind == "U" else array.dtype
+            if name not in made:
+                rows = 1 << max(0, int(np.log2((4 << 20) // max(1, array[:1].nbytes))))
+                shape, rows = (num_rows, *array.shape[1:]), max(1, min(rows, PIECE_ROWS, num_rows))
+                made[name] = group.create_array(name, shape=shape, dtype=kind, chunks=(rows, *shape[1:]))
+            made[name][at : at + len(array)] = array.astype(kind, copy=False)
+        at += len(next(iter(arrays.values())))
 
 
 def put_new(aside: Path, path: Path) -> None:

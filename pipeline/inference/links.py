@@ -1,6 +1,5 @@
 """Scores of pairs of nodes by a model of a link task: `mr.predict_links`, and `millrace predict --pairs`."""
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,16 @@ from ...stages.links.plan import Ends
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.links.pairs import PairArray, node_ranges
+from ...storage.optional import present_items
 from ...storage.times.moments import as_moments
 from ..datasets import ReadOptions
 from ..datasets.links import like_edges
 from ..datasets.pairs import GivenPairs
 from ..setup.python_inputs import read_given
 from ..setup.result import Result
-from ..telemetry.events import Emit, StageEnded, StageStarted, cautioning
+from ..telemetry.events import Emit, StageStarted, cautioning, during
 from .by_tasks import Workers
-from .files import PIECE_ROWS, AsArray, as_column, check_suffix, names_of, write_npy, write_zarr, written
+from .files import PIECE_ROWS, FileRows, as_column, check_suffix, names_of, write_rows
 from .finished_run import TrainedRun, load
 from .opened import Call, Opened, opened
 from .relations_of_run import asked_of_each, types_of_pairs
@@ -32,7 +32,7 @@ from .to_file import FileRequest
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class LinkScores(AsArray):
+class LinkScores(FileRows):
     """Scores of n pairs of nodes. A larger score means a likelier link. If the loss was ``bce`` without `pos_weight`,
     the sigmoid of a score is a probability."""
 
@@ -45,8 +45,15 @@ class LinkScores(AsArray):
     node_names: Any = None
     """Names of the nodes of `pairs`, [n, 2], where their dataset has names."""
 
+    BY_ROW = ("pairs", "scores", "relations", "node_names")
+
     def as_array(self) -> npt.NDArray[np.floating]:
         return self.scores
+
+    def columns(self) -> dict[str, Any]:
+        ends = self.pairs if self.node_names is None else self.node_names
+        named = {key: as_column(of) for key, of in zip(("src", "dst"), ends.T)}
+        return named | present_items({"relation": self.relations}) | {"score": self.scores}
 
     def write(self, path: str | Path) -> None:
         """Write a file: ``.parquet`` or ``.csv`` with the columns ``src``, ``dst`` (ids or names), perhaps
@@ -56,31 +63,7 @@ class LinkScores(AsArray):
         Raises:
             InputError: another suffix, or it cannot be written.
         """
-        kind = check_suffix(Path(path))
-        ends = self.pairs if self.node_names is None else self.node_names
-        related = {} if self.relations is None else {"relation": self.relations}
-        columns: dict[str, Any] = {
-            "src": as_column(ends[:, 0]),
-            "dst": as_column(ends[:, 1]),
-            **related,
-            "score": self.scores,
-        }
-        if kind == ".npy":
-            write_npy(path, self.scores)
-        elif kind == ".zarr":
-            spans = (slice(a, a + PIECE_ROWS) for a in range(0, max(1, len(self)), PIECE_ROWS))
-            write_zarr(path, len(self), ({k: v[span] for k, v in columns.items()} for span in spans), {})
-        else:
-            import pyarrow as pa
-            import pyarrow.csv
-            import pyarrow.parquet
-
-            writer: Any = pyarrow.csv.write_csv if kind == ".csv" else pyarrow.parquet.write_table
-            written(Path(path), lambda aside: writer(pa.table(columns), aside))
-
-    def __len__(self) -> int:
-        """Number of pairs."""
-        return len(self.pairs)
+        write_rows(path, check_suffix(Path(path)), len(self), self.pieces(PIECE_ROWS))
 
     def __repr__(self) -> str:
         return f"LinkScores({len(self):,} pairs)"
@@ -145,16 +128,14 @@ def predict_links(
         nodes = node_ranges(one.types, data.num_nodes)
         wanted[at], first[at] = given.ends(at, data, nodes), [n.start for n in nodes]
     ends = ends_at(wanted, times, given.time, found, trained)
-    start = time.perf_counter()
-    emit(StageStarted("predict", f"scoring {len(wanted):,} pairs of {data.name} by {trained.result.model}"))
-    rows = found.outputs(trained.model, ends.nodes, emit, moments=ends.moments)
-    scores, names = rows.new_zeros(len(wanted)), np.empty(len(wanted), object)
-    with evaluating(trained.model), torch.no_grad():
-        decoder = decoder_beside(trained.model, rows)
+    names = np.empty(len(wanted), object)
+    text = f"scoring {len(wanted):,} pairs of {data.name} by {trained.result.model}"
+    with during(StageStarted("predict", text), emit), evaluating(trained.model), torch.no_grad():
+        rows = found.outputs(trained.model, ends.nodes, emit, moments=ends.moments)
+        scores, decoder = rows.new_zeros(len(wanted)), decoder_beside(trained.model, rows)
         for one, at in groups:
             scores[at] = score_pairs(of_relation(decoder, one.place), rows, ends.positions[at])
             names[at] = None if one.place is None else one.name
-    emit(StageEnded("predict", time.perf_counter() - start))
     relations = names.astype(np.str_) if types.predicts_several else None
     return LinkScores(wanted - first, scores.cpu().numpy(), relations, ends_called(wanted, data))
 

@@ -1,7 +1,6 @@
 """Prediction with a trained model: `mr.predict`, and the work of `millrace predict`."""
 
 import csv
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ..datasets import ReadOptions
 from ..setup.result import Result
-from ..telemetry.events import Emit, StageEnded, StageStarted, cautioning
+from ..telemetry.events import Emit, StageStarted, cautioning, during
 from .by_tasks import Workers
 from .embed import embed
 from .files import names_of
@@ -73,10 +72,8 @@ def predict(
             f"{found.name} predicts labels of edges; use mr.predict_edges(run), or mr.embed(run) for nodes"
         )
     ids = node_ids(nodes, data.num_targets, data)
-    start = time.perf_counter()
-    emit(StageStarted("predict", f"predicting {len(ids):,} nodes of {data.name} by {found.name}"))
-    logits = found.outputs(found.model, ids, emit)
-    emit(StageEnded("predict", time.perf_counter() - start))
+    with during(StageStarted("predict", f"predicting {len(ids):,} nodes of {data.name} by {found.name}"), emit):
+        logits = found.outputs(found.model, ids, emit)
     # A user's module may have another number of outputs.
     width = 2 if found.task == "binary" else logits.shape[1]
     classes = classes if classes is not None and len(classes) == width else None

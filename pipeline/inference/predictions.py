@@ -1,7 +1,7 @@
 """Predictions for nodes or edges: probabilities and classes, or values, and files with a row for each."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,8 @@ import torch
 
 from ...storage.dataset import SPLITS, Dataset, IdArray, Task, is_labelled
 from ...storage.errors import InputError
-from ...storage.optional import taken, when_present
-from .files import PIECE_ROWS, AsArray, as_column, check_suffix, write_npy_pieces, write_tables, write_zarr
+from ...storage.optional import when_present
+from .files import PIECE_ROWS, FileRows, as_column, check_suffix, write_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +24,7 @@ SEPARATOR = ";"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Predictions(AsArray):
+class Predictions(FileRows):
     """Predictions of a model for n nodes."""
 
     nodes: IdArray
@@ -38,8 +38,9 @@ class Predictions(AsArray):
     """Names of these nodes, where their dataset has names; int64 [n] where these are integers."""
     class_names: Sequence[str] | None = None
     """Names of the C classes or targets, where the training dataset has names."""
-    given: "Mapping[str, pa.Array]" = field(default_factory=dict)
+    given: "pa.Table | None" = None
     """Columns of a dataset for these nodes: see `beside`."""
+    BY_ROW = ("nodes", "logits", "node_names", "given")
 
     def as_array(self) -> FloatArray:
         """`probabilities`, or `values` of a regression."""
@@ -75,7 +76,7 @@ class Predictions(AsArray):
                     labels[:, c], mask=np.isnan(labels[:, c])
                 )
         columns["split"] = pa.array(split, pa.string(), mask=split == "")
-        return replace(self, given=columns)
+        return replace(self, given=pa.table(columns))
 
     @cached_property
     def probabilities(self) -> FloatArray:
@@ -134,33 +135,21 @@ class Predictions(AsArray):
         Raises:
             InputError: the file cannot be written.
         """
-        from pyarrow.parquet import ParquetWriter
-
-        write_tables(path, ParquetWriter, self._tables(all_probabilities, joined=False))
+        self._write(path, ".parquet", all_probabilities)
 
     def to_csv(self, path: str | Path, *, all_probabilities: bool = False) -> None:
         """Write the table of `to_parquet` as CSV with a header; multi-label lists are joined by semicolons."""
-        from pyarrow.csv import CSVWriter
-
-        write_tables(path, CSVWriter, self._tables(all_probabilities, joined=True))
+        self._write(path, ".csv", all_probabilities)
 
     def to_npy(self, path: str | Path) -> None:
         """Write `probabilities` (or `values`) [n, C] alone, in the order of `nodes`, for `numpy.load`."""
-        rows = (p.values if self.task == "regression" else p.probabilities for p in self._pieces())
-        write_npy_pieces(path, len(self), rows)
+        self._write(path, ".npy", False)
 
     def to_zarr(self, path: str | Path) -> None:
         """Write a Zarr group with the arrays ``node`` (ids or names), ``class`` (numbers; multi-label: bool [n, C]) and
         ``probability`` [n, C], or ``value`` [n, C], and those of `given`, where "", -1 or NaN stand for null; its
         attribute ``class_names`` has the names, if there are any."""
-
-        def arrays(p: "Predictions") -> dict[str, Any]:
-            columns = p._called() | ({"value": p.values} if p.task == "regression" else {"class": p.classes})
-            shares = {} if p.task == "regression" else {"probability": p.probabilities}
-            return columns | shares | {name: _without_nulls(c) for name, c in p._given(joined=True).items()}
-
-        attributes = {"class_names": when_present(list, self.class_names)}
-        write_zarr(path, len(self), map(arrays, self._pieces()), attributes)
+        self._write(path, ".zarr", False)
 
     def write(self, path: str | Path, *, all_probabilities: bool = False) -> None:
         """Write a file by its suffix: `to_parquet`, `to_csv`, `to_npy` or `to_zarr`.
@@ -168,21 +157,22 @@ class Predictions(AsArray):
         Raises:
             InputError: another suffix, or the file cannot be written.
         """
-        kind = check_suffix(Path(path))
-        if kind in (".npy", ".zarr"):
-            self.to_npy(path) if kind == ".npy" else self.to_zarr(path)
-        elif kind == ".csv":
-            self.to_csv(path, all_probabilities=all_probabilities)
-        else:
-            self.to_parquet(path, all_probabilities=all_probabilities)
+        self._write(path, check_suffix(Path(path)), all_probabilities)
 
-    def _pieces(self) -> Iterator["Predictions"]:
-        """Predictions for some of the nodes after the other; one, if there are none."""
-        for first in range(0, max(1, len(self)), PIECE_ROWS):
-            rows = slice(first, first + PIECE_ROWS)
-            names = taken(self.node_names, rows)
-            given = {name: column[rows] for name, column in self.given.items()}
-            yield replace(self, nodes=self.nodes[rows], logits=self.logits[rows], node_names=names, given=given)
+    def _write(self, path: str | Path, kind: str, all_probabilities: bool) -> None:
+        def table(piece: Any) -> Any:
+            return piece._table(all_probabilities, joined=kind == ".csv")
+
+        write_rows(path, kind, len(self), self.pieces(PIECE_ROWS), table)
+
+    def columns(self) -> dict[str, Any]:
+        found = {"value": self.values} if self.task == "regression" else {"class": self.classes}
+        found |= {} if self.task == "regression" else {"probability": self.probabilities}
+        return self._called() | found | {name: _without_nulls(c) for name, c in self._given(joined=True).items()}
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {"class_names": when_present(list, self.class_names)}
 
     def _called(self) -> dict[str, object]:
         """Columns that say what a row is of: ids, or lists of names."""
@@ -190,10 +180,6 @@ class Predictions(AsArray):
         return {
             "node": self.nodes if names is None else as_column(names if isinstance(names, np.ndarray) else [*names])
         }
-
-    def _tables(self, all_probabilities: bool, joined: bool) -> Iterator[Any]:
-        """The table piece by piece."""
-        return (piece._table(all_probabilities, joined=joined) for piece in self._pieces())
 
     def _table(self, all_probabilities: bool, *, joined: bool) -> Any:
         import pyarrow as pa
@@ -229,15 +215,11 @@ class Predictions(AsArray):
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        given = dict(self.given)
+        given = {} if self.given is None else dict(zip(self.given.column_names, self.given.columns))
         if joined and "labels" in given:
             # pyrefly: ignore[missing-attribute]
             given["labels"] = pc.binary_join(given["labels"].cast(pa.list_(pa.string())), SEPARATOR)
         return given
-
-    def __len__(self) -> int:
-        """Number of nodes."""
-        return len(self.nodes)
 
     def __repr__(self) -> str:
         width = 2 if self.task == "binary" else self.logits.shape[1]

@@ -1,6 +1,5 @@
 """The best destinations of each source by a model of a link task: `mr.recommend`, and `millrace predict --top`."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +26,14 @@ from ...storage.times.moments import as_moments
 from ..datasets import ReadOptions
 from ..datasets.links import like_edges
 from ..setup.result import Result
-from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted, cautioning
+from ..telemetry.events import Emit, StageAdvanced, StageStarted, cautioning, during
 from .by_tasks import Workers
+from .files import check_suffix, write_rows
 from .finished_run import TrainedRun, load
 from .links import scale_of
 from .opened import Call, opened
 from .predict import nodes_of_text
-from .recommendations import Recommendations, counted_in, sources_at_once, write_pieces
+from .recommendations import Recommendations, counted_in, sources_at_once
 from .relations_of_run import Asked, Relation, asked, types_of_pairs
 from .to_file import FileRequest
 
@@ -113,15 +113,13 @@ class Recommender:
 
     def pieces(self, step: int, emit: Emit) -> Iterator[Recommendations]:
         """Recommendations for `step` sources after the other; one piece, if there are none."""
-        start = time.perf_counter()
         text = f"ranking {len(self.known.candidates):,} nodes for {counted(len(self.sources), 'source')}"
-        emit(StageStarted("recommend", text, len(self.sources)))
 
         def advance(done: int, total: int) -> None:
             emit(StageAdvanced("recommend", done, total))
 
         first = 0
-        with evaluating(self.model):
+        with during(StageStarted("recommend", text, len(self.sources)), emit), evaluating(self.model):
             decoder = of_relation(decoder_beside(self.model, self.rows.rows), self.relation.place)
             best = best_destinations(
                 decoder, self.rows, self.sources, self.k, self.known, max(1, step), on_progress=advance
@@ -132,7 +130,6 @@ class Recommender:
         if not len(self.sources):
             nothing = np.empty((0, self.k), np.int64), torch.empty(0, self.k, dtype=self.rows.rows.dtype).numpy()
             yield self._piece(self.sources, *nothing)
-        emit(StageEnded("recommend", time.perf_counter() - start))
 
     def _piece(self, sources: IdArray, ids: IdArray, scores: Any) -> Recommendations:
         of_sources, of_destinations = self.firsts
@@ -181,12 +178,10 @@ def _open(trained: TrainedRun, wanted: Wanted, call: Call, of_text: bool = False
         ids if sources.size and among.start <= sources.min() <= sources.max() < among.stop else np.union1d(ids, sources)
     )
     name = f"{counted(len(ids), 'node')} of {data.name} by {trained.result.model}"
-    start = time.perf_counter()
-    emit(StageStarted("predict", f"computing the rows of {name}"))
-    moments = np.repeat(before(np.array([np.inf]) if when is None else when), len(ids)) if temporal else None
-    rows = found.outputs(trained.model, ids, emit, moments=moments)
-    _check_finite(rows, ids, trained)
-    emit(StageEnded("predict", time.perf_counter() - start))
+    with during(StageStarted("predict", f"computing the rows of {name}"), emit):
+        moments = np.repeat(before(np.array([np.inf]) if when is None else when), len(ids)) if temporal else None
+        rows = found.outputs(trained.model, ids, emit, moments=moments)
+        _check_finite(rows, ids, trained)
     names = None
     if data.node_names is not None:
         every = NodeNames.from_values(data.node_names)
@@ -268,7 +263,7 @@ def recommend_to_file(request: FileRequest, wanted: Wanted) -> dict[str, Any]:
         )
         counts: list[int] = []
         pieces = found.pieces(sources_at_once(found.k), request.emit)
-        write_pieces(out, len(found.sources), counted_in(pieces, counts))
+        write_rows(out, check_suffix(out), len(found.sources), counted_in(pieces, counts))
         return {"top": found.k, "sources": len(found.sources), "pairs": sum(counts), "scale": scale_of(trained)}
 
     return request.write(write)

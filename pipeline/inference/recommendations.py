@@ -10,14 +10,14 @@ import numpy.typing as npt
 
 from ...storage.dataset import IdArray
 from ...storage.node_names import NodeNames
-from .files import PIECE_ROWS, AsArray, check_suffix, write_npy_pieces, write_tables, write_zarr
+from .files import PIECE_ROWS, FileRows, check_suffix, write_rows
 
 PIECE_PAIRS = 1 << 20
 """Pairs of a file that are made at a time."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Recommendations(AsArray):
+class Recommendations(FileRows):
     """The k best destinations of n sources, the best first. A larger score means a likelier link. Among equal scores,
     the smaller id comes first."""
 
@@ -30,6 +30,8 @@ class Recommendations(AsArray):
     """[n, k]; -inf where `destinations` is -1."""
     node_names: tuple[NodeNames, NodeNames] | None = None
     """Names of all nodes of the source's and of the destination's type, by id, where the dataset has names."""
+
+    BY_ROW = ("sources", "destinations", "scores")
 
     def as_array(self) -> IdArray:
         """`destinations`, [n, k], as a file ``.npy`` has them."""
@@ -60,10 +62,8 @@ class Recommendations(AsArray):
         Raises:
             InputError: another suffix, or it cannot be written.
         """
-        step = sources_at_once(self.destinations.shape[1])
-        rows = (slice(a, a + step) for a in range(0, max(1, len(self)), step))
-        pieces = (Recommendations(self.sources[a], self.destinations[a], self.scores[a], self.node_names) for a in rows)
-        write_pieces(path, len(self), pieces)
+        pieces = self.pieces(sources_at_once(self.destinations.shape[1]))
+        write_rows(path, check_suffix(Path(path)), len(self), pieces)
 
     def table(self) -> Any:
         """A `pyarrow.Table` as `write` puts it into a file."""
@@ -74,21 +74,13 @@ class Recommendations(AsArray):
         if self.node_names is not None:
             called = [names.called(nodes) for names, nodes in zip(self.node_names, ends)]
             named = [pa.array(names, pa.string() if isinstance(names, list) else pa.int64()) for names in called]
-            return pa.table(dict(zip(("src", "dst"), named)) | self._columns(rows, places))
-        return pa.table({"src": ends[0], "dst": ends[1]} | self._columns(rows, places))
+            ends = tuple(named)
+        return pa.table({"src": ends[0], "dst": ends[1], "rank": places + 1, "score": self.scores[rows, places]})
 
-    def _columns(self, rows: IdArray, places: IdArray) -> dict[str, npt.NDArray[np.generic]]:
-        return {"rank": places + 1, "score": self.scores[rows, places]}
-
-    def _arrays(self) -> dict[str, object]:
-        """The arrays of a Zarr group."""
+    def columns(self) -> dict[str, Any]:
         named = {"src": self.source_names, "dst": self.destination_names}
         plain = {"src": self.sources, "dst": self.destinations}
         return {**(plain if self.node_names is None else named), "score": self.scores}
-
-    def __len__(self) -> int:
-        """Number of sources."""
-        return len(self.sources)
 
     def __repr__(self) -> str:
         return f"Recommendations({len(self):,} sources, the {self.destinations.shape[1]:,} best of each)"
@@ -97,21 +89,6 @@ class Recommendations(AsArray):
 def sources_at_once(k: int) -> int:
     """Sources whose k best make a piece of a file: a power of two, so that pieces begin where chunks of arrays do."""
     return min(PIECE_ROWS, 1 << max(0, (PIECE_PAIRS // k).bit_length() - 1))
-
-
-def write_pieces(path: str | Path, count: int, pieces: Iterable[Recommendations]) -> None:
-    """Write at least one piece, of `count` sources together, into a file: see `Recommendations.write`."""
-    kind = check_suffix(Path(path))
-    if kind == ".npy":
-        write_npy_pieces(path, count, (piece.destinations for piece in pieces))
-    elif kind == ".zarr":
-        write_zarr(path, count, (piece._arrays() for piece in pieces), {})
-    else:
-        from pyarrow.csv import CSVWriter
-        from pyarrow.parquet import ParquetWriter
-
-        writer = CSVWriter if kind == ".csv" else ParquetWriter
-        write_tables(path, writer, (piece.table() for piece in pieces))
 
 
 def counted_in(pieces: Iterable[Recommendations], counts: list[int]) -> Iterator[Recommendations]:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...storage.errors import RunError
+from ...storage.graph import starts_of
 
 CELLS = 2048
 """Most cells: NumPy sorts 16-bit numbers by radix, and stretches should be worth a seek."""
@@ -90,8 +91,7 @@ class RunWriter:
     def add(self, cell: npt.NDArray[np.int16], *arrays: npt.NDArray[Any]) -> None:
         """Write a run of records, each array with an entry for each."""
         order = np.argsort(cell, kind="stable")
-        bounds = np.zeros(self._cells + 1, np.int64)
-        np.cumsum(np.bincount(cell, minlength=self._cells), out=bounds[1:])
+        bounds = starts_of(np.bincount(cell, minlength=self._cells))
         for field, array in zip(self._fields, arrays, strict=True):
             self._file.write(np.ascontiguousarray(array[order], field.dtype).data)
         self._bounds.append(bounds)

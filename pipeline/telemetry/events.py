@@ -1,6 +1,7 @@
 """Events that the core emits while it runs. It prints nothing: listeners do (progress, metrics file, dashboard)."""
 
 import sys
+import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -180,6 +181,15 @@ def both(*listeners: Emit) -> Emit:
             listener(event)
 
     return emit
+
+
+@contextmanager
+def during(stage: StageStarted, emit: Emit) -> Iterator[None]:
+    """Context of a stage, which ends with the block unless that fails."""
+    start = time.perf_counter()
+    emit(stage)
+    yield
+    emit(StageEnded(stage.stage, time.perf_counter() - start))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ...storage.graph import edges_of_rows
+from ...storage.graph import edges_of_rows, starts_of
 from .base import Group, Swap
 
 IdArray = npt.NDArray[np.int64]
@@ -100,8 +100,7 @@ class RowFetch:
         """Begin to receive the rows of a stage."""
         head = self._heads[s].numpy()
         n = len(head) // (12 if self.starts else 4)
-        indptr = np.zeros(n + 1, np.int64)
-        np.cumsum(head[: 4 * n].view(np.int32), out=indptr[1:])
+        indptr = starts_of(head[: 4 * n].view(np.int32))
         start = head[4 * n :].copy().view(np.int64) if self.starts else np.empty(0, np.int64)
         into = torch.empty(int(indptr[-1]) * sum(v.itemsize for v in self.like), dtype=torch.uint8)
         self.traffic.received_words += int(indptr[-1])

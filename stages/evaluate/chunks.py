@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ...storage.errors import InputError
 from ...storage.features import FeatureStore, in_place
-from ...storage.graph import Graph, edges_of_rows
+from ...storage.graph import Graph, edges_of_rows, starts_of
 from ...storage.minibatch import Block
 from ..kernels import destinations_on_host, numbering_on_host
 from ..memory.arena import Arena, reusing
@@ -170,8 +170,7 @@ class Chunks:
         """Block of ascending `dst` with all their in-edges; its sources are `dst`, then the other in-neighbours in
         order."""
         graph = self.graph
-        indptr = np.zeros(len(dst) + 1, np.int64)
-        np.cumsum(graph.in_degree[dst], out=indptr[1:])
+        indptr = starts_of(graph.in_degree[dst])
         src, indices = numbering_on_host().number_sources(graph.indptr, graph.indices, dst, self._table)
         weight = None if graph.edge_weight is None else graph.edge_weight[edges_of(graph, dst)]
         block = Block(len(dst), src, indptr, indices, weight)

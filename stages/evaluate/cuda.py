@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...storage.features import FeatureStore
-from ...storage.graph import Graph, edges_of_rows
+from ...storage.graph import Graph, edges_of_rows, starts_of
 from ...storage.minibatch import Block
 from ..neighbourhood.block import BlockNeighbourhood
 from .chunks import EDGE_BYTES, MAX_BYTES, IdArray, layer_counts, needed_rows
@@ -93,8 +93,7 @@ def _laid_out(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]], degree: Ten
     place = np.empty(graph.num_nodes, np.int32)
     place[nodes] = np.arange(len(nodes), dtype=np.int32)
     dst = nodes[: rows[1]]
-    indptr = np.zeros(len(dst) + 1, np.int64)
-    np.cumsum(graph.in_degree[dst], out=indptr[1:])
+    indptr = starts_of(graph.in_degree[dst])
     indices = np.empty(indptr[-1], np.int32)
     weight = None if graph.edge_weight is None else np.empty(indptr[-1], np.float32)
     # In pieces: positions of all edges at once would take several times the memory of the lists.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...storage.array_checks import pieces
-from ...storage.graph import row_ranges
+from ...storage.graph import row_ranges, starts_of
 from ...storage.optional import present, taken, when_present
 from ...storage.partition.edge_shards import EdgeShards
 from ...storage.store.scratch import Empty, in_memory
@@ -356,8 +356,7 @@ def _spread(shards: EdgeShards, hops: npt.NDArray[np.uint8], num_layers: int, gr
 
 def _runs(counts: npt.NDArray[np.integer], begin: int = 0) -> Iterator[tuple[int, int, slice]]:
     """Runs of lists with so many edges each: first list, stop, and their edges, which begin at `begin`."""
-    indptr = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=indptr[1:])
+    indptr = starts_of(counts)
     for first, stop in row_ranges(indptr):
         yield first, stop, slice(begin + int(indptr[first]), begin + int(indptr[stop]))
 
@@ -371,8 +370,7 @@ def _arranged(
     rows = place[rows]
     turn = np.argsort(rows)
     starts, counts, rows = (np.cumsum(counts) - counts)[turn] + of.start, counts[turn], rows[turn]
-    indptr = np.zeros(len(rows) + 1, np.int64)
-    np.cumsum(counts, out=indptr[1:])
+    indptr = starts_of(counts)
     own, num_edges = q == shards.part, int(indptr[-1])
     indices, edge = empty(num_edges, np.int32), empty(num_edges, shards.edge.dtype)
     weight = None if shards.edge_weight is None else empty(num_edges, np.float32)
@@ -395,7 +393,6 @@ def _spelt_out(shard: Shard, num_rows: int) -> Shard:
     """A list for every row: the rank's own shard."""
     kept = np.zeros(num_rows, np.int64)
     kept[shard.targets] = shard.lists.kept
-    indptr = np.zeros(num_rows + 1, np.int64)
-    np.cumsum(kept, out=indptr[1:])
+    indptr = starts_of(kept)
     lists = InLists.from_arrays(indptr, shard.lists.indices, num_rows, shard.lists.empty)
     return Shard(lists, None, shard.edge, shard.weight)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...storage.errors import InputError
-from ...storage.graph import row_ranges
+from ...storage.graph import row_ranges, starts_of
 from ...storage.minibatch import Block
 from ...storage.optional import taken
 from ..autograd import once_differentiable
@@ -101,8 +101,7 @@ def together(view: View) -> Shard:
     """All shards as one, with the edges of each row in the order of the rank's part, as before sharding. Rows from
     other ranks follow this rank's own."""
     starts = view.num_src + np.cumsum(view.counts) - view.counts
-    indptr = np.zeros(view.num_dst + 1, np.int64)
-    np.cumsum(view.kept, out=indptr[1:])
+    indptr = starts_of(view.kept)
     empty, num_edges = view.shards[0].lists.empty, int(indptr[-1])
     indices, edge = empty(num_edges, np.int32), empty(num_edges, view.shards[0].edge.dtype)
     weight = None if view.shards[0].weight is None else torch.from_numpy(empty(num_edges, np.float32))

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...storage.errors import InputError
+from ...storage.graph import starts_of
 from ...storage.minibatch import Block
 from ...storage.optional import moved, present, taken
 from ...storage.typed.graph_types import GraphTypes, RelationType
@@ -381,8 +382,7 @@ class TypedRows:
     ) -> Relation:
         block, (src, dst) = self._block, types.ends[r]
         targets = self.nodes[dst].targets
-        indptr = np.zeros(len(targets) + 1, np.int64)
-        np.cumsum(np.bincount(rows[at], minlength=len(targets)), out=indptr[1:])
+        indptr = starts_of(np.bincount(rows[at], minlength=len(targets)))
         lists = InLists.from_arrays(indptr, indices[at], block.num_src)
 
         def scale() -> Tensor | None:

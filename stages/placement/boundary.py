@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.graph import edges_of_rows, starts_of
 from ...storage.minibatch import Block
 from ..comm.base import Group
 from ..kernels.aggregation.attention_args import EdgeNumbers
@@ -91,12 +92,10 @@ class Boundary:
         degree = self.batch.degree_rows[: self.view.num_dst]
         if present is not None:
             kept = np.flatnonzero(present[lists.indices] & present[lists.rows])
-            indptr = np.zeros(lists.num_dst + 1, np.int64)
             counts = np.bincount(lists.rows[kept], minlength=lists.num_dst)
-            np.cumsum(counts, out=indptr[1:])
             weight = None if weight is None else weight[torch.from_numpy(kept)]
             sums = counts if weight is None else np.bincount(lists.rows[kept], weight.numpy(), lists.num_dst)
-            lists, edge = InLists.from_arrays(indptr, lists.indices[kept], lists.num_src), edge[kept]
+            lists, edge = InLists.from_arrays(starts_of(counts), lists.indices[kept], lists.num_src), edge[kept]
             if degree.ndim > 1:
                 at = np.flatnonzero(lists.indices == lists.rows)
                 sums = degree_rows(sums, lists.rows[at], np.ones(len(at)) if weight is None else weight.numpy()[at])
@@ -138,9 +137,7 @@ class Edges:
         """
         lists = self.lists
         counts = lists.kept[dst] if passes_messages else np.zeros(len(dst), np.int64)
-        indptr = np.zeros(len(dst) + 1, np.int64)
-        np.cumsum(counts, out=indptr[1:])
-        edges = np.repeat(lists.indptr[dst] - indptr[:-1], counts) + np.arange(indptr[-1])
+        indptr, edges = edges_of_rows(lists.indptr[dst], counts)
         sources = lists.indices[edges]
         seen = np.zeros(lists.num_src, bool)
         seen[sources] = True

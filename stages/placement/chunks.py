@@ -20,7 +20,7 @@ from torch import Tensor
 from ...storage.array_checks import pieces
 from ...storage.dataset import SPLITS, Split
 from ...storage.features import ArrayFeatures, FeatureStore
-from ...storage.graph import Graph, index_dtype
+from ...storage.graph import Graph, index_dtype, starts_of
 from ...storage.ledger import Ledger
 from ...storage.links.pairs import SeenPairs
 from ...storage.optional import when_present
@@ -337,8 +337,7 @@ def _join_graph(
     present, loops = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
     for shard, _ in shards():
         join.count_edges(*shard, present)
-    indptr = np.zeros(nodes + 1, np.int64)
-    np.cumsum(present, out=indptr[1:])
+    indptr = starts_of(present)
     cursor, sources = indptr[:-1].copy(), empty(int(indptr[-1]), index_dtype(nodes))
     weighted = next(iter(chunks.values())).shards.edge_weight is not None
     weights = empty(len(sources) if weighted else 0, np.float32)

@@ -22,7 +22,7 @@ from ...storage.array_checks import pieces
 from ...storage.dataset import Split
 from ...storage.errors import InputError
 from ...storage.features import ReorderedFeatures
-from ...storage.graph import Graph, index_dtype, row_ranges
+from ...storage.graph import Graph, index_dtype, row_ranges, starts_of
 from ...storage.links.pairs import Pairs
 from ...storage.optional import present
 from ...storage.partition.book import RangeBook
@@ -297,8 +297,7 @@ def rows_of(
     n = shards.num_owned
     degree = np.zeros(n, np.int64)
     np.add.at(degree, shards.rows, shards.counts)
-    indptr = np.zeros(n + 1, np.int64)
-    np.cumsum(degree, out=indptr[1:])
+    indptr = starts_of(degree)
     indices = empty(shards.num_edges, index_dtype(book.num_nodes))
     weight = None if shards.edge_weight is None else empty(shards.num_edges, shards.edge_weight.dtype)
     for q in range(shards.num_parts):

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from ...storage.errors import InputError, RunError
+from ...storage.graph import starts_of
 from ..comm.solo import Solo
 from ..kernels.row_block.layerwise import extract
 from ..kernels.row_block.numbering import Numbering
@@ -181,10 +182,8 @@ class RowProducts:
         if self._keep:
             assert not isinstance(held.first_edge, int)
             positions = positions + np.repeat(held.first_edge[rows], counts)
-        ends = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(counts, out=ends[1:])
         return EdgeList(
-            ends.astype(np.int32),
+            starts_of(counts).astype(np.int32),
             places.copy(),
             positions if self._keep else None,
             weight.copy() if self.graph.is_weighted else None,

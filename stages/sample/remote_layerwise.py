@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from ...storage.errors import RunError
+from ...storage.graph import starts_of
 from ...storage.optional import present
 from ..kernels.row_block.layerwise import Rates, add_up, extract, partial_sums, resolve, summed, weigh
 from ..kernels.row_block.numbering import in_order
@@ -315,8 +316,7 @@ class _RemoteLayers:
             return row_ends, indices, np.empty(0, np.float32)
         n = len(row_ends) - 1
         own = np.arange(n)
-        indptr = np.zeros(n + 1, np.int64)
-        np.cumsum(m.in_degree[:n], out=indptr[1:])
+        indptr = starts_of(m.in_degree[:n])
         mass = np.empty(len(m.nodes), np.int64)
         if self.every_row:
             mass = m.importance

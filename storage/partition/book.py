@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..array_checks import proving, require, require_vector
 from ..errors import InputError, StoreError
 from ..fingerprint import ArrayDigest, digest_arrays
+from ..graph import starts_of
 from ..store.store import Store, open_store, write_store
 from .splitmix import node_words
 
@@ -150,9 +151,7 @@ class TableBook:
 
     @cached_property
     def _starts(self) -> IdArray:
-        starts = np.zeros(self.num_parts + 1, np.int64)
-        np.cumsum(np.bincount(self.part_of, minlength=self.num_parts), out=starts[1:])
-        return starts
+        return starts_of(np.bincount(self.part_of, minlength=self.num_parts))
 
     @cached_property
     def _by_part(self) -> IdArray:
@@ -243,9 +242,7 @@ class HashBook:
         owners = self._owners(self._ids(b))
         # NumPy sorts 16-bit integers by radix.
         order = np.argsort(owners.astype(np.int16) if self.num_parts < 1 << 15 else owners, kind="stable")
-        starts = np.zeros(self.num_parts + 1, np.int64)
-        np.cumsum(self._before[b + 1] - self._before[b], out=starts[1:])
-        return order, starts
+        return order, starts_of(self._before[b + 1] - self._before[b])
 
     def _in_blocks(self, block: IdArray) -> Iterator[tuple[int, IdArray]]:
         """Blocks that hold any of the ids, and the places of those ids."""

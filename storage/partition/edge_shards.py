@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..array_checks import AT_ONCE, proving, require, require_of_edges, require_splits, require_vector, require_within
 from ..errors import InputError
-from ..graph import index_dtype
+from ..graph import index_dtype, starts_of
 from ..store.scratch import Empty, in_memory
 from ..store.store import Store, open_store, write_store
 from .book import PartitionBook
@@ -98,7 +98,7 @@ class EdgeShards:
 
         require(_ascending(self.rows, self.row_splits, n), "rows do not ascend within a shard")
         require((self.counts > 0).all(), "a row of a shard has no edge")
-        ends_of_rows = _starts(self.counts)
+        ends_of_rows = starts_of(self.counts)
         require(
             np.array_equal(ends_of_rows[self.row_splits], self.edge_splits),
             "the counts of a shard's rows do not add up to its edges",
@@ -110,7 +110,7 @@ class EdgeShards:
             if len(self.rows)
             else np.zeros(n, np.int64)
         )
-        self._check_edges(_starts(degree), ends_of_rows)
+        self._check_edges(starts_of(degree), ends_of_rows)
         # A row's edges end before those of the next owned row begin; rows of other parts may lie between them.
         room = np.append(self.first_edge[1:], self.total_edges)[:n] - self.first_edge
         require(not n or (self.first_edge[0] >= 0 and (degree <= room).all()), "rows do not ascend in the whole graph")
@@ -163,14 +163,14 @@ def shard_edges(partition: Partition, book: PartitionBook, first_edge: IdArray, 
     halo_part = book.part(partition.halo)
     # Local ids follow global ids, so a stable sort by owner leaves them ascending.
     halo_order = _stable_order(halo_part, parts)
-    source_splits = _starts(np.bincount(halo_part, minlength=parts))
+    source_splits = starts_of(np.bincount(halo_part, minlength=parts))
     position = np.empty(partition.num_halo, np.int32)
     position[halo_order] = np.arange(partition.num_halo) - np.repeat(source_splits[:-1], np.diff(source_splits))
 
     # Map each of the N + H positions to its place in the shards, then each edge.
     owner = np.concatenate([np.full(n, part, halo_part.dtype), halo_part])[partition.indices]
     edge = _stable_order(owner, parts)
-    edge_splits = _starts(np.bincount(owner, minlength=parts))
+    edge_splits = starts_of(np.bincount(owner, minlength=parts))
     indices = np.concatenate([np.arange(n, dtype=np.int32), position])[partition.indices[edge]]
     row = np.repeat(np.arange(n, dtype=np.int32), np.diff(partition.indptr))[edge]
     begins = np.ones(e, bool)
@@ -235,12 +235,6 @@ def _is_of(partition: Partition, book: PartitionBook) -> bool:
     ):
         return False
     return bool((book.part(owned) == part).all())
-
-
-def _starts(counts: npt.NDArray[np.integer]) -> IdArray:
-    starts = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=starts[1:])
-    return starts
 
 
 def _stable_order(keys: npt.NDArray[np.integer], bound: int) -> npt.NDArray[np.intp]:

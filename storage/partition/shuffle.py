@@ -23,7 +23,7 @@ from ..array_checks import proving, require_ascending, require_splits
 from ..dataset import SPLITS, Split
 from ..dataset_store import StoredDataset
 from ..errors import StoreError
-from ..graph import TakenRows, edges_of_rows
+from ..graph import TakenRows, edges_of_rows, starts_of
 from ..store.store import Store, open_store, write_store
 from ..stored.edge_features import OF_EDGES
 from ..stored.graph import OF_EACH_EDGE
@@ -192,8 +192,7 @@ class ShuffledStore:
                         file, found[c.name][edge : edge + s.edges] if c.of_edges else found[c.name][row : row + s.rows]
                     )
             row, edge = row + s.rows, edge + s.edges
-        indptr = np.zeros(rows + 1, np.int64)
-        np.cumsum(found["degree"], out=indptr[1:])
+        indptr = starts_of(found["degree"])
         with proving(self._folder):
             require_splits(indptr, rows, edges, "the sum of degrees")
             require_ascending(found["nodes"], "the rows of a part")

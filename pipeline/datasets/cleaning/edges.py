@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ....storage.errors import InputError, NoDirectionError
 from ....storage.features import ArrayFeatures
-from ....storage.graph import Graph, as_times, index_dtype
+from ....storage.graph import Graph, as_times, index_dtype, starts_of
 from ....storage.plural import are, counted, were
 from ....storage.typed.graph_types import RelationType
 from .columns import Card, clean_edge_features
@@ -142,8 +142,7 @@ def graph_of_keys(keys: Keys, num_nodes: int, weight: Weights = None) -> Graph:
 def rows_of_keys(keys: Keys, num_nodes: int, num_rows: int) -> tuple[Keys, npt.NDArray[np.integer]]:
     """``indptr`` of the first `num_rows` rows and the sources, from ascending keys dst * V + src of no other rows."""
     dst = keys // max(num_nodes, 1)
-    indptr = np.zeros(num_rows + 1, np.int64)
-    np.cumsum(np.bincount(dst, minlength=num_rows), out=indptr[1:])
+    indptr = starts_of(np.bincount(dst, minlength=num_rows))
     dst *= num_nodes
     return indptr, np.subtract(keys, dst, out=dst).astype(index_dtype(num_nodes))
 

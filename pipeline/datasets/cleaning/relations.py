@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....storage.features import ArrayFeatures
-from ....storage.graph import Graph, index_dtype
+from ....storage.graph import Graph, index_dtype, starts_of
 from ....storage.typed.graph_types import GraphTypes, RelationType
 from .raw import AnyArray
 
@@ -43,8 +43,7 @@ def graph_of_relations(
         order = np.argsort(row * V + src, kind="stable")
     else:
         order = np.lexsort((src, row))
-    indptr = np.zeros(V + 1, np.int64)
-    np.cumsum(np.bincount(dst, minlength=V), out=indptr[1:])
+    indptr = starts_of(np.bincount(dst, minlength=V))
     ids = np.concatenate([np.arange(n) for n in lengths])[order] if keep_edge_id else None
     indices = src[order].astype(index_dtype(V))
     weight, time = (None if each is None else np.concatenate(each)[order] for each in (weights, times))
