@@ -5,7 +5,7 @@ a bulk.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -55,6 +55,13 @@ def starts_of(counts: npt.NDArray[np.integer | np.bool_] | Sequence[int]) -> npt
     starts = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
     return starts
+
+
+def run_starts(*columns: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    """True where a run of rows begins that are equal in all columns."""
+    first = np.ones(len(columns[0]), bool)
+    first[1:] = np.logical_or.reduce([c[1:] != c[:-1] for c in columns])
+    return first
 
 
 def edges_of_rows(

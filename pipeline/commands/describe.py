@@ -1,6 +1,6 @@
 """Description of a folder, a file or a dataset, as `millrace inspect` prints it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,13 @@ from ...stages.partition.stage import KIND as PARTITIONING
 from ...stages.partition.stage import quality_of
 from ...storage.array_checks import proving
 from ...storage.checkpoint import CheckpointStore
-from ...storage.dataset import SPLITS, WITHOUT_ACCURACY, Dataset
-from ...storage.dataset_store import features_access, graph_access, open_features, open_types
+from ...storage.dataset import WITHOUT_ACCURACY, Dataset
+from ...storage.dataset_store import features_access, graph_access
 from ...storage.errors import InputError, NoDirectionError, NoLabelsError
 from ...storage.features import FeatureStore, WidenedFeatures
 from ...storage.fingerprint import GRAPH_DIGESTS
+from ...storage.graph import degree_summary
+from ...storage.lazy_dataset import open_lazily
 from ...storage.minibatch import MiniBatch
 from ...storage.node_names import first_names
 from ...storage.plural import counted
@@ -24,8 +26,7 @@ from ...storage.store.manifest import kind_in
 from ...storage.store.npy import npy_bytes
 from ...storage.store.paths import expanded
 from ...storage.store.store import Store, open_store
-from ...storage.stored.data_card import card_of, described
-from ...storage.stored.edge_features import open_edge_features
+from ...storage.stored.data_card import described
 from ...storage.stored.version1 import store_of_version_1
 from ...storage.typed.features import TypedFeatures
 from ...storage.typed.graph_types import GraphTypes, edges_of_types
@@ -231,34 +232,68 @@ def _minibatch(m: MiniBatch) -> dict[str, Any]:
 
 def _dataset_store(store: Store) -> dict[str, Any]:
     """A stored dataset by its manifest, and the first names of its nodes; its arrays stay on disk."""
-    degree = store.value("in_degree", dict)
-    features = open_features(store, features_access(store.path))
+    data = open_lazily(store.path, features_access(store.path), names=False)
+    edges = [] if data.graph.types.is_single else store.value("edges_of_types", list)
     with proving(store.path):
-        lengths = {name: entry["shape"][0] for name, entry in store.entries.items()}
-        record: dict[str, Any] = {
-            "dataset": store.value("name", str),
-            "nodes": lengths["indptr"] - 1,
-            "edges": lengths["indices"],
-            "in-degree": f"median {degree['median']}, largest {degree['largest']}",
-            "without in-edges": degree["zero"],
-            "edge weights": "edge_weight" in store,
-            **_edge_features(open_edge_features(store, features_access(store.path)), "types" in store.meta),
-            **_times("edge_time" in store, "node_time" in store),
-            "graph on disk": _graph_on_disk(store),
-            **_features(features),
-            **_labels(
-                store.value("task", str),
-                store.value("num_classes", int),
-                lengths["pairs"] if "pairs" in store else None,
-                sum(lengths[n] for n in SPLITS),
-            ),
-            "split": ", ".join(f"{n} {lengths[n]}" for n in SPLITS),
-        }
-        if not (types := open_types(store)).is_single:
-            _add_types(record, types, features, store.value("edges_of_types", list))
-    _add_parts(record, store.read("part_offsets") if "part_offsets" in store else None)
-    _add_names(record, first_names(store, SHOWN_NAMES + 1), store.meta.get("class_names"))
-    return _with_notes(record | dict(described(card_of(store), SHOWN_COLUMNS)), store.value("notes", list))
+        labelled = store.entries["pairs"]["shape"][0] if "pairs" in store else None
+        degree, names = store.value("in_degree", dict), first_names(store, SHOWN_NAMES + 1)
+        return _facts(data, degree, labelled, edges, names, {"graph on disk": _graph_on_disk(store)})
+
+
+def _dataset(dataset: Dataset) -> dict[str, Any]:
+    graph, degree = dataset.graph, degree_summary(*np.unique(dataset.graph.in_degree, return_counts=True))
+    edges = [] if graph.types.is_single else edges_of_types(graph)
+    labelled = len(dataset.pair_table) if dataset.has_edge_labels else None
+    return _facts(dataset, degree, labelled, edges, dataset.node_names, {})
+
+
+def _facts(
+    dataset: Dataset,
+    degree: Mapping[str, int],
+    labelled: int | None,
+    edges: Sequence[int],
+    names: Sequence[str] | None,
+    on_disk: Mapping[str, str],
+) -> dict[str, Any]:
+    """Description of a dataset, whose arrays may be on disk.
+
+    Args:
+        dataset: its other facts.
+        degree: see `degree_summary`.
+        labelled: number of labelled edges, or of those to be predicted; None: nodes are labelled.
+        edges: of each relation, of a graph with several.
+        names: of the first nodes; None: they have none.
+        on_disk: line on the graph on disk, if it is there.
+    """
+    graph, sizes = dataset.graph, dataset.split_sizes
+    record: dict[str, Any] = {
+        "dataset": dataset.name,
+        "nodes": dataset.num_nodes,
+        "edges": graph.num_edges,
+        "in-degree": f"median {degree['median']}, largest {degree['largest']}",
+        "without in-edges": degree["zero"],
+        "edge weights": graph.is_weighted,
+        **_edge_features(graph.edge_features, not graph.types.is_single),
+        **_times(graph.has_edge_times, graph.has_node_times),
+        **on_disk,
+        **_features(dataset.features),
+        **_labels(dataset.task, dataset.num_classes, labelled, sum(sizes.values())),
+        "split": ", ".join(f"{name} {size}" for name, size in sizes.items()),
+    }
+    if not graph.types.is_single:
+        _add_types(record, graph.types, dataset.features, edges)
+    if (offsets := graph.part_offsets) is not None:
+        record["parts"] = _shown([f"{n:,} nodes" for n in np.diff(offsets)], f" ({len(offsets) - 1})")
+    for what, called in (("names of nodes", names), ("names of classes", dataset.class_names)):
+        if called is not None:
+            record[what] = _shown([f"'{name}'" for name in called[: SHOWN_NAMES + 1]])
+    notes = {f"note {i}": with_keys(note) for i, note in enumerate(dataset.notes, 1)}
+    return record | dict(described(dataset.card, SHOWN_COLUMNS)) | notes
+
+
+def _shown(each: Sequence[str], more: str = "") -> str:
+    """The first of some texts; `more` ends the line if there are others."""
+    return ", ".join(each[:SHOWN_NAMES]) + (f", ...{more}" if len(each) > SHOWN_NAMES else "")
 
 
 def _graph_on_disk(store: Store) -> str:
@@ -315,49 +350,3 @@ def _labels(task: str, number: int, edges: int | None, in_sets: int) -> dict[str
         without = f", {edges - in_sets:,} in no set" if edges > in_sets else ""
         found["labels of"] = f"edges: {edges:,}{without}"
     return found
-
-
-def _add_parts(record: dict[str, Any], offsets: Any) -> None:
-    if offsets is not None:
-        record["parts"] = ", ".join(f"{n:,} nodes" for n in np.diff(offsets[: SHOWN_NAMES + 1])) + (
-            f", ... ({len(offsets) - 1})" if len(offsets) > SHOWN_NAMES + 1 else ""
-        )
-
-
-def _add_names(record: dict[str, Any], nodes: Sequence[str] | None, classes: Sequence[str] | None) -> None:
-    for what, names in (("names of nodes", nodes), ("names of classes", classes)):
-        if names is not None:
-            record[what] = ", ".join(f"'{n}'" for n in names[:SHOWN_NAMES]) + (
-                ", ..." if len(names) > SHOWN_NAMES else ""
-            )
-
-
-def _with_notes(record: dict[str, Any], notes: Sequence[str]) -> dict[str, Any]:
-    return record | {f"note {i + 1}": with_keys(note) for i, note in enumerate(notes)}
-
-
-def _dataset(dataset: Dataset) -> dict[str, Any]:
-    degree = dataset.graph.in_degree
-    record: dict[str, Any] = {
-        "dataset": dataset.name,
-        "nodes": dataset.num_nodes,
-        "edges": dataset.graph.num_edges,
-        "in-degree": f"median {int(np.median(degree)) if len(degree) else 0}, largest {int(degree.max(initial=0))}",
-        "without in-edges": int((degree == 0).sum()),
-        "edge weights": dataset.graph.is_weighted,
-        **_edge_features(dataset.graph.edge_features, not dataset.graph.types.is_single),
-        **_times(dataset.graph.has_edge_times, dataset.graph.has_node_times),
-        **_features(dataset.features),
-        **_labels(
-            dataset.task,
-            dataset.num_classes,
-            len(dataset.pair_table) if dataset.has_edge_labels else None,
-            sum(dataset.split_sizes.values()),
-        ),
-        "split": ", ".join(f"{n} {len(getattr(dataset.split, n))}" for n in SPLITS),
-    }
-    if not (types := dataset.graph.types).is_single:
-        _add_types(record, types, dataset.features, edges_of_types(dataset.graph))
-    _add_parts(record, dataset.graph.part_offsets)
-    _add_names(record, dataset.node_names, dataset.class_names)
-    return _with_notes(record | dict(described(dataset.card, SHOWN_COLUMNS)), dataset.notes)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...storage.graph import Graph
+from ...storage.graph import Graph, run_starts
 from ...storage.partition.book import PartitionBook
 
 IdArray = npt.NDArray[np.int64]
@@ -99,8 +99,7 @@ def count_cut(graph: Graph, book: PartitionBook, train: IdArray, num_layers: int
     key = reader[cut] * num_nodes + graph.indices[cut]
     order = np.lexsort((hops[row[cut]], key))
     key = key[order]
-    first = np.ones(len(key), bool)
-    np.not_equal(key[1:], key[:-1], out=first[1:])
+    first = run_starts(key)
     key, near = key[first], hops[row[cut]][order][first]
     place = key // num_nodes * size + owner[key % num_nodes]
     reach = [*range(num_layers - 1, -1, -1), num_layers + 1]

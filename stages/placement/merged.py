@@ -9,7 +9,7 @@ import torch
 
 from ...storage.dataset import SPLITS, Split
 from ...storage.features import ArrayFeatures
-from ...storage.graph import index_dtype
+from ...storage.graph import index_dtype, run_starts
 from ...storage.partition.edge_shards import EdgeShards
 from ..messages import Part
 from .chunks import lists_of, sources_of
@@ -51,9 +51,7 @@ def merged(parts: Sequence[Part], sizes: IdArray) -> Part:
     asked, at = np.unique((owner[far] << 40) + source[far], return_inverse=True)
     source_splits = np.searchsorted(asked >> 40, ranks)
     source[far] = at - source_splits[owner[far]]
-    begins = np.ones(edges, bool)
-    begins[1:] = (row[1:] != row[:-1]) | (owner[1:] != owner[:-1])
-    lists = np.flatnonzero(begins)
+    lists = np.flatnonzero(run_starts(row, owner))
     shards = EdgeShards(
         rank,
         row_splits=np.searchsorted(owner[lists], ranks).astype(np.int64),

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ..array_checks import AT_ONCE, proving, require, require_of_edges, require_splits, require_vector, require_within
 from ..errors import InputError
-from ..graph import index_dtype, starts_of
+from ..graph import index_dtype, run_starts, starts_of
 from ..store.scratch import Empty, in_memory
 from ..store.store import Store, open_store, write_store
 from .book import PartitionBook
@@ -173,8 +173,7 @@ def shard_edges(partition: Partition, book: PartitionBook, first_edge: IdArray, 
     edge_splits = starts_of(np.bincount(owner, minlength=parts))
     indices = np.concatenate([np.arange(n, dtype=np.int32), position])[partition.indices[edge]]
     row = np.repeat(np.arange(n, dtype=np.int32), np.diff(partition.indptr))[edge]
-    begins = np.ones(e, bool)
-    begins[1:] = row[1:] != row[:-1]
+    begins = run_starts(row)
     # The last row of a shard may also be the first of the next.
     begins[edge_splits[:-1][np.diff(edge_splits) > 0]] = True
     starts = np.flatnonzero(begins)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ....storage.errors import InputError, NoDirectionError
 from ....storage.features import ArrayFeatures
-from ....storage.graph import Graph, as_times, index_dtype, starts_of
+from ....storage.graph import Graph, as_times, index_dtype, run_starts, starts_of
 from ....storage.plural import are, counted, were
 from ....storage.typed.graph_types import RelationType
 from .columns import Card, clean_edge_features
@@ -170,14 +170,6 @@ def sort_keys(keys: Keys, w: OfEdges, by_time: bool = True) -> tuple[Keys, OfEdg
     return keys[order], w[order]
 
 
-def _starts(*columns: AnyArray) -> npt.NDArray[np.bool_]:
-    """True where a run of equal rows begins."""
-    first = np.ones(len(columns[0]), bool)
-    if len(first) > 1:
-        first[1:] = np.logical_or.reduce([c[1:] != c[:-1] for c in columns])
-    return first
-
-
 def _checked_ends(given: Sequence[AnyArray], counts: tuple[int, int]) -> list[AnyArray]:
     is_pair = isinstance(given, Iterable) and not hasattr(given, "tocoo")
     ends = [np.asarray(side) for side in given] if is_pair else []
@@ -293,7 +285,7 @@ def note_loops(count: int, first: int, options: ReadOptions, notes: list[str]) -
 
 def merge(keys: Keys, w: OfEdges, options: ReadOptions) -> tuple[Keys, OfEdges, tuple[int, int]]:
     """Ascending keys with each edge once, unless duplicates are kept; the number of duplicates, and the first's key."""
-    first = _starts(keys)
+    first = run_starts(keys)
     count = len(keys) - int(np.count_nonzero(first))
     found = (count, int(keys[np.argmin(first)]) if count else 0)
     if not count or options.duplicates != "merge":
@@ -384,9 +376,9 @@ def with_reverses(keys: Keys, w: OfEdges, back: Keys, back_w: OfEdges) -> tuple[
     """The union of the edges and their reverses, both sorted: the i-th copy of an edge pairs with the i-th copy of its
     reverse; with times, the i-th at one time."""
     both = np.concatenate([keys, back])
-    if w.is_empty and _starts(keys).all() and _starts(back).all():
+    if w.is_empty and run_starts(keys).all() and run_starts(back).all():
         both.sort()
-        return both[_starts(both)], w
+        return both[run_starts(both)], w
     copies = np.concatenate([_copy_numbers(keys, w.time), _copy_numbers(back, back_w.time)])
     time = None
     if w.time is not None and back_w.time is not None:
@@ -395,7 +387,7 @@ def with_reverses(keys: Keys, w: OfEdges, back: Keys, back_w: OfEdges) -> tuple[
         copies += np.unique(time, return_inverse=True)[1] * len(time)
     order = np.lexsort((copies, both))
     both, copies = both[order], copies[order]
-    kept = np.flatnonzero(_starts(both, copies))
+    kept = np.flatnonzero(run_starts(both, copies))
     weight, rows = w.weight, w.rows
     if weight is not None and back_w.weight is not None and len(kept):
         weight = np.maximum.reduceat(np.concatenate([weight, back_w.weight])[order], kept)
@@ -408,4 +400,4 @@ def with_reverses(keys: Keys, w: OfEdges, back: Keys, back_w: OfEdges) -> tuple[
 def _copy_numbers(keys: Keys, time: AnyArray | None = None) -> Keys:
     """Each ascending key's number among its equals, of the same time if there are times, which ascend among them."""
     at = np.arange(len(keys))
-    return at - np.maximum.accumulate(np.where(_starts(*([keys] if time is None else [keys, time])), at, 0))
+    return at - np.maximum.accumulate(np.where(run_starts(*([keys] if time is None else [keys, time])), at, 0))

@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from ....storage.dataset import Dataset
 from ....storage.errors import InputError
 from ....storage.features import ArrayFeatures
-from ....storage.graph import Graph
+from ....storage.graph import Graph, run_starts
 from ..cleaning.edges import graph_of_keys
 from .spec import generator, number, parse_spec, split_of
 
@@ -81,9 +81,7 @@ def _graph(p: Rmat) -> Graph:
             filled += len(src)
     keys = keys[:filled]
     keys.sort()
-    first = np.ones(len(keys), bool)
-    np.not_equal(keys[1:], keys[:-1], out=first[1:])
-    return graph_of_keys(keys[first], num_nodes)
+    return graph_of_keys(keys[run_starts(keys)], num_nodes)
 
 
 def _draw(p: Rmat, rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:

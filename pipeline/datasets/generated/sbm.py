@@ -7,7 +7,7 @@ import scipy.sparse as sp
 
 from ....storage.dataset import Dataset
 from ....storage.features import ArrayFeatures
-from ....storage.graph import Graph
+from ....storage.graph import Graph, run_starts
 from ..cleaning.edges import graph_of_keys
 from .spec import generator, number, parse_spec, split_of, unit_vectors
 
@@ -81,9 +81,7 @@ def _edges(p: Sbm, labels: np.ndarray) -> np.ndarray:
     u, v = u[u != v].astype(np.int64), v[u != v].astype(np.int64)
     keys = np.concatenate([v * p.nodes + u, u * p.nodes + v])
     keys.sort()
-    first = np.ones(len(keys), bool)
-    np.not_equal(keys[1:], keys[:-1], out=first[1:])
-    return keys[first]
+    return keys[run_starts(keys)]
 
 
 def _features(p: Sbm, labels: np.ndarray) -> np.ndarray:
