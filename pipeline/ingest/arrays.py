@@ -23,7 +23,11 @@ from ...storage.store.arrays import chunk_rows, create_array
 from ...storage.store.narrow import FeatureDtype, narrow, stored_dtype, stored_width, widen
 from ...storage.store.narrow_loss import NarrowLoss
 from ...storage.store.npy import make_npy, put_npy
+from .spill import Field
+from .tasks import Run
 
+SEAMS_PER_TASK = 16
+"""Chunks of features with several writers that one task joins."""
 SLICE_BYTES = 64 << 20
 """About this much is written at a time."""
 
@@ -46,7 +50,7 @@ class Output:
 
     name: str
     dtype: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Piece, ...] = ()
     digest_dtype: str = ""
     """The dtype that it is digested in; empty: not digested."""
     entry: tuple[int, ...] = ()
@@ -78,10 +82,17 @@ def slice_rows(shape: tuple[int, ...], dtype: npt.DTypeLike) -> int:
     return chunk * max(1, SLICE_BYTES // (row * chunk))
 
 
-def make_outputs(store: Path, outputs: Sequence[Output]) -> dict[str, Any]:
-    """Make the arrays of a store unless they are there; return the manifest's entries for them."""
-    flat = {o.name: make_npy(store, o.name, o.shape, o.dtype) for o in outputs if o.npy}
-    return flat | make_arrays(store, {o.name: (o.shape, o.dtype) for o in outputs if not o.npy})
+def write_outputs(run: Run, store: Path, outputs: Sequence[Output]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Write arrays of a store by tasks. Returns the manifest's entries for them, and the digests of those that have
+    some."""
+    entries = {o.name: make_npy(store, o.name, o.shape, o.dtype) for o in outputs if o.npy}
+    entries |= make_arrays(store, {o.name: (o.shape, o.dtype) for o in outputs if not o.npy})
+    items = [(store, output, *rows) for output in outputs for rows in output.slices()]
+    leaves: dict[str, list[bytes]] = {output.name: [] for output in outputs}
+    for (_, output, *_), record in zip(items, run("arrays", "writing arrays", write_slice, items)):
+        leaves[output.name].append(bytes.fromhex(record["leaves"]))
+    digested = (output for output in outputs if output.digest_dtype)
+    return entries, {o.name: digest_of_leaves(o.digest_dtype, o.shape, leaves[o.name]) for o in digested}
 
 
 def make_arrays(store: Path, arrays: Mapping[str, tuple[tuple[int, ...], str]]) -> dict[str, Any]:
@@ -170,6 +181,11 @@ class Matrix(NamedTuple):
     def chunk(self) -> int:
         """Rows that are written, and digested, as one."""
         return leaf_rows(self.dtype, self.shape)
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        """Arrays of a row that is spilled: its node's number, and its features."""
+        return (Field("int64"), Field(self.dtype, (self.shape[1],)))
 
     @property
     def row_bytes(self) -> int:
@@ -291,20 +307,28 @@ def join_seams(matrix: Matrix, folder: Path, seams: Sequence[tuple[int, Sequence
     return record
 
 
+def joined_seams(run: Run, matrix: Matrix, folder: Path, written: Sequence[dict[str, Any]]) -> "Written":
+    """Join the rows of Zarr chunks that several tasks have `written`, which seams in `folder` hold."""
+    chunks = seams_of(written, matrix.chunk)
+    groups = [(matrix, folder, chunks[i : i + SEAMS_PER_TASK]) for i in range(0, len(chunks), SEAMS_PER_TASK)]
+    every = [*written, *run("seams", "joining features", join_seams, groups)]
+    loss = sum((NarrowLoss.of_record(r["loss"]) for r in every), NarrowLoss.none(matrix.shape[1]))
+    return Written(matrix, {first: leaf for r in every for first, leaf in r["leaves"]}, loss)
+
+
 @dataclass(frozen=True)
 class Written:
     """Features of one node type that are written."""
 
     matrix: Matrix
-    entries: dict[str, Any]
-    """For the manifest."""
     leaves: dict[int, str]
     """Digests of leaves by first row."""
+    loss: NarrowLoss
 
     def fingerprint(self) -> str:
-        shape = self.matrix.shape
+        shape, dtype = self.matrix.shape, self.matrix.dtype
         leaves = [bytes.fromhex(self.leaves[first]) for first in sorted(self.leaves)]
-        return describe_features(*shape, np.float32, digest_of_leaves(np.float32, shape, leaves))
+        return describe_features(*shape, dtype, digest_of_leaves(dtype, shape, leaves))
 
 
 def sample_of(features: Sequence[Written]) -> npt.NDArray[np.floating]:

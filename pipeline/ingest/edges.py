@@ -22,11 +22,13 @@ from ..datasets.cleaning.raw import AnyArray, about
 from ..datasets.readers.parquet import numbers_of, times_of
 from ..datasets.readers.parquet_rapids import is_read, sorted_edges
 from ..datasets.schema.columns import Columns
+from .arrays import Output, Piece
 from .budget import Budget
-from .features import FeatureRows, Run, feature_width, treatment_of
+from .features import FeatureRows, feature_width, treatment_of
 from .names import NodeMap
 from .source import Span, Table, batches, spans_of
 from .spill import Cells, Field, RunWriter, read_cells
+from .tasks import Run
 from .times import NO_TIMES, Times
 
 
@@ -291,20 +293,22 @@ def _widened(rows: AnyArray | None, count: int, width: int) -> AnyArray:
     return out
 
 
-def groups_of(sizes: AnyArray, most: int) -> list[tuple[int, int]]:
-    """Ranges of cells with at most `most` edges each, or one cell."""
-    groups, first, held = [], 0, 0
-    for cell, size in enumerate(sizes.tolist()):
-        if held and held + size > most:
-            groups.append((first, cell))
-            first, held = cell, 0
-        held += size
-    return [*groups, (first, len(sizes))]
-
-
 def sorted_file(folder: Path, what: str, number: int) -> Path:
     """File with an array of the sorted edges of one range of cells."""
     return folder / "sorted" / f"{what}-{number:06d}"
+
+
+def sorted_outputs(folder: Path, found: Sequence[dict[str, Any]], arrays: Sequence[Output]) -> list[Output]:
+    """The arrays of a graph and its edges with their pieces, in the files of `found` tasks that have sorted them."""
+    starts = np.cumsum([0, *(r["edges"] for r in found)]).tolist()
+    made = []
+    for array in arrays:
+        count = "rows" if array.name == "indptr" else "edges"
+        pieces = [Piece(sorted_file(folder, array.name, k), r[count]) for k, r in enumerate(found)]
+        if array.name == "indptr":
+            pieces = [Piece(None, 1), *(piece._replace(base=start) for piece, start in zip(pieces, starts))]
+        made.append(replace(array, pieces=tuple(pieces)))
+    return made
 
 
 def sort_edges(work: EdgeWork, tasks: int, number: int, first: int, stop: int) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Features: read in slices of rows, cleaned, and written where their nodes' numbers say."""
 
-from collections.abc import Callable, Iterator, Sequence
+import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,8 @@ from ..datasets.readers.parquet import feature_names, feature_rows
 from .arrays import Matrix
 from .names import NodeMap
 from .source import Span, Table, batches
-from .spill import Field, RunWriter, cells_of, read_cells, shift_of
+from .spill import RunWriter, cells_of, groups_of, read_cells, shift_of
+from .tasks import Run
 
 
 class FeatureRows(NamedTuple):
@@ -49,10 +51,6 @@ class FeatureRows(NamedTuple):
         for batch in batches(self.table, span, self.columns, self.batch_rows):
             yield first, *self.of_batch(batch)
             first += batch.num_rows
-
-
-Run = Callable[[str, str, Any, list[tuple[Any, ...]]], list[dict[str, Any]]]
-"""Runs a stage of tasks: its name, what it does, the task, arguments of each."""
 
 
 def treatment_of(rows: FeatureRows, spans: Sequence[Span], run: Run) -> filling.Treatment:
@@ -110,11 +108,6 @@ class FeatureWork:
     matrix: Matrix
     treatment: filling.Treatment
 
-    @property
-    def fields(self) -> tuple[Field, ...]:
-        """Arrays of a row that is spilled: its node's number, and its features."""
-        return (Field("int64"), Field("float32", (self.matrix.shape[1],)))
-
     def cleaned(
         self,
         x: npt.NDArray[np.float32],
@@ -144,20 +137,31 @@ def spill_features(work: FeatureWork, number: int, span: Span) -> dict[str, Any]
     assert not isinstance(at, slice) or at.start == span.first
     numbers = np.arange(at.start, at.stop) if isinstance(at, slice) else at
     shift = shift_of(work.nodes.num_nodes)
-    with RunWriter(work.folder / "features", number, work.fields, cells_of(work.nodes.num_nodes)) as writer:
+    with RunWriter(work.folder / "features", number, work.matrix.fields, cells_of(work.nodes.num_nodes)) as writer:
         for first, x, given in work.rows.parts(span):
             of_rows = numbers[first - span.first : first - span.first + len(x)]
             writer.add((of_rows >> shift).astype(np.int16), of_rows, work.cleaned(x, given, of_rows, seen))
     return seen[0].record()
 
 
-def gather_features(work: FeatureWork, tasks: int, number: int, first: int, stop: int) -> dict[str, Any]:
+def gathered(run: Run, folder: Path, matrix: Matrix, tasks: int, most: int) -> list[dict[str, Any]]:
+    """Write the features that so many tasks have spilled, in the order of their nodes' numbers, about `most` rows at a
+    time."""
+    count = matrix.shape[0]
+    sizes = np.full(cells_of(count), 1 << shift_of(count))
+    items = [(folder, matrix, tasks, k, *cells) for k, cells in enumerate(groups_of(sizes, most))]
+    written = run("gather", "features in order", gather_features, items)
+    shutil.rmtree(folder / "features", ignore_errors=True)
+    return written
+
+
+def gather_features(folder: Path, matrix: Matrix, tasks: int, number: int, first: int, stop: int) -> dict[str, Any]:
     """Write the features of the nodes in the cells ``[first, stop)``."""
-    numbers, x = read_cells(work.folder / "features", tasks, work.fields, first, stop)
-    shift, seams = shift_of(work.nodes.num_nodes), work.folder / "seams" / f"{number:06d}"
+    numbers, x = read_cells(folder / "features", tasks, matrix.fields, first, stop)
+    shift, seams = shift_of(matrix.shape[0]), folder / "seams" / f"{number:06d}"
     seams.parent.mkdir(exist_ok=True)
-    begin, end = first << shift, min(stop << shift, work.nodes.num_nodes)
-    return work.matrix.put_stream(seams, begin, end, iter([x[np.argsort(numbers)]]))
+    begin, end = first << shift, min(stop << shift, matrix.shape[0])
+    return matrix.put_stream(seams, begin, end, iter([x[np.argsort(numbers)]]))
 
 
 def write_degrees(folder: Path, matrix: Matrix, indptr: Path, number: int, first: int, rows: int) -> dict[str, Any]:

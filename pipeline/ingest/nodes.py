@@ -1,16 +1,14 @@
 """A table of nodes and the stages of an ingest on it: ids are numbered, names and features written."""
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from ...storage.dataset import SPLITS
 from ...storage.fingerprint import array_digest
-from ...storage.store.narrow_loss import NarrowLoss
 from ..datasets.cleaning import columns as columns_of
 from ..datasets.cleaning.columns import Card
 from ..datasets.cleaning.filling import Seen, Treatment
@@ -23,14 +21,12 @@ from ..datasets.readers.csv_file import is_text_read
 from ..datasets.readers.parquet import sets_of
 from ..datasets.schema.columns import Columns
 from . import features as feature_tasks
-from .arrays import Matrix, Piece, join_seams, seams_of
+from .arrays import Matrix, Piece, Written, joined_seams
 from .budget import Budget
-from .edges import groups_of
 from .features import FeatureRows, feature_width, treatment_of
 from .names import NodeMap, index_names, name_ids, sort_ids
 from .scan import ascend, class_codes, file_of, scan_nodes
 from .source import Table, spans_of
-from .spill import cells_of, shift_of
 from .tasks import Stages
 from .times import Times
 
@@ -39,16 +35,6 @@ SCAN_BYTES = 48
 SPAN_ROWS = 1 << 16
 """Fewest nodes of a task, unless there are no more."""
 NAMES_PER_TASK = 1 << 20
-SEAMS_PER_TASK = 16
-"""Chunks of features with several writers that one task joins."""
-
-
-class WrittenRows(NamedTuple):
-    """Features that are written."""
-
-    leaves: dict[int, str]
-    """Digests of leaves by first row."""
-    loss: NarrowLoss
 
 
 class NodeTable:
@@ -150,7 +136,7 @@ class NodeTable:
 
     def write_features(
         self, matrix: Matrix, treatment: Treatment, notes: list[str], card: Card, of: str = "nodes"
-    ) -> WrittenRows:
+    ) -> Written:
         """Write the features, cleaned. Returns what was written.
 
         Raises:
@@ -168,24 +154,13 @@ class NodeTable:
         columns_of.note_normalized(seen.magnitude, options, notes)
         card += treatment.columns_of(seen, names, of)
         if moved:
-            cells = cells_of(self.map.num_nodes)
-            row = 8 + 4 * matrix.shape[1]
-            most = max(1, self._budget.task_bytes // (3 * row))
-            sizes = np.full(cells, 1 << shift_of(self.map.num_nodes))
-            items = [(work, len(self.spans), k, *c) for k, c in enumerate(groups_of(sizes, most))]
-            written = self._run("gather", "features in order", feature_tasks.gather_features, items)
-            shutil.rmtree(self.folder / "features", ignore_errors=True)
+            most = max(1, self._budget.task_bytes // (3 * (8 + matrix.row_bytes)))
+            written = feature_tasks.gathered(self._run, self.folder, matrix, len(self.spans), most)
         return self.joined(matrix, written)
 
-    def joined(self, matrix: Matrix, written: list[dict[str, Any]]) -> "WrittenRows":
-        """Join the rows of Zarr chunks that several tasks have written. Returns digests as `write_features`."""
-        chunks, folder = seams_of(written, matrix.chunk), self.folder / "seams"
-        groups = [chunks[i : i + SEAMS_PER_TASK] for i in range(0, len(chunks), SEAMS_PER_TASK)]
-        joined = self._run("seams", "joining features", join_seams, [(matrix, folder, group) for group in groups])
-        every = [*written, *joined]
-        losses = [NarrowLoss.of_record(r["loss"]) for r in every]
-        leaves = {first: leaf for r in every for first, leaf in r["leaves"]}
-        return WrittenRows(leaves, sum(losses, NarrowLoss.none(matrix.shape[1])))
+    def joined(self, matrix: Matrix, written: list[dict[str, Any]]) -> Written:
+        """See `joined_seams`."""
+        return joined_seams(self._run, matrix, self.folder / "seams", written)
 
 
 def settle_labels(

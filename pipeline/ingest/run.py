@@ -39,14 +39,14 @@ from ..datasets.schema.columns import NONE
 from ..datasets.schema.source import GraphTables
 from . import edges as edge_tasks
 from . import features as feature_tasks
-from .arrays import Matrix, Output, Piece, Written, make_outputs, sample_of, write_slice
+from .arrays import Matrix, Output, Piece, Written, sample_of, write_outputs
 from .budget import Budget, DiskNeed, check_disk, held_by
 from .edges import edge_table
-from .nodes import NodeTable, WrittenRows, settle_labels
+from .nodes import NodeTable, settle_labels
 from .opened import MADE, ids_at, open_tables, with_added_nodes
 from .scratch import STORE
 from .source import Settings
-from .spill import cell_sizes
+from .spill import cell_sizes, groups_of
 from .tasks import Stages
 from .times import NO_TIMES, gather_times, settled_times
 
@@ -63,6 +63,7 @@ class Ingest:
         self.source, self.settings, self.budget, self.stages = source, settings, budget, stages
         self.folder, self.store = stages.folder, stages.folder / STORE
         self.outputs: list[Output] = []
+        self.entries: dict[str, Any] = {}  # of features, for the manifest
         self.integer_names: bool | None = None
         self.card: columns_of.Card = []
         self.lost: list[str] = []
@@ -325,39 +326,22 @@ class Ingest:
         self.in_degree = degree_summary(degrees.astype(np.int64), counts)
         for way in work.ways:
             shutil.rmtree(self.folder / way, ignore_errors=True)
-        starts = np.cumsum([0, *(r["edges"] for r in found)]).tolist()
-
-        def pieces(what: str, count: str = "edges") -> list[Piece]:
-            return [Piece(edge_tasks.sorted_file(self.folder, what, k), r[count]) for k, r in enumerate(found)]
-
-        rises = [piece._replace(base=start) for piece, start in zip(pieces("indptr", "rows"), starts)]
-        outputs = {"indptr": ("int64", [Piece(None, 1), *rises])}
-        outputs["indices"] = (str(index_dtype(work.num_nodes)), pieces("indices"))
-        if work.weighted:
-            outputs["edge_weight"] = ("float32", pieces("edge_weight"))
-        self.outputs += [
-            Output(name, dtype, tuple(parts), fingerprints.GRAPH_DIGESTS[name], npy=self.settings.graph == "npy")
-            for name, (dtype, parts) in outputs.items()
-        ]
-        if kind := work.times.of_edges:
-            self.outputs.append(Output("edge_time", kind, tuple(pieces("edge_time")), kind))
-        if work.relations:
-            kind = str(edge_dtype(work.relations))
-            self.outputs.append(Output("edge_type", kind, tuple(pieces("edge_type")), kind))
+        dtypes = {"indptr": "int64", "indices": str(index_dtype(work.num_nodes))}
+        dtypes |= {"edge_weight": "float32"} if work.weighted else {}
+        of_graph = ((name, dtype, (), fingerprints.GRAPH_DIGESTS[name]) for name, dtype in dtypes.items())
+        arrays = [Output(*each, npy=self.settings.graph == "npy") for each in of_graph]
+        later = {"edge_time": work.times.of_edges, "edge_type": str(edge_dtype(work.relations)) * bool(work.relations)}
+        arrays += [Output(name, dtype, (), dtype) for name, dtype in later.items() if dtype]
         if work.width:
-            rows, npy = tuple(pieces(OF_EDGES)), self.settings.features == "npy"
-            self.outputs.append(Output(OF_EDGES, "float32", rows, "float32", (work.width,), npy))
+            arrays.append(Output(OF_EDGES, "float32", (), "float32", (work.width,), self.settings.features == "npy"))
+        self.outputs += edge_tasks.sorted_outputs(self.folder, found, arrays)
         return found
 
     def _groups(self, work: edge_tasks.EdgeWork, tasks: int) -> list[tuple[int, int]]:
         """Ranges of cells that one task sorts each. They are kept: the spilled files are gone when edges are sorted."""
-
-        def measure() -> dict[str, Any]:
-            sizes = sum(cell_sizes(self.folder / way, tasks, len(work.cells)) for way in work.ways)
-            most = self.budget.edge_group(work.weighted + bool(work.times.of_edges), 4 * work.width)
-            return {"groups": edge_tasks.groups_of(np.asarray(sizes), most)}
-
-        found = self.stages.run_here("groups", measure)
+        most = self.budget.edge_group(work.weighted + bool(work.times.of_edges), 4 * work.width)
+        given = [self.folder / way for way in work.ways], tasks, len(work.cells)
+        found = self.stages.run_here("groups", lambda: {"groups": groups_of(cell_sizes(*given), most)})
         return [(first, stop) for first, stop in found["groups"]]
 
     # -- features and the rest
@@ -372,13 +356,13 @@ class Ingest:
         matrix = Matrix(self.store, (stop - first, width), npy, kind=narrow)
         if self.typed:
             matrix = matrix._replace(suffix=f"_{number}", nodes_before=first, num_nodes=self.offsets[-1])
-        entries = matrix.make()
+        self.entries |= matrix.make()
         if own.width:
             with about(f"features of {own.table.source.of_type}" if self.typed else ""):
                 rows = own.write_features(matrix, treatment, notes, self.card, called)
             self.notes += noted(kind, notes)
         elif self.typed:
-            rows = WrittenRows({}, NarrowLoss.none(0))
+            rows = Written(matrix, {}, NarrowLoss.none(0))
         else:
             columns_of.note_missing(options, self.notes)
             begins = np.cumsum([0, *(r["rows"] for r in groups)]).tolist()
@@ -388,19 +372,12 @@ class Ingest:
             rows = own.joined(matrix, made)
         lost = matrix.lost(rows.loss, names_in({"columns": self.card}, called, width))
         self.lost += titled(called if self.typed else "", lost)
-        return Written(matrix, entries, rows.leaves)
+        return rows
 
     def _write_manifest(self, features: Sequence[Written], **meta: Any) -> None:
         """Write the other arrays, and the manifest, which has `meta` too."""
         types = self.types
-        entries = make_outputs(self.store, self.outputs)
-        items = [(self.store, output, *rows) for output in self.outputs for rows in output.slices()]
-        written = self.stages.run("arrays", "writing arrays", write_slice, items)
-        leaves: dict[str, list[bytes]] = {output.name: [] for output in self.outputs}
-        for (_, output, *_), record in zip(items, written):
-            leaves[output.name].append(bytes.fromhex(record["leaves"]))
-        digested = [o for o in self.outputs if o.digest_dtype]
-        digest_of = {o.name: fingerprints.digest_of_leaves(o.digest_dtype, o.shape, leaves[o.name]) for o in digested}
+        entries, digest_of = write_outputs(self.stages.run, self.store, self.outputs)
         graph = {name: digest_of.get(name) for name in fingerprints.GRAPH_DIGESTS}
         graph |= {name: digest_of[name] for name in ("edge_time", "node_time") if name in digest_of}
         if not types.is_single:
@@ -418,7 +395,6 @@ class Ingest:
             fingerprint[OF_EDGES] = fingerprints.describe_features(shape[0], shape[1], np.float32, digest_of[OF_EDGES])
         kind, names = self.settings.feature_dtype, self.labels["class_names"]
         for each in features:
-            entries |= each.entries
             if each.matrix.npy:
                 meta[f"features_bytes{each.matrix.suffix}"] = (
                     (self.store / features_file(each.matrix.suffix)).stat().st_size
@@ -447,4 +423,4 @@ class Ingest:
             meta["has_unknown"] = self.labels["has_unknown"] or total > self.labels["shape"][0]
         if not types.is_single:
             meta["types"] = types.record()
-        write_manifest(self.store, KIND, fingerprint, meta, entries)
+        write_manifest(self.store, KIND, fingerprint, meta, entries | self.entries)

@@ -8,6 +8,7 @@ which they were written, and tasks in the order of their numbers: equal records 
 import os
 import uuid
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,12 +109,23 @@ class RunWriter:
             self._aside.unlink(missing_ok=True)
 
 
-def cell_sizes(folder: Path, tasks: int, cells: int) -> npt.NDArray[np.int64]:
-    """int64 [cells], records of all tasks in each."""
+def cell_sizes(folders: Sequence[Path], tasks: int, cells: int) -> npt.NDArray[np.int64]:
+    """int64 [cells], records of all tasks in each, in all folders."""
     total = np.zeros(cells, np.int64)
-    for number in range(tasks):
+    for folder, number in product(folders, range(tasks)):
         total += np.diff(_bounds(folder, number), axis=1).sum(axis=0)
     return total
+
+
+def groups_of(sizes: npt.NDArray[np.integer], most: int) -> list[tuple[int, int]]:
+    """Ranges of cells with at most `most` edges each, or one cell."""
+    groups, first, held = [], 0, 0
+    for cell, size in enumerate(sizes.tolist()):
+        if held and held + size > most:
+            groups.append((first, cell))
+            first, held = cell, 0
+        held += size
+    return [*groups, (first, len(sizes))]
 
 
 def read_cells(folder: Path, tasks: int, fields: Sequence[Field], first: int, stop: int) -> list[npt.NDArray[Any]]:

@@ -16,6 +16,8 @@ from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted
 
 Task = Callable[..., dict[str, Any]]
 """Takes picklable arguments and returns plain values; done twice, it leaves the same."""
+Run = Callable[[str, str, Task, list[tuple[Any, ...]]], list[dict[str, Any]]]
+"""Runs a stage of tasks: its name, what it does, the task, arguments of each."""
 Execute = Callable[[str, Sequence[tuple[Any, ...]]], Iterator[tuple[int, dict[str, Any]]]]
 """Runs calls (function, arguments...) of a stage; gives (position, result) as they are done."""
 

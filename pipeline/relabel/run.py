@@ -4,7 +4,6 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from ...stages.partition.quality import PartCounts, PartitionQuality
 from ...storage.dataset import PAIR_ARRAYS, SPLITS
 from ...storage.dataset_store import FEATURES_FILE, KIND, features_dtype, graph_access
 from ...storage.errors import InputError
-from ...storage.fingerprint import GRAPH_DIGESTS, describe_features, digest_of_leaves, digest_record
+from ...storage.fingerprint import GRAPH_DIGESTS, digest_record
 from ...storage.graph import degree_summary
 from ...storage.lazy_dataset import LazyDataset
 from ...storage.node_names import INTEGER_NAMES
@@ -21,12 +20,13 @@ from ...storage.store.manifest import write_manifest
 from ...storage.store.store import Store, open_store
 from ...storage.stored.facts import FACTS
 from ..config.load import Job
-from ..ingest import edges as edge_tasks
-from ..ingest.arrays import Matrix, Output, Piece, join_seams, make_outputs, seams_of, write_slice
+from ..ingest.arrays import Matrix, Output, Piece, joined_seams, write_outputs
 from ..ingest.budget import Budget, budget_of, check_disk, held_by
 from ..ingest.convert import executing
+from ..ingest.edges import sorted_outputs
+from ..ingest.features import gathered
 from ..ingest.scratch import STORE, commit, scratch
-from ..ingest.spill import cell_sizes, cells_of, shift_of
+from ..ingest.spill import cell_sizes, cells_of, groups_of
 from ..ingest.tasks import Stages
 from ..telemetry.events import Emit, Note, StageEnded
 from . import tasks
@@ -35,7 +35,6 @@ LAYOUT = 2
 """Changes with the files of a renumbering under way: one of another version is not gone on with."""
 PERHAPS = (*FACTS, "has_unknown", "time_unit", INTEGER_NAMES)
 """Entries of a manifest that stay as they are; not all datasets have all."""
-SEAMS_PER_TASK = 16
 NAME_ROWS = 1 << 20
 """Names that one task writes."""
 ROW_COPIES = 4
@@ -127,7 +126,6 @@ class _Relabelling:
         )
         dtype = str(tasks.features_of(self.work).dtype)
         self.matrix = Matrix(self.store, (data.num_nodes, data.num_features), True, dtype, features_dtype(self.source))
-        self.cells = cells_of(data.num_nodes)
         self.most = self.budget.edge_group(self.weighted)
 
     def run(self) -> PartitionQuality:
@@ -158,28 +156,14 @@ class _Relabelling:
         work, count = self.work, len(bounds) - 1
         items = [(work, k, *bounds[k : k + 2]) for k in range(count)]
         self.stages.run("spill", "renumbering edges", tasks.spill_rows, items)
-
-        def measure() -> dict[str, Any]:
-            sizes = cell_sizes(self.folder / "edges", count, self.cells)
-            return {"groups": edge_tasks.groups_of(sizes, self.most)}
-
-        groups = self.stages.run_here("groups", measure)["groups"]
-        items = [(work, count, k, *group) for k, group in enumerate(groups)]
+        given = [self.folder / "edges"], count, cells_of(work.num_nodes)
+        found = self.stages.run_here("groups", lambda: {"groups": groups_of(cell_sizes(*given), self.most)})
+        items = [(work, count, k, *group) for k, group in enumerate(found["groups"])]
         found = self.stages.run("sort", "sorting edges", tasks.sort_rows, items)
-        starts = np.cumsum([0, *(r["edges"] for r in found)]).tolist()
-
-        def pieces(name: str) -> list[Piece]:
-            length = "rows" if name == "indptr" else "edges"
-            files = (edge_tasks.sorted_file(self.folder, name, k) for k in range(len(found)))
-            return [Piece(file, r[length]) for file, r in zip(files, found)]
-
-        rises = [piece._replace(base=start) for piece, start in zip(pieces("indptr"), starts)]
-        outputs = [Output("indptr", "int64", (Piece(None, 1), *rises), "int64", npy=self.npy)]
-        dtypes = {"indices": work.index, **{name: tasks.EDGE_FIELDS[name].dtype for name in work.of_edges}}
-        return outputs + [
-            Output(name, dtype, tuple(pieces(name)), GRAPH_DIGESTS[name], npy=self.npy)
-            for name, dtype in dtypes.items()
-        ]
+        dtypes = {"indptr": "int64", "indices": work.index}
+        dtypes |= {name: tasks.EDGE_FIELDS[name].dtype for name in work.of_edges}
+        arrays = [Output(name, dtype, (), GRAPH_DIGESTS[name], npy=self.npy) for name, dtype in dtypes.items()]
+        return sorted_outputs(self.folder, found, arrays)
 
     def _nodes(self) -> list[Output]:
         """Labels, split, names, and where parts begin."""
@@ -210,39 +194,20 @@ class _Relabelling:
         return Output(name, self.labels["dtypes"][name], (Piece(self.folder / name, length),), entry=entry)
 
     def _features(self) -> str:
-        """Write the features; return their digest."""
+        """Write the features; return their fingerprint."""
         matrix, total = self.matrix, self.data.num_nodes
         matrix.make()
         row = 8 + matrix.row_bytes
         step = max(1, self.budget.task_bytes // (ROW_COPIES * row))
         items = [(self.work, matrix, k, i, min(i + step, total)) for k, i in enumerate(range(0, total, step))]
         self.stages.run("features", "renumbering features", tasks.spill_features, items)
-        sizes = np.full(self.cells, 1 << shift_of(total))
-        groups = edge_tasks.groups_of(sizes, step)
-        gathers = [(self.work, matrix, len(items), k, *group) for k, group in enumerate(groups)]
-        written = self.stages.run("gather", "features in order", tasks.gather_features, gathers)
-        chunks = seams_of(written, matrix.chunk)
-        seams = [
-            (matrix, self.folder / "seams", chunks[i : i + SEAMS_PER_TASK])
-            for i in range(0, len(chunks), SEAMS_PER_TASK)
-        ]
-        joined = self.stages.run("seams", "joining features", join_seams, seams)
-        leaves = {first: leaf for r in [*written, *joined] for first, leaf in r["leaves"]}
-        return digest_of_leaves(matrix.dtype, matrix.shape, [bytes.fromhex(leaves[k]) for k in sorted(leaves)])
+        written = gathered(self.stages.run, self.folder, matrix, len(items), step)
+        return joined_seams(self.stages.run, matrix, self.folder / "seams", written).fingerprint()
 
     def _write(self, outputs: Sequence[Output], features: str) -> PartitionQuality:
         """Write the arrays and the manifest; count the parts."""
-        entries = make_outputs(self.store, outputs)
-        items = [(self.store, output, *rows) for output in outputs for rows in output.slices()]
-        written = self.stages.run("arrays", "writing arrays", write_slice, items)
-        leaves: dict[str, list[bytes]] = {output.name: [] for output in outputs}
-        for (_, output, *_), record in zip(items, written):
-            leaves[output.name].append(bytes.fromhex(record["leaves"]))
-        shapes = {output.name: output.shape for output in outputs}
-        graph = {
-            name: digest_of_leaves(dtype, shapes[name], leaves[name]) if name in shapes else None
-            for name, dtype in GRAPH_DIGESTS.items()
-        }
+        entries, digest_of = write_outputs(self.stages.run, self.store, outputs)
+        graph = {name: digest_of.get(name) for name in GRAPH_DIGESTS}
         offsets = np.load(self.folder / "offsets.npy").tolist()
         work = (self.most, self.data.of_pairs)
         counted = [(self.store, entries, offsets, part, *work) for part in range(self.cut.parts)]
@@ -250,7 +215,7 @@ class _Relabelling:
         digests, matrix, source = self.labels["digests"], self.matrix, self.source
         fingerprint = {
             "graph": digest_record(graph),
-            "features": describe_features(*matrix.shape, matrix.dtype, features),
+            "features": features,
             "labels": digest_record({"labels": digests["labels"]}),
             "split": digest_record({name: digests[name] for name in SPLITS}),
         }

@@ -165,28 +165,13 @@ def features_of(work: Work) -> FeatureStore:
     return open_features(open_store(work.source, KIND), features_access(work.source))
 
 
-def _fields(matrix: Matrix) -> tuple[Field, ...]:
-    """Arrays of a row of features that is spilled: its node's new number, and its features."""
-    return (Field("int64"), Field(matrix.dtype, (matrix.shape[1],)))
-
-
 def spill_features(work: Work, matrix: Matrix, number: int, first: int, stop: int) -> dict[str, object]:
     """Spill the features of the old nodes ``[first, stop)`` by ranges of their new numbers."""
     new = work.mapped("new")[first:stop].astype(np.int64)
-    with RunWriter(work.folder / "features", number, _fields(matrix), cells_of(work.num_nodes)) as writer:
+    with RunWriter(work.folder / "features", number, matrix.fields, cells_of(work.num_nodes)) as writer:
         cell = (new >> shift_of(work.num_nodes)).astype(np.int16)
         writer.add(cell, new, features_of(work).gather(np.arange(first, stop)))
     return {}
-
-
-def gather_features(work: Work, matrix: Matrix, tasks: int, number: int, first: int, stop: int) -> dict[str, object]:
-    """Write the features of the new nodes in the cells ``[first, stop)``."""
-    numbers, x = read_cells(work.folder / "features", tasks, _fields(matrix), first, stop)
-    seams = work.folder / "seams" / f"{number:06d}"
-    seams.parent.mkdir(exist_ok=True)
-    shift = shift_of(work.num_nodes)
-    begin, end = first << shift, min(stop << shift, work.num_nodes)
-    return matrix.put_stream(seams, begin, end, iter([x[np.argsort(numbers)]]))
 
 
 def count_part(

@@ -12,7 +12,7 @@ import pytest
 
 import millrace as mr
 from millrace.pipeline.datasets import ReadOptions, open_dataset
-from millrace.pipeline.ingest import arrays, budget, convert, run
+from millrace.pipeline.ingest import arrays, budget, convert
 from millrace.storage.dataset_store import write_dataset
 from millrace.storage.errors import InputError, RunError, StoreError
 from millrace.tests.contracts.ingest import Killed, contents, cut_small, killed, parquet, same
@@ -372,11 +372,11 @@ def test_an_ingest_that_is_killed_in_each_stage_goes_on(in_memory, tmp_path, mon
 
 def test_another_command_begins_anew(tmp_path, monkeypatch):
     folder = graph(tmp_path / "g")
-    monkeypatch.setattr(run, "write_slice", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        mr.convert(folder, tmp_path / "got", options=DIRECTED, verbose=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(arrays, "write_slice", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            mr.convert(folder, tmp_path / "got", options=DIRECTED, verbose=False)
     assert (tmp_path / ".ingest-got").is_dir()
-    monkeypatch.setattr(run, "write_slice", arrays.write_slice)
     same(folder, tmp_path, UNDIRECTED)
 
 

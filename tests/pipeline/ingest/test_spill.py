@@ -50,7 +50,7 @@ def test_records_come_back_by_cells_in_order(tmp_path, runs):
     cell, keys, rows = (
         np.concatenate([w[i] for w in whole]) if whole else np.empty((0, 3))[:, i % 3] for i in range(3)
     )
-    assert cell_sizes(tmp_path / "x", 3, cells).tolist() == np.bincount(cell.astype(int), minlength=cells).tolist()
+    assert cell_sizes([tmp_path / "x"], 3, cells).tolist() == np.bincount(cell.astype(int), minlength=cells).tolist()
     got = [read_cells(tmp_path / "x", 3, FIELDS, first, first + 1) for first in range(cells)]
     order = np.argsort(cell, kind="stable")
     assert np.array_equal(np.concatenate([k for k, _ in got]), keys[order])

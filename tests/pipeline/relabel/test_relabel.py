@@ -13,7 +13,7 @@ from millrace.pipeline.config.load import resolve
 from millrace.pipeline.datasets.cleaning.options import ReadOptions
 from millrace.pipeline.datasets.edges import edge_dataset
 from millrace.pipeline.datasets.links import link_dataset
-from millrace.pipeline.ingest import arrays, budget, convert, spill
+from millrace.pipeline.ingest import arrays, budget, convert, features, spill
 from millrace.pipeline.relabel import run, tasks
 from millrace.pipeline.relabel.run import Cut, relabel
 from millrace.stages.partition.contiguous import Contiguous
@@ -253,7 +253,7 @@ def test_a_full_disk_leaves_what_is_done_and_nothing_else(tmp_path, monkeypatch)
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tasks, "gather_features", full)
+        patch.setattr(features, "gather_features", full)
         with pytest.raises(RunError, match="no space is left"):
             relabel(INLINE, lazy, Cut(Hash(), 2, 0), tmp_path / "got", MEMORY, lambda event: None)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".ingest-got", "before"]
