@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +10,7 @@ import typer
 
 from ...storage.errors import InputError
 from ...storage.store.paths import local_folder
-from ..telemetry.events import Emit, StageAdvanced, StageStarted
+from ..telemetry.events import Emit, StageStarted, advancing
 from .shared.flags import JsonFlag, SetFlag, SplitFlag
 from .shared.job_table import job_table
 from .shared.output import show
@@ -151,11 +151,6 @@ def _own_folder(out: Path) -> Iterator[None]:
             raise
 
 
-def _advance(emit: Emit, done: int, total: int) -> None:
-    """Rows that a cut has read so far, over all passes."""
-    emit(StageAdvanced("cut", done, total))
-
-
 def _write_parts(job: "Job", data: "Dataset", cut: "Cut", out: Path, emit: Emit) -> tuple["PartitionQuality", float]:
     """A folder of parts, by tasks if the job has a cluster. A store stays on disk."""
     from ...stages.partition.clustered import Clustered
@@ -181,11 +176,11 @@ def _write_parts(job: "Job", data: "Dataset", cut: "Cut", out: Path, emit: Emit)
             def assign_lazily(fingerprint: dict[str, str]) -> None:
                 # The graph is read for this only, and not kept.
                 data = open_lazily(path, place, graph=graph_access(open_store(path, KIND)))
-                assign_nodes(data, cut, out, fingerprint, on_progress=partial(_advance, emit))
+                assign_nodes(data, cut, out, fingerprint, on_progress=advancing("cut", emit))
 
             cutter = Cutter(assign_lazily, parts_of_store(path, out))
         require_nodes(data, "parts hold")
-        report = cut_dataset(data, cut, out, lambda done, total: emit(StageAdvanced("partition", done, total)), cutter)
+        report = cut_dataset(data, cut, out, advancing("partition", emit), cutter)
     return report.quality, report.seconds
 
 
@@ -218,7 +213,7 @@ def _write_store(
             "leave it out"
         )
     start = time.perf_counter()
-    book = book_of(data, cut, partial(_advance, emit))
+    book = book_of(data, cut, advancing("cut", emit))
     quality = measure(data.graph, book, None if data.of_pairs else data.split.train)
     emit(StageStarted("store", f"writing {out}"))
     write_dataset(out, reorder(data, book, cut.order), features_format="npy")

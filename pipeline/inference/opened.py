@@ -24,7 +24,7 @@ from ..config.systems import SYSTEMS
 from ..datasets import ReadOptions, open_dataset
 from ..datasets.cleaning.options import DEFAULT_OPTIONS, require_options
 from ..setup.result import Result
-from ..telemetry.events import Emit, Note, StageAdvanced
+from ..telemetry.events import Emit, Note, advancing
 from .by_tasks import Workers, outputs_in_files
 from .finished_run import TrainedRun, load
 from .on_device import device_chunks, device_of
@@ -97,11 +97,7 @@ class Opened:
         """[n, D], the outputs of the model, or of another one, for `nodes`; progress is that of `stage`. Where samples
         go by time they are at the nodes' own times, or at `moments` [n]. Raises InputError: see `temporal`; or nodes
         have no times."""
-        data = self.data
-
-        def advance(done: int, rows: int) -> None:
-            emit(StageAdvanced(stage, done, rows))
-
+        data, advance = self.data, advancing(stage, emit)
         if (sampler := self.temporal) is not None:
             if moments is None and self.of_pairs:
                 use = "predict_links" if self.task == "link" else "predict_edges"

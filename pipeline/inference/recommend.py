@@ -26,7 +26,7 @@ from ...storage.times.moments import as_moments
 from ..datasets import ReadOptions
 from ..datasets.links import like_edges
 from ..setup.result import Result
-from ..telemetry.events import Emit, StageAdvanced, StageStarted, cautioning, during
+from ..telemetry.events import Emit, StageStarted, advancing, cautioning, during
 from .by_tasks import Workers
 from .files import check_suffix, write_rows
 from .finished_run import TrainedRun, load
@@ -114,11 +114,7 @@ class Recommender:
     def pieces(self, step: int, emit: Emit) -> Iterator[Recommendations]:
         """Recommendations for `step` sources after the other; one piece, if there are none."""
         text = f"ranking {len(self.known.candidates):,} nodes for {counted(len(self.sources), 'source')}"
-
-        def advance(done: int, total: int) -> None:
-            emit(StageAdvanced("recommend", done, total))
-
-        first = 0
+        first, advance = 0, advancing("recommend", emit)
         with during(StageStarted("recommend", text, len(self.sources)), emit), evaluating(self.model):
             decoder = of_relation(decoder_beside(self.model, self.rows.rows), self.relation.place)
             best = best_destinations(

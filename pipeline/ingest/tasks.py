@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ from typing import Any
 from ...storage.errors import InputError, MillraceError, RunError
 from ...storage.store.full_disk import is_full, no_space
 from ...storage.store.regular import file_text
-from ..telemetry.events import Emit, StageAdvanced, StageEnded, StageStarted
+from ..telemetry.events import Emit, StageAdvanced, StageStarted, during
 
 Task = Callable[..., dict[str, Any]]
 """Takes picklable arguments and returns plain values; done twice, it leaves the same."""
@@ -74,19 +73,17 @@ class Stages:
         Raises:
             MillraceError: as the task does.
         """
-        start = time.perf_counter()
-        self._emit(StageStarted(stage, text, len(items)))
-        records = [done_record(self.folder, stage, number) for number in range(len(items))]
-        found = {n: result for n, r in enumerate(records) if (result := _result_in(r))}
-        todo = [n for n in range(len(items)) if n not in found]
-        calls = [(recorded, task, records[n], *items[n]) for n in todo]
-        try:
-            for position, result in self._execute(stage, calls):
-                found[todo[position]] = result
-                self._emit(StageAdvanced(stage, len(found), len(items)))
-        except MemoryError as e:
-            raise RunError(f"{stage}: out of memory ({e}); give a smaller --memory, or fewer --workers") from e
-        self._emit(StageEnded(stage, time.perf_counter() - start))
+        with during(StageStarted(stage, text, len(items)), self._emit):
+            records = [done_record(self.folder, stage, number) for number in range(len(items))]
+            found = {n: result for n, r in enumerate(records) if (result := _result_in(r))}
+            todo = [n for n in range(len(items)) if n not in found]
+            calls = [(recorded, task, records[n], *items[n]) for n in todo]
+            try:
+                for position, result in self._execute(stage, calls):
+                    found[todo[position]] = result
+                    self._emit(StageAdvanced(stage, len(found), len(items)))
+            except MemoryError as e:
+                raise RunError(f"{stage}: out of memory ({e}); give a smaller --memory, or fewer --workers") from e
         return [found[n] for n in range(len(items))]
 
     def run_here(self, stage: str, task: Task) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from ..cluster.unresponsive import Silence
 from ..setup.run_folder import PARTS
 from ..setup.shared_dataset import share
 from ..telemetry.control import Control
-from ..telemetry.events import Note, StageAdvanced, StageEnded, StageStarted
+from ..telemetry.events import Note, StageEnded, StageStarted, advancing
 from .rank_work import RankWork
 
 
@@ -83,11 +83,7 @@ class ClusterRun:
         remove_damaged(cutting.out, self.note, cutting.damage)
         text = f"cutting {dataset.name} into {cut.parts} parts by {cut.partitioner.name}"
         self.emit(StageStarted("partition", text, cut.parts))
-
-        def advance(done: int, total: int) -> None:
-            self.emit(StageAdvanced("partition", done, total))
-
-        report = cut_dataset(dataset, cut, cutting.out, advance, cutting.cutter(cut))
+        report = cut_dataset(dataset, cut, cutting.out, advancing("partition", self.emit), cutting.cutter(cut))
         self.emit(StageEnded("partition", report.seconds))
         self.partition_s = report.seconds
 

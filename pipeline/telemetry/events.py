@@ -183,6 +183,11 @@ def both(*listeners: Emit) -> Emit:
     return emit
 
 
+def advancing(stage: str, emit: Emit) -> Callable[[int, int], None]:
+    """Function that tells how many units of a stage's work are complete, of how many."""
+    return lambda done, total: emit(StageAdvanced(stage, done, total))
+
+
 @contextmanager
 def during(stage: StageStarted, emit: Emit) -> Iterator[None]:
     """Context of a stage, which ends with the block unless that fails."""

@@ -6,7 +6,6 @@ who fills it.
 
 import gc
 import hashlib
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -43,7 +42,7 @@ from ..setup.prepare import Prepared
 from ..setup.result import peak_device_bytes, peak_rss_bytes
 from ..setup.run_folder import CHECKPOINTS, LEARNED, MODEL
 from ..telemetry.control import Control
-from ..telemetry.events import Emit, Note, StageEnded, StageStarted
+from ..telemetry.events import Emit, Note, StageEnded, StageStarted, during
 from ..telemetry.timers import Clock
 from .checkpointing import on_host
 from .context import Member, RankControl, TrainContext
@@ -149,11 +148,9 @@ def train_and_evaluate(prepared: Prepared, out: Path, feed: QueueEnd, member: Me
             model.load_state_dict(progress.best_state)
             if rank_job.learned is not None:
                 rank_job.learned.use_best()
-        emit(StageStarted("evaluate", "evaluating the test split over full neighbourhoods"))
-        before = time.perf_counter()
-        with member.clock.measure("evaluate"):
+        testing = StageStarted("evaluate", "evaluating the test split over full neighbourhoods")
+        with during(testing, emit), member.clock.measure("evaluate"):
             test = score(model, "test")
-        emit(StageEnded("evaluate", time.perf_counter() - before))
         if rank_job.learned is not None:
             rank_job.learned.write(out / LEARNED)
         if group.rank == 0:
