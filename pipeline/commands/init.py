@@ -3,33 +3,33 @@
 import os
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ...storage.errors import InputError
 from ...storage.store.paths import expanded
-from .shared.flags import DatasetFlag, FanoutFlag, ModelFlag, RanksFlag, SetFlag
+from .shared.flags import ModelFlag, SetFlag, with_flags
 from .shared.job_table import job_table
 from .shared.output import say
 
 
+@with_flags("dataset fanout ranks")
 def init(
     path: Annotated[Path, typer.Argument(metavar="JOB.TOML", help="File to write; - for standard output.")] = Path(
         "job.toml"
     ),
-    dataset: DatasetFlag = None,
+    *,
     system: Annotated[str | None, typer.Option(help="Training system.  [default: bulk]")] = None,
     model: ModelFlag = None,
-    fanout: FanoutFlag = None,
-    ranks: RanksFlag = None,
+    flags: dict[str, Any],
     overrides: SetFlag = None,
 ) -> None:
     """Write a job file with every key and its meaning."""
     from ..config.template import job_template
     from ..setup.run_folder import write_atomically
 
-    flags = {"dataset": dataset, "system": system, "model": model, "fanout": fanout, "ranks": ranks}
+    flags |= {"system": system, "model": model}
     path = expanded(path)
     text = job_template(job_table(None, flags, overrides), path.name if str(path) != "-" else "job.toml")
     if str(path) == "-":

@@ -11,10 +11,9 @@ import typer
 from ...storage.errors import InputError
 from ...storage.store.paths import local_folder
 from ..telemetry.events import Emit, StageStarted, advancing
-from .shared.flags import JsonFlag, SetFlag, SplitFlag
+from .shared.flags import JsonFlag, SetFlag, with_flags
 from .shared.job_table import job_table
 from .shared.output import show
-from .shared.stage_flags import with_stage_flags
 
 if TYPE_CHECKING:
     from ...stages.partition.base import Cut
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from ..config.job import Job
 
 
-@with_stage_flags
+@with_flags()
 def partition(
     dataset: Annotated[
         str, typer.Argument(help="Embedded name; file or folder: .npz, .csv, .parquet, Millrace store; OGB name.")
@@ -53,11 +52,10 @@ def partition(
         str | None, typer.Option(help="With --into and a store: bound of memory.  [default: 2GiB]", metavar="SIZE")
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
-    split: SplitFlag = None,
+    *,
+    flags: dict[str, Any],
     overrides: SetFlag = None,
     as_json: JsonFlag = False,
-    *,
-    others: dict[str, Any],
 ) -> None:
     """Cut a dataset into partitions, and print their quality.
 
@@ -84,9 +82,9 @@ def partition(
     check_order(order)
     if order != "ids" and not renumbers:
         raise InputError("--order is that of a renumbered store, --into; parts keep the order of ids: leave it out")
-    flags = {"dataset": dataset, "seed": seed, "split": split, "partition": method or "metis", **others}
+    flags |= {"dataset": dataset, "seed": seed, "partition": method or "metis"}
     # Ranks are those of a run: this command works here, unless it is told otherwise.
-    flags["executor"] = others["executor"] or ("inline" if others["scheduler"] is None else "dask")
+    flags["executor"] = flags["executor"] or ("inline" if flags["scheduler"] is None else "dask")
     given = [f"partition.{k}={v}" for k, v in (("balance", balance), ("passes", passes)) if v is not None]
     job = resolve(job_table(None, from_flags(flags, resume=False)[1], given + (overrides or [])))
     folder = local_folder(out or into or Path())

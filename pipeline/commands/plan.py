@@ -1,37 +1,19 @@
 """`millrace plan`: predict memory, bytes and time of each system, and recommend one."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ...storage.errors import InputError
 from ...storage.optional import present_items
-from .shared.flags import (
-    AllowCodeFlag,
-    BatchSizeFlag,
-    DatasetFlag,
-    DeviceFlag,
-    DropoutFlag,
-    DtypeFlag,
-    EpochsFlag,
-    FanoutFlag,
-    HiddenFlag,
-    JobFile,
-    JsonFlag,
-    LayersFlag,
-    ModelFlag,
-    RanksFlag,
-    SeedFlag,
-    SetFlag,
-    SplitFlag,
-)
+from .shared.flags import AllowCodeFlag, JobFile, JsonFlag, ModelFlag, SetFlag, with_flags
 from .shared.job_table import job_table
 from .shared.output import show
 
 
+@with_flags("dataset hidden layers fanout batch_size epochs dropout ranks device seed dtype split")
 def plan(
     job: JobFile = None,
-    dataset: DatasetFlag = None,
     nodes: Annotated[int | None, typer.Option(help="In place of a dataset: its nodes.")] = None,
     edges: Annotated[int | None, typer.Option(help="In place of a dataset: its edges, in both directions.")] = None,
     num_features: Annotated[int, typer.Option(help="With --nodes: the width of a feature row.")] = 100,
@@ -50,17 +32,8 @@ def plan(
     ] = None,
     latency: Annotated[float | None, typer.Option(help="Between ranks, milliseconds one way.")] = None,
     model: ModelFlag = None,
-    hidden: HiddenFlag = None,
-    layers: LayersFlag = None,
-    fanout: FanoutFlag = None,
-    batch_size: BatchSizeFlag = None,
-    epochs: EpochsFlag = None,
-    dropout: DropoutFlag = None,
-    ranks: RanksFlag = None,
-    device: DeviceFlag = None,
-    seed: SeedFlag = None,
-    dtype: DtypeFlag = None,
-    split: SplitFlag = None,
+    *,
+    flags: dict[str, Any],
     overrides: SetFlag = None,
     allow_code: AllowCodeFlag = None,
     as_json: JsonFlag = False,
@@ -72,15 +45,9 @@ def plan(
     from ..planning.table import as_text
     from ..telemetry.console import Terminal
 
-    flags = {
-        "dataset": dataset, "model": model, "hidden": hidden, "layers": layers, "fanout": fanout,
-        "batch_size": batch_size, "epochs": epochs, "dropout": dropout, "ranks": ranks, "device": device, "seed": seed,
-        "dtype": dtype, "split": split,
-    }  # fmt: skip
-    table = job_table(job, flags, overrides)
-    given = present_items(
-        {"nodes": nodes, "edges": edges, "dataset": dataset, "bandwidth": bandwidth, "latency": latency, "link": link}
-    ).keys()
+    table = job_table(job, {**flags, "model": model}, overrides)
+    asked = {"nodes": nodes, "edges": edges, "dataset": flags["dataset"]}
+    given = present_items({**asked, "bandwidth": bandwidth, "latency": latency, "link": link}).keys()
     if ("nodes" in given) != ("edges" in given) or {"nodes", "dataset"} <= given:
         raise InputError("--nodes and --edges go together, in place of --dataset; give both, or --dataset alone")
     if ("bandwidth" in given) != ("latency" in given) or {"bandwidth", "link"} <= given:

@@ -14,33 +14,7 @@ from ...storage.store.paths import expanded, local_folder
 from ...storage.store.regular import file_text
 from ..cluster.signals import heeded
 from ..telemetry.events import both
-from .shared.flags import (
-    AllowCodeFlag,
-    BatchSizeFlag,
-    DatasetFlag,
-    DeviceFlag,
-    DropoutFlag,
-    DtypeFlag,
-    EpochsFlag,
-    ExecutorFlag,
-    FanoutFlag,
-    HiddenFlag,
-    HostFlag,
-    JobFile,
-    JsonFlag,
-    LayersFlag,
-    LrFlag,
-    OfClusterFlag,
-    OutFlag,
-    RanksFlag,
-    ReuseFlag,
-    RunModelFlag,
-    SeedFlag,
-    SetFlag,
-    SplitFlag,
-    SystemFlag,
-    TrackFlag,
-)
+from .shared.flags import AllowCodeFlag, JobFile, JsonFlag, OutFlag, SetFlag, with_flags
 from .shared.job_table import job_table
 from .shared.output import say_aside, show
 
@@ -48,32 +22,16 @@ if TYPE_CHECKING:
     from ..setup.result import Result
 
 
+@with_flags()
 def run(
     job: JobFile = None,
-    dataset: DatasetFlag = None,
-    system: SystemFlag = None,
-    model: RunModelFlag = None,
-    hidden: HiddenFlag = None,
-    layers: LayersFlag = None,
-    fanout: FanoutFlag = None,
-    batch_size: BatchSizeFlag = None,
-    epochs: EpochsFlag = None,
-    lr: LrFlag = None,
-    dropout: DropoutFlag = None,
-    ranks: RanksFlag = None,
-    executor: ExecutorFlag = None,
-    device: DeviceFlag = None,
-    seed: SeedFlag = None,
-    dtype: DtypeFlag = None,
-    split: SplitFlag = None,
+    *,
+    flags: dict[str, Any],
     overrides: SetFlag = None,
     out: OutFlag = None,
-    scheduler: OfClusterFlag = None,
-    host: HostFlag = None,
     samples: Annotated[
         str | None, typer.Option(help="Train from minibatches that `millrace sample` stored at this path or URL.")
     ] = None,
-    reuse: ReuseFlag = None,
     code: Annotated[
         list[str] | None,
         typer.Option(
@@ -81,7 +39,6 @@ def run(
             help="Code of your own, such as loss=my.losses:focal: loss | optimizer | scheduler | metric | callback.",
         ),
     ] = None,
-    track: TrackFlag = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the job and its data, say what would run, and write nothing.")
     ] = False,
@@ -90,12 +47,6 @@ def run(
     as_json: JsonFlag = False,
 ) -> None:
     """Train and evaluate: partition, sample, fetch, train, evaluate."""
-    flags = {
-        "dataset": dataset, "system": system, "model": model, "hidden": hidden, "layers": layers, "fanout": fanout,
-        "batch_size": batch_size, "epochs": epochs, "lr": lr, "dropout": dropout, "ranks": ranks, "executor": executor,
-        "device": device, "seed": seed, "dtype": dtype, "split": split, "scheduler": scheduler, "host": host,
-        "reuse": reuse, "track": track or None,
-    }  # fmt: skip
     given = _Given(out, resume, samples, code)
     if dry_run:
         record = _train(job, flags, overrides, given, dry=True)

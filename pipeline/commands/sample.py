@@ -9,32 +9,18 @@ from ...storage.plural import counted
 from ...storage.store.paths import expanded
 from ..cluster.signals import heeded
 from ..telemetry.events import both
-from .shared.flags import (
-    AllowCodeFlag,
-    BatchSizeFlag,
-    DatasetFlag,
-    FanoutFlag,
-    JobFile,
-    JsonFlag,
-    SeedFlag,
-    SetFlag,
-    SplitFlag,
-)
+from .shared.flags import AllowCodeFlag, JobFile, JsonFlag, SetFlag, with_flags
 from .shared.job_table import job_table
 from .shared.output import say_aside, show
-from .shared.stage_flags import with_stage_flags
 
 
-@with_stage_flags
+@with_flags()
 def sample(
     job: JobFile = None,
     out: Annotated[str, typer.Option(help="Folder of the store, or its URL on an object store.")] = "samples",
     epochs: Annotated[int | None, typer.Option(help="Epochs to sample.  [default: 30]")] = None,
-    dataset: DatasetFlag = None,
-    fanout: FanoutFlag = None,
-    batch_size: BatchSizeFlag = None,
-    seed: SeedFlag = None,
-    split: SplitFlag = None,
+    *,
+    flags: dict[str, Any],
     features: Annotated[
         str | None,
         typer.Option(
@@ -46,8 +32,6 @@ def sample(
     overrides: SetFlag = None,
     allow_code: AllowCodeFlag = None,
     as_json: JsonFlag = False,
-    *,
-    others: dict[str, Any],
 ) -> None:
     """Sample minibatches once, to train from them many times. An interrupted run continues where it stopped.
 
@@ -59,16 +43,7 @@ def sample(
     from ..setup.configure import check_used
     from ..telemetry.console import Terminal
 
-    flags = {
-        "epochs": epochs,
-        "dataset": dataset,
-        "fanout": fanout,
-        "batch_size": batch_size,
-        "seed": seed,
-        "split": split,
-        **others,
-    }
-    resolved = resolve(job_table(job, from_flags(flags, resume=False)[1], overrides))
+    resolved = resolve(job_table(job, from_flags({**flags, "epochs": epochs}, resume=False)[1], overrides))
     out = out if "://" in out else str(expanded(Path(out)))
     check_used(resolved, trains=False)
     with heeded(say_aside) as requests, Terminal() as terminal:

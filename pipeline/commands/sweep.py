@@ -8,16 +8,17 @@ import typer
 from ...storage.errors import RunError
 from ...storage.plural import counted
 from ...storage.store.paths import expanded
-from .shared.flags import AllowCodeFlag, DatasetFlag, EpochsFlag, JobFile, JsonFlag, OfClusterFlag, OwnModelFlag
+from .shared.flags import AllowCodeFlag, JobFile, JsonFlag, OwnModelFlag, with_flags
 from .shared.job_table import job_table
 from .shared.output import show
 
 
+@with_flags("dataset epochs scheduler")
 def sweep(
     job: JobFile = None,
     out: Annotated[Path, typer.Option(help="Folder of the sweep, with a folder for each run.")] = Path("runs/sweep"),
-    dataset: DatasetFlag = None,
-    epochs: EpochsFlag = None,
+    *,
+    flags: dict[str, Any],
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE,VALUE", help="Values of a configuration key: all are combined."),
@@ -28,7 +29,6 @@ def sweep(
     code: Annotated[
         list[str] | None, typer.Option(metavar="KIND=MODULE:NAME", help="Code of your own, as `run` takes it.")
     ] = None,
-    scheduler: OfClusterFlag = None,
     report: Annotated[
         bool, typer.Option("--report", help="Write a report that compares the best settings' runs.")
     ] = False,
@@ -46,7 +46,7 @@ def sweep(
     from ..telemetry.console import Terminal
 
     grid = grid_of(overrides or [])
-    table = job_table(job, {"dataset": dataset, "epochs": epochs, "scheduler": scheduler}, [])
+    table = job_table(job, flags, [])
     own: dict[str, Any] = {} if model is None else {"model": model}
     with Terminal() as terminal:
         found = run_sweep(
