@@ -5,30 +5,18 @@ from typing import Annotated
 
 import typer
 
-from ...storage.optional import when_present
 from ...storage.store.paths import expanded
-from .shared.flags import (
-    AllowCodeFlag,
-    ClusterFlag,
-    JsonFlag,
-    OtherDatasetFlag,
-    OwnDeviceFlag,
-    OwnModelFlag,
-    SchedulerFlag,
-    WorkersFlag,
-)
-from .shared.job_table import check_workers, settings_of_run
+from .shared.flags import OF_RUN, AllowCodeFlag, Flags, JsonFlag, WorkersFlag, with_flags
+from .shared.job_table import asked_of_run
 from .shared.output import show
 
 
+@with_flags(" ".join(OF_RUN), OF_RUN)
 def evaluate(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
-    dataset: OtherDatasetFlag = None,
-    device: OwnDeviceFlag = None,
+    *,
+    flags: Flags,
     workers: WorkersFlag = 1,
-    scheduler: SchedulerFlag = None,
-    cluster: ClusterFlag = None,
-    model: OwnModelFlag = None,
     allow_code: AllowCodeFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -38,18 +26,14 @@ def evaluate(
     """
     from ...storage.dataset import SPLITS
     from ...storage.optional import present_items
-    from ..custom.user_module import module_named
     from ..inference.evaluate import evaluate
     from ..inference.finished_run import load
     from ..telemetry.console import Terminal
 
-    settings, options = settings_of_run(cluster)
-    check_workers(device, workers, scheduler, settings)
-    own = when_present(module_named, model)
+    asked = asked_of_run(flags, workers)
     with Terminal() as terminal:
-        trained = load(expanded(run_folder), model=own, device=device, emit=terminal)
-        by: dict[str, object] = {"scheduler": scheduler, "cluster": settings}
-        report = evaluate(trained, dataset, options=options, workers=workers, emit=terminal, **by)
+        loaded = {key: asked.pop(key) for key in ("model", "device")}
+        report = evaluate(load(expanded(run_folder), **loaded, emit=terminal), **asked, emit=terminal)
     lines = [f"{report['model']} on {report['dataset']} ({report['seconds']:.2f} s)"]
     metrics = report.get("metrics", {})
     for split in SPLITS:

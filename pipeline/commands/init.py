@@ -3,13 +3,13 @@
 import os
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ...storage.errors import InputError
 from ...storage.store.paths import expanded
-from .shared.flags import ModelFlag, SetFlag, with_flags
+from .shared.flags import Flags, ModelFlag, SetFlag, with_flags
 from .shared.job_table import job_table
 from .shared.output import say
 
@@ -22,7 +22,7 @@ def init(
     *,
     system: Annotated[str | None, typer.Option(help="Training system.  [default: bulk]")] = None,
     model: ModelFlag = None,
-    flags: dict[str, Any],
+    flags: Flags,
     overrides: SetFlag = None,
 ) -> None:
     """Write a job file with every key and its meaning."""

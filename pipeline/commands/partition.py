@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...storage.errors import InputError
 from ...storage.store.paths import local_folder
 from ..telemetry.events import Emit, StageStarted, advancing
-from .shared.flags import JsonFlag, SetFlag, with_flags
+from .shared.flags import Flags, JsonFlag, SetFlag, with_flags
 from .shared.job_table import job_table
 from .shared.output import show
 
@@ -53,7 +53,7 @@ def partition(
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed.")] = 0,
     *,
-    flags: dict[str, Any],
+    flags: Flags,
     overrides: SetFlag = None,
     as_json: JsonFlag = False,
 ) -> None:

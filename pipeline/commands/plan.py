@@ -1,12 +1,12 @@
 """`millrace plan`: predict memory, bytes and time of each system, and recommend one."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ...storage.errors import InputError
 from ...storage.optional import present_items
-from .shared.flags import AllowCodeFlag, JobFile, JsonFlag, ModelFlag, SetFlag, with_flags
+from .shared.flags import AllowCodeFlag, Flags, JobFile, JsonFlag, ModelFlag, SetFlag, with_flags
 from .shared.job_table import job_table
 from .shared.output import show
 
@@ -33,7 +33,7 @@ def plan(
     latency: Annotated[float | None, typer.Option(help="Between ranks, milliseconds one way.")] = None,
     model: ModelFlag = None,
     *,
-    flags: dict[str, Any],
+    flags: Flags,
     overrides: SetFlag = None,
     allow_code: AllowCodeFlag = None,
     as_json: JsonFlag = False,

@@ -8,24 +8,15 @@ import typer
 from ...storage.optional import present_items, when_present
 from ...storage.plural import counted
 from ...storage.store.paths import expanded
-from .shared.flags import (
-    AllowCodeFlag,
-    ClusterFlag,
-    JsonFlag,
-    OtherDatasetFlag,
-    OwnDeviceFlag,
-    OwnModelFlag,
-    SchedulerFlag,
-    WorkersFlag,
-)
-from .shared.job_table import check_workers, settings_of_run
+from .shared.flags import OF_RUN, AllowCodeFlag, Flags, JsonFlag, WorkersFlag, with_flags
+from .shared.job_table import asked_of_run
 from .shared.output import show
 
 
+@with_flags(" ".join(OF_RUN), OF_RUN)
 def predict(
     run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     out: Annotated[Path, typer.Option(help="The file to write: .parquet, .csv, .npy or .zarr.")],
-    dataset: OtherDatasetFlag = None,
     nodes: Annotated[
         str | None,
         typer.Option(help="Ids or names between commas, or train | val | test | unlabelled | all.  [default: all]"),
@@ -56,11 +47,9 @@ def predict(
         str | None,
         typer.Option("--time", help="With --top, of a run by the sampler temporal: as of this time, or date."),
     ] = None,
-    device: OwnDeviceFlag = None,
+    *,
+    flags: Flags,
     workers: WorkersFlag = 1,
-    scheduler: SchedulerFlag = None,
-    cluster: ClusterFlag = None,
-    model: OwnModelFlag = None,
     allow_code: AllowCodeFlag = None,
     as_json: JsonFlag = False,
 ) -> None:
@@ -70,7 +59,6 @@ def predict(
     of --pairs a score; or with --top each node its best destinations.
     """
     from ...storage.errors import InputError
-    from ..custom.user_module import module_named
     from ..inference.edges import SETS, predict_edges_to_file
     from ..inference.finished_run import of_edges
     from ..inference.links import predict_links_to_file
@@ -79,9 +67,7 @@ def predict(
     from ..inference.to_file import FileRequest
     from ..telemetry.console import Terminal
 
-    (settings, options), run, out = settings_of_run(cluster), expanded(run_folder), expanded(out)
-    check_workers(device, workers, scheduler, settings)
-    own = when_present(module_named, model)
+    asked, run, out = asked_of_run(flags, workers), expanded(run_folder), expanded(out)
     given = present_items({"nodes": nodes, "pairs": pairs, "top": top, "relation": relation, "time": at_time}).keys()
     if "top" not in given and (include_known or "time" in given):
         raise InputError(f"{'--include-known' if include_known else '--time'} is given without --top; give --top K")
@@ -95,18 +81,7 @@ def predict(
         raise InputError("--labels is given, but no nodes are predicted; leave it out")
     when = when_present(_moment, at_time)
     with Terminal() as terminal:
-        request = FileRequest(
-            run,
-            out,
-            dataset,
-            options,
-            own,
-            terminal,
-            workers=workers,
-            scheduler=scheduler,
-            cluster=settings,
-            device=device,
-        )
+        request = FileRequest(run, out, **asked, emit=terminal)
         if top is not None:
             report = recommend_to_file(request, Wanted(top, nodes, relation, not include_known, when))
             done = f"{counted(report['pairs'], 'pair')} of {counted(report['sources'], 'source')}"

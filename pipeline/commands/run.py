@@ -14,7 +14,7 @@ from ...storage.store.paths import expanded, local_folder
 from ...storage.store.regular import file_text
 from ..cluster.signals import heeded
 from ..telemetry.events import both
-from .shared.flags import AllowCodeFlag, JobFile, JsonFlag, OutFlag, SetFlag, with_flags
+from .shared.flags import AllowCodeFlag, Flags, JobFile, JsonFlag, OutFlag, SetFlag, with_flags
 from .shared.job_table import job_table
 from .shared.output import say_aside, show
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def run(
     job: JobFile = None,
     *,
-    flags: dict[str, Any],
+    flags: Flags,
     overrides: SetFlag = None,
     out: OutFlag = None,
     samples: Annotated[
@@ -69,9 +69,7 @@ class _Given:
     code: list[str] | None
 
 
-def _train(
-    job: Path | None, flags: dict[str, Any], overrides: list[str] | None, given: _Given, dry: bool = False
-) -> Any:
+def _train(job: Path | None, flags: Flags, overrides: list[str] | None, given: _Given, dry: bool = False) -> Any:
     from ..config.load import resolve
     from ..custom.own_code import check_beside, from_code_flags
     from ..custom.user_module import from_flags
@@ -132,7 +130,7 @@ def _planned(record: dict[str, Any]) -> str:
     )
 
 
-def compile_beside(job: Path | None, flags: dict[str, Any]) -> Any:
+def compile_beside(job: Path | None, flags: Flags) -> Any:
     """Start to compile what the job probably needs, in processes of their own: before the imports that take as long."""
     import tomllib
 

@@ -1,7 +1,7 @@
 """`millrace sample`: sample minibatches once, to train from them many times."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -9,7 +9,7 @@ from ...storage.plural import counted
 from ...storage.store.paths import expanded
 from ..cluster.signals import heeded
 from ..telemetry.events import both
-from .shared.flags import AllowCodeFlag, JobFile, JsonFlag, SetFlag, with_flags
+from .shared.flags import AllowCodeFlag, Flags, JobFile, JsonFlag, SetFlag, with_flags
 from .shared.job_table import job_table
 from .shared.output import say_aside, show
 
@@ -20,7 +20,7 @@ def sample(
     out: Annotated[str, typer.Option(help="Folder of the store, or its URL on an object store.")] = "samples",
     epochs: Annotated[int | None, typer.Option(help="Epochs to sample.  [default: 30]")] = None,
     *,
-    flags: dict[str, Any],
+    flags: Flags,
     features: Annotated[
         str | None,
         typer.Option(

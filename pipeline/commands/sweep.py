@@ -8,7 +8,7 @@ import typer
 from ...storage.errors import RunError
 from ...storage.plural import counted
 from ...storage.store.paths import expanded
-from .shared.flags import AllowCodeFlag, JobFile, JsonFlag, OwnModelFlag, with_flags
+from .shared.flags import AllowCodeFlag, Flags, JobFile, JsonFlag, OwnModelFlag, with_flags
 from .shared.job_table import job_table
 from .shared.output import show
 
@@ -18,7 +18,7 @@ def sweep(
     job: JobFile = None,
     out: Annotated[Path, typer.Option(help="Folder of the sweep, with a folder for each run.")] = Path("runs/sweep"),
     *,
-    flags: dict[str, Any],
+    flags: Flags,
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE,VALUE", help="Values of a configuration key: all are combined."),

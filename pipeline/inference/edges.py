@@ -13,6 +13,7 @@ from ...stages.links.decoders import decoder_beside
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
 from ...storage.links.pairs import PairArray, node_ranges
+from ...storage.optional import taken
 from ...storage.store.paths import expanded
 from ..datasets import ReadOptions
 from ..datasets.cleaning.splits import NO_SPLIT
@@ -136,7 +137,7 @@ def _of_dataset(
     if not data.has_edge_labels:
         raise InputError(f"{data.name} has no labelled edges; give the pairs that are to be predicted")
     chosen: Any = slice(None) if name in (None, "all") else getattr(data.split, name)
-    features, time = (None if a is None else a[chosen] for a in (data.pair_features, data.pair_time))
+    features, time = (taken(a, chosen) for a in (data.pair_features, data.pair_time))
     return data.pair_table[chosen], features, time
 
 

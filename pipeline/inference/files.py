@@ -3,11 +3,11 @@
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from operator import methodcaller
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +20,17 @@ from ...storage.store.committed_folder import folder_aside, sweep_leftovers
 from ...storage.store.full_disk import is_full, new_npy
 from ...storage.store.paths import expanded
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 PIECE_ROWS = 1 << 16
 """Rows of a file that are made at a time: a table takes little memory beside the logits."""
 SUFFIXES = (".parquet", ".csv", ".npy", ".zarr")
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class FileRows:
-    """Results for n rows, of which `numpy.asarray` makes an array, and which files hold. A dataclass."""
+    """Results for n rows, of which `numpy.asarray` makes an array, and which files hold."""
 
     BY_ROW: ClassVar[tuple[str, ...]] = ()
     """Fields with an entry for each row, or None; the first one has some."""
@@ -39,8 +43,8 @@ class FileRows:
         """Arrays by name, with an entry for each row."""
         raise NotImplementedError
 
-    def table(self) -> Any:
-        """A `pyarrow.Table` as files have it."""
+    def table(self) -> "pa.Table":
+        """As files have it."""
         import pyarrow as pa
 
         return pa.table(self.columns())
@@ -97,7 +101,7 @@ def write_rows(
     kind: str,
     num_rows: int,
     pieces: Iterable[FileRows],
-    table: Callable[[Any], Any] = methodcaller("table"),
+    table: "Callable[[Any], pa.Table]" = methodcaller("table"),
 ) -> None:
     """Write a file of one of `SUFFIXES`.
 
@@ -123,7 +127,7 @@ def write_rows(
     written(Path(path), write)
 
 
-def _write_npy(path: Path, num_rows: int, pieces: Iterable[Any]) -> None:
+def _write_npy(path: Path, num_rows: int, pieces: Iterable[npt.NDArray[np.generic]]) -> None:
     """Write the rows of arrays as one array, for `numpy.load`."""
     file, at = None, 0
     for piece in pieces:
@@ -135,7 +139,7 @@ def _write_npy(path: Path, num_rows: int, pieces: Iterable[Any]) -> None:
     file.flush()
 
 
-def _write_tables(path: Path, kind: str, tables: Iterator[Any]) -> None:
+def _write_tables(path: Path, kind: str, tables: "Iterator[pa.Table]") -> None:
     """Write tables one below the other, as CSV or Parquet."""
     from pyarrow.csv import CSVWriter
     from pyarrow.parquet import ParquetWriter

@@ -160,7 +160,7 @@ class Predictions(FileRows):
         self._write(path, check_suffix(Path(path)), all_probabilities)
 
     def _write(self, path: str | Path, kind: str, all_probabilities: bool) -> None:
-        def table(piece: Any) -> Any:
+        def table(piece: Predictions) -> "pa.Table":
             return piece._table(all_probabilities, joined=kind == ".csv")
 
         write_rows(path, kind, len(self), self.pieces(PIECE_ROWS), table)

@@ -9,6 +9,7 @@ from ...stages.models.relational import TypedInput
 from ...storage.dataset import SPLITS, Dataset, Split
 from ...storage.features import ArrayFeatures
 from ...storage.links.pairs import KIND_OF, POSITIVE, PairArray, keys_of_pairs, of_pairs
+from ...storage.optional import taken
 from ...storage.typed.features import TypedFeatures
 from ...storage.typed.graph_types import GraphTypes, edges_of_types
 from ..datasets.cleaning.relations import graph_of_relations
@@ -88,6 +89,6 @@ def with_pairs(made: Dataset, like: Dataset) -> Dataset:
         return replace(made, labels=table, split=split, num_classes=1, task="link", class_names=None).check()
     some = rng.choice(like.split.train, len(table))
     alike: dict[str, Any] = {n: getattr(like, n) for n in ("num_classes", "task", "class_names", "hides_pairs")}
-    features = None if like.pair_features is None else like.pair_features[some]
+    features = taken(like.pair_features, some)
     labels = like.labels[some]
     return replace(made, labels=labels, split=split, pairs=table[:, :2], pair_features=features, **alike).check()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ...storage.dataset import SPLITS, Dataset, IdArray
 from ...storage.links.pairs import PairArray
+from ...storage.optional import taken
 from ..links.decoders import decoder_beside
 from ..links.plan import Ends
 from .edges import NodeRows, edge_outputs
@@ -89,6 +90,6 @@ def _of_edges(
 ) -> Scored:
     """Metrics of the labelled edges of a split, whose ends are at `positions` among the rows."""
     numbers = getattr(dataset.split, split)
-    features = None if dataset.pair_features is None else dataset.pair_features[numbers]
+    features = taken(dataset.pair_features, numbers)
     outputs = edge_outputs(decoder_beside(model, rows), rows, positions, features)
     return measures.measured(outputs, torch.from_numpy(dataset.labels[numbers]).to(outputs.device), split == "test")

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from ..array_checks import AT_ONCE, proving, require, require_of_edges, require_splits, require_vector, require_within
 from ..errors import InputError
 from ..graph import index_dtype, run_starts, starts_of
+from ..optional import taken
 from ..store.scratch import Empty, in_memory
 from ..store.store import Store, open_store, write_store
 from .book import PartitionBook
@@ -189,7 +190,7 @@ def shard_edges(partition: Partition, book: PartitionBook, first_edge: IdArray, 
         sources=book.local(partition.halo)[halo_order].astype(np.int32),
         first_edge=first_edge,
         total_edges=total_edges,
-        edge_weight=None if partition.edge_weight is None else partition.edge_weight[edge],
+        edge_weight=taken(partition.edge_weight, edge),
         edge_type=partition.edge_type,
     )
 

@@ -11,6 +11,7 @@ from ..errors import InputError
 from ..features import ReorderedFeatures
 from ..graph import GRAPH_ARRAYS, Graph, edges_of_rows, index_dtype
 from ..node_names import NodeNames
+from ..optional import taken
 from .book import PartitionBook
 from .node_order import node_order
 
@@ -31,7 +32,7 @@ def ascending(
         keys.sort()
         return (keys - rows * width).astype(indices.dtype), *of_edges
     order = np.argsort(keys, kind="stable")
-    return indices[order], *(None if array is None else array[order] for array in of_edges)
+    return indices[order], *(taken(array, order) for array in of_edges)
 
 
 def reorder(dataset: Dataset, order: npt.NDArray[np.integer] | PartitionBook | str, within: str = "ids") -> Dataset:

@@ -3,7 +3,7 @@ where no job file sets the key."""
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,24 +35,7 @@ OwnModelFlag = Annotated[
         help="For a run of a module of your own: what makes it, such as my.models:Own.",
     ),
 ]
-OtherDatasetFlag = Annotated[
-    str | None, typer.Option("--dataset", help="Another dataset than the run's, as `run` takes it.")
-]
-OwnDeviceFlag = Annotated[
-    str | None, typer.Option("--device", help="cpu | cuda  [default: the run's, or cpu where there is no GPU]")
-]
 WorkersFlag = Annotated[int, typer.Option(help="Processes that share the work, layer by layer.")]
-SchedulerFlag = Annotated[
-    str | None, typer.Option(metavar="ADDRESS", help="A Dask scheduler whose workers share the work, layer by layer.")
-]
-ClusterFlag = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Set a key of the cluster, such as cluster.insecure=true, or of how --dataset is read: read.KEY=VALUE.",
-    ),
-]
 SetFlag = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override any configuration key, such as train.lr=0.01."),
@@ -69,7 +52,9 @@ AllowCodeFlag = Annotated[
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON on standard output.")]
 
-JOB: dict[str, Any] = {
+Flags = dict[str, Any]
+"""Values of flags by name; None where one is not given."""
+JOB: dict[str, object] = {
     "dataset": Annotated[
         str | None,
         typer.Option(
@@ -121,14 +106,40 @@ JOB: dict[str, Any] = {
 }
 """Flags for keys of a job, by name, as `millrace run` has them."""
 
+OF_RUN: dict[str, object] = {
+    "dataset": Annotated[
+        str | None, typer.Option("--dataset", help="Another dataset than the run's, as `run` takes it.")
+    ],
+    "device": Annotated[
+        str | None, typer.Option("--device", help="cpu | cuda  [default: the run's, or cpu where there is no GPU]")
+    ],
+    "scheduler": Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="A Dask scheduler whose workers share the work, layer by layer."),
+    ],
+    "cluster": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Set a key of the cluster, such as cluster.insecure=true, "
+            "or of how --dataset is read: read.KEY=VALUE.",
+        ),
+    ],
+    "model": OwnModelFlag,
+}
+"""Flags of commands that apply a finished run, by name."""
 
-def with_flags(names: str = " ".join(JOB)) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator of a command that has flags of `JOB` in the place of its parameter `flags`, which gets their values by
-    name: those of `names`, with blanks between them, that the command does not have itself."""
+
+def with_flags(
+    names: str = " ".join(JOB), among: Mapping[str, object] = JOB
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator of a command that has flags of `JOB`, or of others, in the place of its parameter `flags`, which gets
+    their values by name: those of `names`, with blanks between them, that the command does not have itself."""
 
     def with_these(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command)
-        kinds = {name: JOB[name] for name in names.split() if name not in own.parameters}
+        kinds = {name: among[name] for name in names.split() if name not in own.parameters}
 
         @functools.wraps(command)
         def called(**values: Any) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....storage.errors import InputError
-from ....storage.optional import present_items
+from ....storage.optional import present_items, when_present
 from ....storage.store.paths import expanded
 from .output import say_aside
 
@@ -72,16 +72,25 @@ def settings_of_run(overrides: list[str] | None) -> tuple[dict[str, Any], "ReadO
     return table.get("cluster", {}), resolved.read if "read" in table else None
 
 
-def check_workers(device: str | None, workers: int, scheduler: str | None, cluster: dict[str, Any]) -> None:
-    """Raise InputError if a GPU is asked for and the work is shared, since processes that share it use processors; or
-    if keys of a cluster are given, and one process works."""
-    scheduler = scheduler or cluster.get("scheduler")
-    if device == "cuda" and (workers != 1 or scheduler is not None):
+def asked_of_run(flags: dict[str, Any], workers: int) -> dict[str, Any]:
+    """What a command asks of a finished run by the flags of `OF_RUN`, by the names of `FileRequest`.
+
+    Raises:
+        InputError: see `settings_of_run`; a GPU is asked for and the work is shared, since processes that share it use
+            processors; or keys of a cluster are given, and one process works.
+    """
+    from ...custom.user_module import module_named
+
+    cluster, options = settings_of_run(flags["cluster"])
+    scheduler = flags["scheduler"] or cluster.get("scheduler")
+    if flags["device"] == "cuda" and (workers != 1 or scheduler is not None):
         other = "--workers" if scheduler is None else "--scheduler"
         raise InputError(f"--device cuda and {other} are given, and workers compute on processors; leave one out")
     if cluster and workers == 1 and scheduler is None:
         seen = f"--set cluster.{next(iter(cluster))} is given, but one process works"
         raise InputError(f"{seen}; give --workers, or leave it out")
+    own = when_present(module_named, flags["model"])
+    return {**flags, "options": options, "model": own, "workers": workers, "cluster": cluster}
 
 
 def _check_job_file(job: Path) -> None:

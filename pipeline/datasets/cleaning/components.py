@@ -8,6 +8,7 @@ import scipy.sparse as sp
 
 from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph, index_dtype
+from ....storage.optional import taken
 from .raw import AnyArray
 
 
@@ -30,13 +31,13 @@ def restricted(graph: Graph, keep: AnyArray) -> Graph:
     return Graph(
         np.concatenate([[0], np.cumsum(graph.in_degree[keep])]).astype(np.int64),
         number[graph.indices[edges]].astype(index_dtype(kept)),
-        None if graph.edge_weight is None else graph.edge_weight[edges],
-        None if graph.edge_id is None else graph.edge_id[edges],
+        taken(graph.edge_weight, edges),
+        taken(graph.edge_id, edges),
         edge_features=None
         if graph.edge_features is None
         else ArrayFeatures(graph.edge_features.gather(np.flatnonzero(edges))),
-        edge_time=None if graph.edge_time is None else graph.edge_time[edges],
-        node_time=None if graph.node_time is None else graph.node_time[keep],
+        edge_time=taken(graph.edge_time, edges),
+        node_time=taken(graph.node_time, keep),
         time_unit=graph.time_unit,
     )
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ....storage.errors import InputError, NoDirectionError
 from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph, as_times, index_dtype, run_starts, starts_of
+from ....storage.optional import taken
 from ....storage.plural import are, counted, were
 from ....storage.typed.graph_types import RelationType
 from .columns import Card, clean_edge_features
@@ -42,7 +43,7 @@ class OfEdges:
         return self.weight is None and self.rows is None and self.time is None
 
     def __getitem__(self, index: AnyArray) -> "OfEdges":
-        return OfEdges(*(None if a is None else a[index] for a in (self.weight, self.rows, self.time)))
+        return OfEdges(*(taken(a, index) for a in (self.weight, self.rows, self.time)))
 
 
 IGNORED = "Edge weights were ignored (edge_weights=ignore)."
@@ -394,7 +395,7 @@ def with_reverses(keys: Keys, w: OfEdges, back: Keys, back_w: OfEdges) -> tuple[
     if rows is not None and back_w.rows is not None:
         # Sorting kept equal ones in their order: what is stored comes before a reverse.
         rows = np.concatenate([rows, back_w.rows])[order[kept]]
-    return both[kept], OfEdges(weight, rows, None if time is None else time[order[kept]])
+    return both[kept], OfEdges(weight, rows, taken(time, order[kept]))
 
 
 def _copy_numbers(keys: Keys, time: AnyArray | None = None) -> Keys:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....storage.graph import Graph, edges_of_rows
+from ....storage.optional import taken
 from ...kernels.row_block.relation_rows import RelationRows
 from ...random import branches
 from ..neighbor import NeighborSampler
@@ -70,7 +71,7 @@ def drawable(graph: Graph) -> Graph:
         return graph
     kept = graph.edge_weight > 0
     indptr = np.concatenate([[0], np.cumsum(kept)])[graph.indptr]
-    ids, kinds = (None if a is None else a[kept] for a in (graph.edge_id, graph.edge_type))
+    ids, kinds = (taken(a, kept) for a in (graph.edge_id, graph.edge_type))
     weight = graph.edge_weight[kept]
     return replace(graph, indptr=indptr, indices=graph.indices[kept], edge_weight=weight, edge_id=ids, edge_type=kinds)
 
