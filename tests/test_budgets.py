@@ -65,16 +65,16 @@ BUDGETS: dict[str, float] = {
     # was passed over is taken, or refused: 18. doctor names each extra: 3.
     # Read wrongly without a word: further sections of Pajek, lists of neighbours, headers above text, matrices whose
     # rows have another order than their columns, edges that Gephi says are of both kinds: 14.
-    "lines_code": 67_811,
+    "lines_code": 67_540,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 34.7,
     "none_checks_of_types": 6,
     # Several of these rose with the same features, by functions that were not looked at one by one; they fall next.
-    "functions_over_6_params": 82,
+    "functions_over_6_params": 80,
     "isinstance_on_policies": 10,
     "see_only_docstrings": 0,
-    "any_annotations": 1815,
-    "optional_arguments": 952,
+    "any_annotations": 1810,
+    "optional_arguments": 950,
     "hasattr": 45,
     "calls_over_6_positional": 0,
     "max_positional_args_at_a_call": 6,

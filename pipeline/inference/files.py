@@ -44,7 +44,7 @@ class FileRows:
         raise NotImplementedError
 
     def table(self) -> "pa.Table":
-        """As files have it."""
+        """The rows as files have them."""
         import pyarrow as pa
 
         return pa.table(self.columns())
