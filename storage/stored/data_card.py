@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import StoreError
 from ..store.narrow import FeatureDtype
 from ..store.narrow_loss import LARGEST
 from ..store.store import Store
@@ -20,8 +21,13 @@ BITS: dict[FeatureDtype, int] = {"float16": 11, "bfloat16": 8}
 
 
 def card_of(store: Store) -> Mapping[str, Any] | None:
-    """The card of a dataset store; None if an earlier version wrote it."""
-    return store.value(CARD, dict) if CARD in store.meta else None
+    """The card of a dataset store; None if an earlier version wrote it. Raises StoreError if it is none."""
+    card = store.value(CARD, dict) if CARD in store.meta else None
+    try:
+        described(card, MOST_COLUMNS)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
+        raise StoreError(f"{store.path}: {CARD} does not say what its columns hold: make the store again") from None
+    return card
 
 
 def data_card(columns: Sequence[Mapping[str, object]], **facts: object) -> dict[str, object]:

@@ -1,10 +1,15 @@
 """The data card: kept with a store and a run, and shown by inspect, the report and the model card."""
 
 import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 import millrace as mr
+from millrace.storage.errors import StoreError
 from millrace.storage.store.store import open_store
-from millrace.storage.stored.data_card import AS_GIVEN, CARD, data_card, described, narrower
+from millrace.storage.stored.data_card import AS_GIVEN, CARD, card_of, data_card, described, narrower
 from millrace.tests.contracts.command import command
 
 
@@ -39,6 +44,17 @@ def test_what_a_narrower_dtype_would_lose():
     }
     of_cells = dict(described(data_card([column("city=ulm", 0.0, 1.0)]), 1))["column city=ulm of nodes"]
     assert of_cells == "0 to 1", "an empty cell is 0 in all columns of one_hot, and none is missing"
+
+
+@pytest.mark.parametrize(
+    "columns", [None, 7, [None], [{}], [column("pay", 0.0, None)], [column("pay", "a", "b")], [{"name": "pay"}]]
+)
+def test_a_card_that_says_something_else_is_refused(columns):
+    store: Any = SimpleNamespace(
+        path="place", meta={CARD: {"columns": columns}}, value=lambda key, kind: store.meta[key]
+    )
+    with pytest.raises(StoreError, match="data_card does not say what its columns hold"):
+        card_of(store)
 
 
 def test_it_is_kept_and_shown(tmp_path):
