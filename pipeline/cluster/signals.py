@@ -4,11 +4,11 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-from ..machine.deadline import ended_in_time
+from ..machine.deadline import end_now, ended_in_time
 from ..telemetry.events import Event, StageStarted, StepDone
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -80,6 +80,8 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> NoReturn:
+    with suppress(Exception):  # what it needs may be half-imported
+        end_now()
     os.write(2, b"millrace: interrupted; what was committed stays\n")
     os._exit(130)
 

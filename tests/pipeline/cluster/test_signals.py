@@ -2,7 +2,10 @@
 
 import os
 import signal
+import subprocess
+import sys
 
+import psutil
 import pytest
 
 from millrace.pipeline.cluster.signals import SAVING, STOPPING, Requests, ended_by_signals, heeded, was_interrupted
@@ -77,3 +80,18 @@ def test_a_signal_that_ends_a_command_is_remembered_until_the_next_command() -> 
     assert was_interrupted()
     with ended_by_signals():
         assert not was_interrupted()
+
+
+def test_what_ends_at_once_leaves_no_process_behind() -> None:
+    code = (
+        "import os, signal, subprocess, sys\n"
+        "from millrace.pipeline.cluster import signals\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "os.kill(child.pid, signal.SIGSTOP)\n"
+        "print(child.pid, flush=True)\n"
+        "signals._end_at_once(signal.SIGTERM, None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 130 and "interrupted" in done.stderr and "what was committed stays" in done.stderr
+    pid = int(done.stdout)
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
