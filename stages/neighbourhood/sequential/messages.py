@@ -66,7 +66,7 @@ class Apply(torch.autograd.Function):
                 src, there, lists = _piece(shard, a, b, h.device)
                 coef = taken(shard.weight_on(h.device), slice(src.start, src.stop))
                 weight = moved(coef, h.dtype)
-                with _seeded(key, batch.rank, q, a):
+                with _seeded(key, batch.rank, q, a, h.device):
                     x = message(rows[src.indices], dst[there], weight, *of_edges.values(q, src), *params)
                 shape = tuple(x.shape[1:])
                 x = as_matrix(x, len(src.indices), "the message's result").detach()
@@ -117,7 +117,7 @@ class Apply(torch.autograd.Function):
                 src, there, lists = _piece(shard, a, b, h.device)
                 coef = taken(shard.weight_on(h.device), slice(src.start, src.stop))
                 weight = moved(coef, h.dtype)
-                with torch.enable_grad(), _seeded(key, batch.rank, q, a):
+                with torch.enable_grad(), _seeded(key, batch.rank, q, a, h.device):
                     x_src, x_dst = rows[src.indices].requires_grad_(), dst[there].requires_grad_()
                     x_edge = [t.requires_grad_(d_edge is not None) for t in of_edges.values(q, src)]
                     x = message(x_src, x_dst, weight, *x_edge, *given[:num_params])
@@ -204,17 +204,21 @@ def _piece(shard: Shard, a: int, b: int, device: torch.device) -> tuple[_Edges, 
 
 
 @contextmanager
-def _seeded(key: int, rank: int, source: int, piece: int) -> Iterator[None]:
-    """Context that seeds torch's generator for one piece of one shard, alike both times that its messages are computed,
-    and restores it."""
-    generator = torch.default_generator
-    before = generator.get_state()
-    seed = draw_word(node_words(key, np.array([rank << 32 | source])), piece)
-    generator.manual_seed(torch_seed(int(seed[0])))
+def _seeded(key: int, rank: int, source: int, piece: int, device: torch.device) -> Iterator[None]:
+    """Context that seeds torch's generators, also that of the device, for one piece of one shard, alike both times that
+    its messages are computed, and restores them."""
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index])
+    before = [generator.get_state() for generator in generators]
+    seed = torch_seed(int(draw_word(node_words(key, np.array([rank << 32 | source])), piece)[0]))
+    for generator in generators:
+        generator.manual_seed(seed)
     try:
         yield
     finally:
-        generator.set_state(before)
+        for generator, state in zip(generators, before):
+            generator.set_state(state)
 
 
 def parameters_used(

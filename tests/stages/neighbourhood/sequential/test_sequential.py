@@ -297,6 +297,19 @@ class Counting(ThreadGroup):
         return swap
 
 
+def test_the_generator_of_a_device_is_seeded_alike_in_both_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_device = torch.Generator().manual_seed(7)
+    monkeypatch.setattr(torch.cuda, "default_generators", (of_device,))
+    drawn = []
+    for _ in range(2):
+        state = of_device.get_state()
+        with messages._seeded(3, 0, 1, 2, torch.device("cuda", 0)):
+            drawn.append((torch.rand(4), torch.rand(4, generator=of_device)))
+        assert torch.equal(of_device.get_state(), state), "it is put back"
+        torch.rand(1, generator=of_device)
+    assert all(torch.equal(a, b) for a, b in zip(*drawn))
+
+
 def test_what_is_under_way_is_bounded_and_changes_no_result() -> None:
     case = make_case(3, 4)
 
