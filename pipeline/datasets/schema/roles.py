@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 SHOWN_FEATURES = 8
 """Most columns of features that a note names one by one."""
-CODE = (".py", ".sh", ".md", ".ipynb")
-"""Ends of the names of files that hold no sets."""
+NO_SETS = (".py", ".sh", ".md", ".ipynb", ".log", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".png", ".pdf")
+"""Ends of the names of files that hold no sets: code, its settings, and what it says and draws."""
 _OF_NODES = ("id", "node_time", "feature_columns")
 _OF_EDGES = ("src", "dst", "weight", "relation_column", "edge_time", "edge_feature_columns")
 
@@ -260,7 +260,7 @@ def _add_unread(
         if draws_split and "split" not in problems.keys and (nodes.labels or not table.type) and not nodes.of_split:
             if (sets := unread_sets(nodes, heads[i], rows[i])) is not None:
                 problems.add(f"{source.path}: {sets[1]}", split=sets[0])
-            stems = {name.partition(".")[0]: name for name, _ in source.left_out if not name.endswith(CODE)}
+            stems = {name.partition(".")[0]: name for name, _ in source.left_out if not name.endswith(NO_SETS)}
             for name in [n for stem, n in stems.items() if words.is_split(stem) or words.mask_of(stem) == "train"][:1]:
                 said = f"{source.path}: {name} is not read, and by its name says which nodes train; add a column split"
                 problems.add(f"{said} (train, val, test) to the nodes, or set read.split=none to draw one", split=NONE)

@@ -16,6 +16,7 @@ from pyarrow import csv as arrow_csv
 
 from .....storage.errors import InputError
 from ...cleaning.arrow import reading
+from ...cleaning.class_names import NO_CLASS
 from ...cleaning.node_ids import in_one_kind
 from ...cleaning.raw import Hint
 from ...schema.source import GraphTables, Role, SourceTable
@@ -99,10 +100,12 @@ def layout_of(path: Path) -> Layout:
         said = f"{path} is read as a list of edges, but not the line '{(bad or rows)[0][:60]}'"
         more = f"at most {MOST_COLUMNS - 2} columns more, as many in every line, between tabs, blanks, commas, ; or |"
         raise InputError(f"{said}: expected a source, a destination and {more} (call a file of METIS .graph)")
+    # A word for a number that is missing is no name of a column.
+    named = [c for c in [*zip(*split)][2:] if c[0].lower() not in {*NO_CLASS, "n/a", "inf", "-inf"}]
     has_header = not any(NUMBER.fullmatch(cell) for cell in first) and (
         all(_plain(cell) in ENDS for cell in first[:2])
         or any(all(map(NUMBER.fullmatch, row[:2])) for row in split[1:])
-        or any(all(map(NUMBER.fullmatch, column[1:])) for column in [*zip(*split)][2:] if split[1:])
+        or any(all(map(NUMBER.fullmatch, column[1:])) for column in named if split[1:])
     )
     names = tuple(first) if has_header else _named_in(comments, width)
     konect = next((found for line in comments if (found := _KONECT.match(line))), None)

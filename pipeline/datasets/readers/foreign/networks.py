@@ -47,8 +47,8 @@ def read_network(path: Path, name: str) -> GraphTables:
     kind = {"create_using": nx.MultiDiGraph} if reader.endswith("list") else {}
     try:
         if reader == "read_pajek":  # NetworkX takes the lines of all further sections for edges of the first
-            sections = {*re.findall(rb"(?m)^[*](\w+)", _bytes_of(path).lower())} - {b"network", b"vertices"}
-            if len(sections) > 1 or not sections <= {b"arcs", b"edges", b"matrix"}:
+            sections = {*re.findall(rb"(?m)^\s*[*](?!network|vertices)(\w+(?:\s*:\d+)?)", _bytes_of(path).lower())}
+            if len(sections) > 1 or not all(re.match(rb"(?:arcs|edges|matrix)\b", name) for name in sections):
                 raise InputError(f"it has *{', *'.join(sorted(map(bytes.decode, sections)))}; expected *Arcs alone")
         own = {"read_gml": _read_gml, "read_gexf": _read_gexf}.get(reader)
         graph: Any = getattr(nx, reader)(path, **kind) if own is None else own(nx, path)

@@ -155,7 +155,8 @@ def test_masks_of_several_splits(tmp_path):
 def test_files_of_sets_beside_tables(tmp_path, name):
     folder = write(tmp_path / "g", NODES.replace("key", "id"))
     (folder / name).write_bytes(b"0")
-    (folder / "train.py").write_text("")
+    for other in ("train.py", "train.log", "train.yaml"):
+        (folder / other).write_text("")
     with pytest.raises(InputError, match=f"{name} is not read, and by its name says which nodes train"):
         mr.open_dataset(folder, options=mr.ReadOptions(**DIRECTED))
     data = same(folder, tmp_path, mr.ReadOptions(**DIRECTED, split="none"))

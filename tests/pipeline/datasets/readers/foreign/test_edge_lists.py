@@ -79,6 +79,14 @@ def test_a_header_above_numbers(tmp_path):
     assert edges_of(_opened(tmp_path / "g.txt")) == pairs
 
 
+@pytest.mark.parametrize("missing", ["NA", "nan", "?", "-inf"])
+def test_an_edge_whose_number_is_missing_is_no_header(tmp_path, missing):
+    pairs = [("9.a", "9.b"), ("9.b", "9.c")]
+    (tmp_path / "g.txt").write_text(_text([("9.c", "9.a", missing), *((*pair, 490) for pair in pairs)]))
+    options = mr.ReadOptions(task="link", direction="directed", edge_weights="ignore")
+    assert edges_of(_opened(tmp_path / "g.txt", options)) == [*pairs, ("9.c", "9.a")]
+
+
 @pytest.mark.parametrize(
     ("third", "role"),
     [

@@ -68,15 +68,17 @@ def test_structure(tmp_path, suffix):
     assert edges_of(dataset) == _expected(graph)
 
 
-@pytest.mark.parametrize("more", ["*Edges\n1 3 1\n", "*Partition p\n1 2\n", "*Edgeslist\n1 2 3\n"])
+@pytest.mark.parametrize(
+    "more", ["*Edges\n1 3\n", "  *edges\n1 3\n", "*Partition p\n1 2\n", "*Edgeslist\n1 2 3\n", "*Arcs :2\n1 3\n"]
+)
 def test_sections_of_pajek(tmp_path, more):
     """Lines of further sections are not taken for arcs."""
-    text = '*Vertices 3\n1 "a"\n2 "b"\n3 "c"\n*arcs\n1 2 1\n2 3 1\n'
+    text = '*Vertices 3\n1 "a"\n2 "b"\n3 "c"\n*arcs\n1 2\n2 3\n'
     (tmp_path / "g.net").write_text(text)
     dataset = mr.open_dataset(tmp_path / "g.net", options=mr.ReadOptions(task="link"), split="fraction:1,0")
     assert edges_of(dataset) == [("a", "b"), ("b", "c")]
     (tmp_path / "g.net").write_text(text + more)
-    with pytest.raises(mr.InputError, match=r"it has \*arcs, \*\w+; expected \*Arcs alone"):
+    with pytest.raises(mr.InputError, match=r"it has \*arcs, \*\w+( :2)?; expected \*Arcs alone"):
         mr.open_dataset(tmp_path / "g.net", options=mr.ReadOptions(task="link"))
 
 
