@@ -95,9 +95,8 @@ def check_used(job: Job, trains: bool) -> None:
     """
     unread = {}
     if trains:
-        others = [name for name in SYSTEMS.available() if name != job.system]
-        unread = {name: f'the system is {job.system}; set system = "{name}"' for name in others}
-        if job.executor == "inline":
+        unread = {s: f'the system is {job.system}; set system = "{s}"' for s in SYSTEMS.available() if s != job.system}
+        if job.executor == "inline" and (job.cluster.starts_here or job.read.edges_on != "gpu"):
             unread["cluster"] = 'one process does all the work; set executor = "dask"'
         if job.device == "cpu":
             unread |= NO_GPU

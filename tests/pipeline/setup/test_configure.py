@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 import millrace as mr
-from millrace.pipeline.setup.configure import configure, sections_of
+from millrace.pipeline.setup.configure import check_used, configure, sections_of
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.command import command
 
@@ -118,6 +118,13 @@ def test_a_key_that_a_run_does_not_read_is_refused(tmp_path: Path, given: str) -
         )
     assert str(refused.value).startswith(wanted)
     assert not (tmp_path / "run").exists()
+
+
+def test_gpus_of_a_named_cluster_sort_edges_for_one_process() -> None:
+    given = {"read": {"edges_on": "gpu"}, "cluster": {"scheduler": "tcp://127.0.0.1:1"}}
+    check_used(configure(given), trains=True)
+    with pytest.raises(InputError, match=r"cluster\.restarts is set, but one process"):
+        check_used(configure({"read": given["read"], "cluster": {"restarts": 1}}), trains=True)
 
 
 def test_a_plan_on_processors_reads_no_key_of_a_gpu() -> None:
