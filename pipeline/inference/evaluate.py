@@ -125,10 +125,11 @@ def _measures(trained: TrainedRun, data: Dataset) -> Measures:
     """The built-in metrics of a run; its own loss and metrics are not kept."""
     task, train = data.task, trained.config.train
     outline = Outline.from_dataset(data, balanced=train.loss.is_balanced)
-    if outline.train_counts and {"labels", "train nodes"} & {*changed_since(trained.result.fingerprint, data)}:
-        outline = replace(outline, train_counts=train_counts(trained.open_dataset()))  # weights are the run's
     own_loss = "loss" in trained.result.fingerprint
     wanted = {*train.metrics, *ALWAYS.get(task, ())} - {"accuracy", *(["loss"] if own_loss else [])}
+    is_weighted = "loss" in wanted and outline.train_counts is not None
+    if is_weighted and {"labels", "train nodes"} & {*changed_since(trained.result.fingerprint, data)}:
+        outline = replace(outline, train_counts=train_counts(trained.open_dataset()))  # weights are the run's
     loss = None if own_loss else loss_of(train.loss, outline, OwnCode())
     both = trained.config.link.ranked == "both"
     return Measures(task, [name for name in METRICS[task] if name in wanted], loss=loss, ranks_sources=both)

@@ -163,3 +163,11 @@ def test_a_balanced_loss_keeps_the_runs_weights(tmp_path):
     run = mr.run(graph(0, **sets), out=tmp_path / "run", train=train, **SMALL)
     for other in (graph(0, test=sets["test"]), graph(0, train=[10, 11, 13, 16], test=sets["test"])):
         assert mr.evaluate(run, other)["metrics"]["test"]["loss"] == pytest.approx(run.test_metrics["loss"])
+
+
+def test_weights_that_nothing_reads_need_no_data_of_the_run(tmp_path):
+    mr.write_dataset(tmp_path / "store", mr.from_pyg(graph(0)))
+    train = {"loss": {"name": "cross_entropy", "class_weights": "balanced"}}
+    run = mr.run(tmp_path / "store", out=tmp_path / "run", train=train, **SMALL)
+    (tmp_path / "store").rename(tmp_path / "gone")
+    assert set(mr.evaluate(run, graph(1))["accuracy"]) == {"train", "val", "test"}
