@@ -16,10 +16,14 @@ FEWER_SEEDS = 8
 
 
 def idle_patience(prepared: Prepared) -> Iterator[str]:
-    """A sentence if patience never runs out, since a phase of the run has too few validations."""
-    job, patience = prepared.job, prepared.job.train.patience
-    if patience is not None and patience >= (most := job.epochs // job.train.evaluate_every):
-        yield f"train.patience is {patience}, and {job.epochs} epochs validate {most} times: nothing stops early."
+    """A sentence if patience never runs out before the last epoch: too few validations search for one best epoch."""
+    epochs, patience, every = prepared.job.epochs, prepared.job.train.patience, prepared.job.train.evaluate_every
+    if patience is not None:
+        phases = prepared.system.schedule.phases(epochs, prepared.model.build())
+        ends, firsts = {p.last_epoch for p in phases}, {0, *(p.first_epoch for p in phases if p.fresh_optimizer)}
+        most = max(sum(e % every == 0 or e in ends for e in range(first + 1, first + epochs)) for first in firsts)
+        if patience >= most:
+            yield f"train.patience={patience} cannot run out in {counted(most, 'validation')} before the last epoch."
 
 
 def one_step(prepared: Prepared) -> Iterator[str]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from ...storage.errors import InputError
 from ...storage.plural import counted
-from .schema import ParameterGroup, Train
+from .schema import Train
 
 UNFIT = ("Optimizer", "LBFGS", "SparseAdam", "Muon", "Rprop")
 """Optimisers of torch that need the loss again, sparse gradients or matrices, or take no learning rate at each step."""
@@ -68,17 +68,14 @@ def _grouped(train: Train, parameters: Sequence[tuple[str, nn.Parameter]]) -> li
         return [p for _, p in parameters]
     members: dict[int, list[nn.Parameter]] = {}
     for name, p in parameters:
-        members.setdefault(_group_of(train.groups, name), []).append(p)
+        # Parameters of no group are in one behind the last.
+        of = next((k for k, group in enumerate(train.groups) if fnmatchcase(name, group.match)), len(train.groups))
+        members.setdefault(of, []).append(p)
     found = []
     for k, mine in sorted(members.items()):
         own = train.groups[k].model_dump(exclude={"match"}, exclude_none=True) if k < len(train.groups) else {}
         found.append({"params": mine, **own})
     return found
-
-
-def _group_of(groups: Sequence[ParameterGroup], name: str) -> int:
-    """The first group whose pattern a name matches; behind the last one where none does."""
-    return next((k for k, group in enumerate(groups) if fnmatchcase(name, group.match)), len(groups))
 
 
 def check_optimizer(train: Train, model: nn.Module) -> None:

@@ -126,7 +126,8 @@ def _sweep(
     code = {"callbacks": options.pop("callbacks")} if "callbacks" in options else {}
     code |= {} if loss is None else {"loss": loss}
     code |= {k: v for k, v in zip(("optimizer", "scheduler", "metrics"), may_be_code) if v}
-    if not _is_name(options.get("model", "")):
+    model = options.get("model", "")
+    if not isinstance(model, str | Mapping) or ":" in model:  # not Millrace's by name, or a table of its options
         code["model"] = options.pop("model")
     base = with_options(dict(config or {}), {k: table_of(v) if is_record(v) else v for k, v in options.items()})
     if isinstance(system := base.get("system"), System):
@@ -166,11 +167,6 @@ def _sweep(
         rows, failures = _rows(planned, out, done)
         write_json(out / RECORD, {**_record(planned), "rows": rows, "failures": failures, "sampled_s": sampled_s})
     return Sweep(out, rows, failures, sampled_s)
-
-
-def _is_name(model: object) -> bool:
-    """True if a model is one of Millrace's by name, or a table of its options."""
-    return isinstance(model, Mapping) or (isinstance(model, str) and ":" not in model)
 
 
 def _with_data(point: Point, in_memory: object, out: Path) -> Point:

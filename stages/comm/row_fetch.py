@@ -117,16 +117,13 @@ class RowFetch:
             values, at = [], 0
             for v in self.like:
                 end = at + int(indptr[-1]) * v.itemsize
-                values.append(into[at:end].numpy().view(v.dtype) if at % v.itemsize == 0 else _aligned(into[at:end], v))
+                part = into[at:end].numpy()
+                values.append((part if at % v.itemsize == 0 else part.copy()).view(v.dtype))
                 at = end
             yield s, Rows(indptr, start, tuple(values))
         for swap in self._sent:
             swap.sent("rows of this rank's block")
         self._sent.clear()
-
-
-def _aligned(part: Tensor, like: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
-    return part.numpy().copy().view(like.dtype)
 
 
 def _bytes(*arrays: npt.NDArray[Any]) -> Tensor:

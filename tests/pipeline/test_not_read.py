@@ -7,6 +7,9 @@ import pytest
 import torch
 
 import millrace as mr
+from millrace.pipeline.not_read import idle_patience
+from millrace.pipeline.setup.configure import configure
+from millrace.pipeline.setup.prepare import prepare
 from millrace.pipeline.telemetry.events import Note
 
 data_of = pytest.importorskip("torch_geometric.data")
@@ -131,12 +134,20 @@ def test_times_of_nodes_alone_are_not_called_those_of_edges(tmp_path):
     assert said in notes and not any("times of edges" in text for text in notes)
 
 
-@pytest.mark.parametrize(("patience", "said"), [(3, 1), (2, 0)])
-def test_patience_that_never_runs_out(tmp_path, patience, said):
-    seen = []
-    mr.run(
-        "sbm:nodes=60,classes=2,features=3", model=mr.GraphSAGE(hidden=4, layers=1), fanout=[2], out=tmp_path / "run",
-        epochs=7, train={"patience": patience, "evaluate_every": 2}, emit=seen.append,
-    )  # fmt: skip
-    text = "train.patience is 3, and 7 epochs validate 3 times"
-    assert sum(text in e.text for e in seen if isinstance(e, Note)) == said
+@pytest.mark.parametrize(
+    ("epochs", "patience", "before", "options"),
+    [
+        (7, 3, "3 validations", {}),
+        (7, 2, "", {}),
+        (6, 2, "2 validations", {}),
+        (3, 1, "1 validation", {}),
+        (3, 1, "1 validation", {"system": "retexo"}),
+        # The end of a super-epoch is validated too.
+        (6, 2, "", {"system": "grappa", "grappa": {"repartition_every": 1}}),
+    ],
+)
+def test_patience_that_never_runs_out(tmp_path, epochs, patience, before, options):
+    job = configure({"epochs": epochs, "train": {"patience": patience, "evaluate_every": 2}}, **options)
+    prepared = prepare(job, mr.open_dataset("sbm:nodes=60,classes=2,features=3"))
+    wanted = f"train.patience={patience} cannot run out in {before} before the last epoch."
+    assert list(idle_patience(prepared)) == [wanted] * bool(before)
