@@ -165,6 +165,9 @@ class Predictions(FileRows):
 
         write_rows(path, kind, len(self), self.pieces(PIECE_ROWS), table)
 
+    def table(self) -> "pa.Table":
+        return self._table(False, joined=False)
+
     def columns(self) -> dict[str, Any]:
         found = {"value": self.values} if self.task == "regression" else {"class": self.classes}
         found |= {} if self.task == "regression" else {"probability": self.probabilities}

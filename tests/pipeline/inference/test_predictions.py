@@ -60,3 +60,9 @@ def test_no_nodes_are_an_empty_file(tmp_path):
         preds.write(tmp_path / f"none{suffix}")
     assert pyarrow.parquet.read_table(tmp_path / "none.parquet").num_rows == 0
     assert np.load(tmp_path / "none.npy").shape == arrays(tmp_path / "none.zarr")["probability"].shape == (0, 3)
+
+
+def test_the_table_is_that_of_a_file(tmp_path):
+    predictions = Predictions(np.arange(3), np.eye(3, dtype=np.float32))
+    predictions.write(tmp_path / "p.parquet")
+    assert predictions.table().equals(pyarrow.parquet.read_table(tmp_path / "p.parquet"))
