@@ -110,7 +110,7 @@ class PackedRows:
         """True if the rows are those of the dataset, to the bit."""
         self.fingerprint: dict[str, str] = body["fingerprint"]
         self._location, self._bulk_size, self._per_epoch = location, bulk_size, per_epoch
-        self._known: dict[tuple[int, int], _Bulk] = {}
+        self._known: dict[str, _Bulk] = {}
         self._epochs: int | None = None
 
     @classmethod
@@ -204,7 +204,7 @@ class PackedRows:
             try:
                 self.verify(epoch, number)
             except (StoreError, RunError) as e:
-                self._known.pop((epoch, number), None)
+                self._known.pop(f"epoch-{epoch}/rows-{number}", None)
                 self._location.remove(f"epoch-{epoch}/rows-{number}")
                 mend(f"damaged rows were dropped, and are packed again: {e}")
 
@@ -256,10 +256,8 @@ class PackedRows:
 
     def _bulk(self, epoch: int, index: int) -> tuple[_Bulk, int]:
         """The bulk of a minibatch, and its place there."""
-        epoch = epoch if self._epochs is None else epoch % self._epochs
-        key, at = (epoch, index // self._bulk_size), index % self._bulk_size
-        found = self._known.get(key)
-        name = self._name(epoch, index)
+        name, at = self._name(epoch, index), index % self._bulk_size
+        found = self._known.get(name)
         if found is None:
             try:
                 meta = self._location.manifest(name, ROWS_KIND)["meta"]
@@ -268,10 +266,12 @@ class PackedRows:
             columns = meta.get("degree_columns", self._columns)
             offsets, sums, of_degrees = (meta.get(key) for key in ("offsets", "sums", "degree_sums"))
             is_sound = all(map(are_sizes, (offsets, sums, of_degrees, [columns]))) and offsets == sorted(offsets)
-            is_sound = is_sound and len(offsets) - 1 == len(sums) == len(of_degrees)
+            is_sound = is_sound and len(offsets) - 1 == len(sums) == len(of_degrees) and columns in (0, 1, 3)
             if not is_sound or not are_sizes([offsets[-1] * self.form.row_bytes]):
                 raise StoreError(f"{self._location.path(name)} does not say where its rows are; {AGAIN}")
-            found = self._known[key] = _Bulk(tuple(offsets), tuple(sums), tuple(of_degrees), columns)
+            if size := offsets[-1] * self.form.row_bytes:  # no array is made for rows that the file does not hold
+                list(self._location.read(name, ROWS, HEADER_BYTES + size - 1, memoryview(bytearray(1))))
+            found = self._known[name] = _Bulk(tuple(offsets), tuple(sums), tuple(of_degrees), columns)
         if at >= len(found.sums):
             raise StoreError(f"{self._location.path(name)} has no rows of minibatch {index}; {AGAIN}")
         return found, at

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millrace.storage.errors import RunError, StoreError
+from millrace.storage.queue.location import FolderLocation
 from millrace.storage.queue.packed_rows import FORMS, PackedRows, RowForm
 from millrace.storage.queue.zarr import ZarrQueue
 from millrace.storage.store.narrow import narrow, widen
@@ -144,7 +145,7 @@ def test_a_manifest_that_says_nothing_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["offsets", "sums", "degree_sums", "degree_columns"])
-@pytest.mark.parametrize("value", ["x", None, -1, [0, "1", 2, 3], [0.5, 1, 2, 3], [-3, 1, 2, 3], [0, 1, 2, 1 << 55]])
+@pytest.mark.parametrize("value", ["x", None, -1, 2, [0, "1", 2, 3], [0.5, 1, 2, 3], [-3, 1, 2, 3], [0, 1, 2, 1 << 55]])
 def test_a_forged_manifest_is_refused(tmp_path: Path, key: str, value: object) -> None:
     packed, of_bulk = filled(tmp_path / "s"), tmp_path / "s" / "epoch-0" / "rows-1"
     body = manifest_of(of_bulk)
@@ -152,6 +153,19 @@ def test_a_forged_manifest_is_refused(tmp_path: Path, key: str, value: object) -
     sign(of_bulk, body)
     with pytest.raises(StoreError, match="does not say where its rows are"):
         packed.count(0, 3)
+
+
+@pytest.mark.parametrize("key", ["width", "offsets"])
+def test_no_memory_is_taken_for_rows_that_the_file_does_not_hold(tmp_path: Path, key: str) -> None:
+    filled(tmp_path / "s")
+    store = tmp_path / "s" / ("features" if key == "width" else "epoch-0/rows-1")
+    body = manifest_of(store)
+    body["meta"][key] = 1 << 40 if key == "width" else [0, *(1 << 40 for _ in body["meta"]["sums"])]
+    sign(store, body)
+    packed = PackedRows.opened_at(FolderLocation(tmp_path / "s"), 3, None)
+    assert packed is not None
+    with pytest.raises(RunError, match="it ends there"):
+        packed.rows(0, 3, np.float32)
 
 
 def test_a_pipe_in_place_of_rows_is_refused(tmp_path: Path) -> None:
