@@ -23,6 +23,8 @@ def as_record_or_module(model: Any) -> Any:
     """
     if model is None or isinstance(model, ModelConfig):
         return model
+    if any(type(m).__name__ == "OptimizedModule" for m in (model if isinstance(model, list | tuple) else [model])):
+        raise InputError("torch.compile has made the model; give the module itself, and let train.compile compile it")
     if isinstance(model, list | tuple | nn.ModuleList):
         layers = list(model)
         return HeteroPyGModel(layers) if layers and takes_types(layers[0]) else PyGModel(layers)
@@ -43,10 +45,8 @@ def as_record_or_module(model: Any) -> Any:
 
 
 def _is_convolution(module: nn.Module) -> bool:
-    return (
-        any(c.__name__ == "MessagePassing" for c in type(module).__mro__)
-        and {"x", "edge_index"} <= forward_parameters(module).keys()
-    )
+    kinds = {c.__name__ for c in type(module).__mro__}
+    return "MessagePassing" in kinds and {"x", "edge_index"} <= forward_parameters(module).keys()
 
 
 def check_widths(

@@ -56,6 +56,14 @@ class Own(nn.Module):
         return neighbourhood.mean(h)
 
 
+@pytest.mark.parametrize("make", [Own, lambda: pyg.GraphSAGE(5, 8, num_layers=2, out_channels=3), two])
+def test_what_torch_compile_has_made_is_refused(make):
+    made = make()
+    given = [torch.compile(conv) for conv in made] if isinstance(made, list) else torch.compile(made)
+    with pytest.raises(mr.InputError, match="has made the model; give the module itself"):
+        as_record_or_module(given)
+
+
 @pytest.mark.parametrize(
     ("make", "classes", "task", "told"),
     [
