@@ -1,5 +1,6 @@
 """Sections of a configuration: their keys, types and defaults."""
 
+import os
 from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -26,10 +27,10 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_flag_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, bool) and takes_numbers(cls.model_fields[str(info.field_name)].annotation):
             raise PydanticCustomError("a_flag", "expected a number")
-        return value
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
 
     def with_defaults(self, **values: Any) -> Self:
         """Copy the section with other values; keys that were not set count as not set still."""

@@ -298,6 +298,10 @@ class Result:
     schema_version: int = SCHEMA_VERSION
     """Version of this record's keys."""
 
+    def __fspath__(self) -> str:
+        """The run's folder, which may be given by its result, as in ``start_from=result``."""
+        return self.out
+
     def __repr__(self) -> str:
         found = {split: main_metric_of(vars(self), split) for split in ("val", "test")}
         values = {

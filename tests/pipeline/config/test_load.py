@@ -228,6 +228,11 @@ def test_words_of_torch_and_names_in_any_case_are_known():
         resolve({"model": {"name": "SAGEE"}})
 
 
+def test_a_path_is_its_text(tmp_path):
+    job = resolve({"start_from": tmp_path, "partition": {"owners": tmp_path}})
+    assert job.start_from == job.partition.owners == str(tmp_path)
+
+
 @pytest.mark.parametrize("device", ["cuda:0", torch.device("cuda", 1)])
 def test_a_numbered_gpu_is_refused(device):
     with pytest.raises(InputError, match="each rank uses one GPU"):

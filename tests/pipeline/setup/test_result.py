@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import millrace as mr
+from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.setup.result import DATA_CARD, read_card
 from millrace.storage.errors import StoreError
 from millrace.tests.contracts.command import command
@@ -73,3 +74,8 @@ def test_another_scale_in_a_card_never_predicts(run: Path) -> None:
     assert code == 2 and "damaged: data_card.json" in found
     (run / DATA_CARD).write_text(text)
     assert (mr.predict(run, source).logits == before.logits).all()
+
+
+def test_a_result_names_its_folder(made: Path) -> None:
+    result = mr.load(made).result
+    assert os.fspath(result) == str(made) and configure({}, start_from=result).start_from == str(made)
