@@ -161,16 +161,13 @@ class Predictions(FileRows):
 
     def _write(self, path: str | Path, kind: str, all_probabilities: bool) -> None:
         def table(piece: Predictions) -> "pa.Table":
-            return piece._table(all_probabilities, joined=kind == ".csv")
+            return piece.table(all_probabilities, joined=kind == ".csv")
 
         write_rows(path, kind, len(self), self.pieces(PIECE_ROWS), table)
 
-    def table(self) -> "pa.Table":
-        return self._table(False, joined=False)
-
     def columns(self) -> dict[str, Any]:
-        found = {"value": self.values} if self.task == "regression" else {"class": self.classes}
-        found |= {} if self.task == "regression" else {"probability": self.probabilities}
+        values = {"class": self.classes, "probability": self.probabilities}
+        found = {"value": self.values} if self.task == "regression" else values
         return self._called() | found | {name: _without_nulls(c) for name, c in self._given(joined=True).items()}
 
     @property
@@ -179,12 +176,10 @@ class Predictions(FileRows):
 
     def _called(self) -> dict[str, object]:
         """Columns that say what a row is of: ids, or lists of names."""
-        names = self.node_names
-        return {
-            "node": self.nodes if names is None else as_column(names if isinstance(names, np.ndarray) else [*names])
-        }
+        names = self.nodes if self.node_names is None else self.node_names
+        return {"node": as_column(names if isinstance(names, np.ndarray) else [*names])}
 
-    def _table(self, all_probabilities: bool, *, joined: bool) -> Any:
+    def table(self, all_probabilities: bool = False, joined: bool = False) -> Any:
         import pyarrow as pa
 
         named = self.class_names

@@ -126,8 +126,8 @@ def _sweep(
     code = {"callbacks": options.pop("callbacks")} if "callbacks" in options else {}
     code |= {} if loss is None else {"loss": loss}
     code |= {k: v for k, v in zip(("optimizer", "scheduler", "metrics"), may_be_code) if v}
-    model = options.get("model", "")
-    if not isinstance(model, str | Mapping) or ":" in model:  # not Millrace's by name, or a table of its options
+    # Neither a name of Millrace's own nor a table of its options.
+    if not isinstance(options.get("model", ""), str | Mapping) or ":" in options.get("model", ""):
         code["model"] = options.pop("model")
     base = with_options(dict(config or {}), {k: table_of(v) if is_record(v) else v for k, v in options.items()})
     if isinstance(system := base.get("system"), System):
