@@ -16,7 +16,7 @@ import millrace
 
 ROOT = Path(millrace.__file__).resolve().parent
 LOCK = ROOT / "constraints-gpu.txt"
-HELD_BACK = {"numba", "llvmlite", "dask", "distributed"}
+HELD_BACK = {"numba", "llvmlite", "dask", "distributed", "pandas"}
 """Of what both locks have, RAPIDS wants older versions of these."""
 
 
