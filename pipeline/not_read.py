@@ -7,12 +7,22 @@ import numpy as np
 from ..stages.models.small_graph import reads_weights
 from ..stages.sample.base import reads_times
 from ..storage.plural import counted
+from .setup.configure import unread_keys
 from .setup.model import typed_input
 from .setup.prepare import Prepared
 from .setup.result import ONE_STEP
 
 FEWER_SEEDS = 8
 """Minibatches that an epoch would have, about, with the batch size that is advised."""
+
+
+def idle_sections(prepared: Prepared) -> Iterator[str]:
+    """Sentences on keys of a cluster and of GPUs that this run does without; the same job on others reads them."""
+    job = prepared.job
+    alone = job.executor == "inline" and (job.cluster.starts_here or job.read.edges_on != "gpu")
+    unread = {"cluster": 'one process does all the work (executor = "dask" starts others)'} if alone else {}
+    unread |= {"gpu": 'device is "cpu"'} if job.device == "cpu" else {}
+    yield from (f"{said}: it is not read." for said in unread_keys(job, unread))
 
 
 def idle_patience(prepared: Prepared) -> Iterator[str]:

@@ -11,7 +11,6 @@ from ...storage.errors import InputError, whole_number
 from ...storage.plural import counted
 from ..config.load import Job, resolve
 from ..config.systems import SYSTEMS
-from ..setup.configure import NO_GPU, check_read
 from .network import Link
 
 MOST_EDGES, MOST_FEATURE_BYTES = 6_000_000, 1 << 30
@@ -141,7 +140,6 @@ def candidates(table: Mapping[str, Any]) -> dict[str, Job]:
     if common.get("features") == "owned":
         common["features"] = "memory"
     sampled = resolve(common)
-    check_read(sampled, NO_GPU if sampled.device == "cpu" else {})
     if sampled.model.get("norm") == "batch" and sampled.ranks > 1:
         raise unpredicted('model.norm is "batch"', "use another norm, or one rank")
     found = {}

@@ -1,6 +1,6 @@
 """A configuration from records passed by a Python caller."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -93,25 +93,16 @@ def check_used(job: Job, trains: bool) -> None:
     Raises:
         InputError: names one.
     """
-    unread = {}
-    if trains:
-        unread = {s: f'the system is {job.system}; set system = "{s}"' for s in SYSTEMS.available() if s != job.system}
-        if job.executor == "inline" and (job.cluster.starts_here or job.read.edges_on != "gpu"):
-            unread["cluster"] = 'one process does all the work; set executor = "dask"'
-        if job.device == "cpu":
-            unread |= NO_GPU
+    others = [s for s in SYSTEMS.available() if s != job.system and s in vars(job)] if trains else []
+    unread = {s: f'the system is {job.system}; set system = "{s}"' for s in others}
     if make_system(job).partition.partitioner is None:
         unread["partition"] = 'nothing is cut: every sampler has the whole graph; set bulk.topology = "partitioned"'
-    check_read(job, unread)
+    for said in unread_keys(job, unread):
+        raise InputError(f"{said} with it, or leave it out")
 
 
-NO_GPU = {"gpu": 'device is "cpu"; set device = "cuda"'}
-"""A section that jobs on processors do not read, and why; see `check_read`."""
-
-
-def check_read(job: Job, unread: Mapping[str, str]) -> None:
-    """Refuse given keys of sections that nothing reads, each with why, and what to set. Raises InputError."""
+def unread_keys(job: Job, unread: Mapping[str, str]) -> Iterator[str]:
+    """A sentence on each given key of sections that nothing reads, of which `unread` says why."""
     for section, why in unread.items():
         given = getattr(job, section).model_dump(exclude_unset=True, exclude_defaults=True, exclude_none=True)
-        for key in (key for key, value in given.items() if value != DEFAULT_CUT):
-            raise InputError(f"{section}.{key} is set, but {why} with it, or leave it out")
+        yield from (f"{section}.{key} is set, but {why}" for key, value in given.items() if value != DEFAULT_CUT)

@@ -18,7 +18,7 @@ class Thing:
 def installed(monkeypatch):
     def install(*points):
         found = tuple(EntryPoint(name, value, "millrace.things") for name, value in points)
-        monkeypatch.setattr(registry, "_installed", lambda group: found if group == "millrace.things" else ())
+        monkeypatch.setattr(registry, "entry_points_by_group", lambda: {"millrace.things": found})
 
     return install
 

@@ -350,7 +350,7 @@ BAD = {
     "evaluate: data that does not fit": ("evaluate W/run --dataset W/good.npz", "good has 2 features, but sage of"),
     "evaluate: other classes": (
         "evaluate W/run --dataset sbm:nodes=60,classes=3,features=3",
-        "has 3 classes (multiclass), but sage of",
+        "predicts 2 classes (multiclass); give data with the same",
     ),
     "inspect: nothing there": ("inspect W/none", "neither a file nor a known dataset"),
     "inspect: a folder of nothing": ("inspect W/empty", "holds no manifest.json"),

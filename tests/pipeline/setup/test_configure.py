@@ -1,10 +1,14 @@
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from torch import nn
 
 import millrace as mr
-from millrace.pipeline.setup.configure import check_used, configure, sections_of
+from millrace.pipeline.not_read import idle_sections
+from millrace.pipeline.setup.configure import configure, sections_of
+from millrace.pipeline.telemetry.events import Event, Note
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.command import command
 
@@ -98,9 +102,6 @@ SMALL = "sbm:nodes=60,classes=2,degree=4,features=3,train=0.4"
 UNREAD = {
     "grappa.chunks=3": 'the system is bulk; set system = "grappa" with it',
     "retexo.clients=nodes": 'the system is bulk; set system = "retexo" with it',
-    "gpu.features=pinned": 'device is "cpu"; set device = "cuda" with it',
-    "cluster.restarts=1": 'one process does all the work; set executor = "dask" with it',
-    "cluster.scheduler=tcp://127.0.0.1:1": "one process does all the work",
     "partition.passes=3": "nothing is cut",
 }
 
@@ -122,14 +123,23 @@ def test_a_key_that_a_run_does_not_read_is_refused(tmp_path: Path, given: str) -
 
 def test_gpus_of_a_named_cluster_sort_edges_for_one_process() -> None:
     given = {"read": {"edges_on": "gpu"}, "cluster": {"scheduler": "tcp://127.0.0.1:1"}}
-    check_used(configure(given), trains=True)
-    with pytest.raises(InputError, match=r"cluster\.restarts is set, but one process"):
-        check_used(configure({"read": given["read"], "cluster": {"restarts": 1}}), trains=True)
+    of: Any = SimpleNamespace(job=configure(given))
+    assert not [*idle_sections(of)]
+    of.job = configure({"read": given["read"], "cluster": {"restarts": 1}})
+    assert [said.partition(" is set, but one process")[0] for said in idle_sections(of)] == ["cluster.restarts"]
 
 
-def test_a_plan_on_processors_reads_no_key_of_a_gpu() -> None:
-    with pytest.raises(InputError, match=r'gpu\.features is set, but device is "cpu"'):
-        mr.plan(SMALL, verbose=False, gpu={"features": "pinned"})
+def test_keys_of_a_cluster_and_of_gpus_are_said_to_be_idle(tmp_path: Path) -> None:
+    seen = list[Event]()
+    cluster, usual = {"restarts": 1, "scheduler": "tcp://127.0.0.1:1"}, {"epochs": 1, "layers": 1, "fanout": [2]}
+    mr.run(SMALL, out=tmp_path / "run", emit=seen.append, cluster=cluster, gpu={"features": "pinned"}, **usual)
+    said = [e.text for e in seen if isinstance(e, Note) and e.text.endswith("it is not read.")]
+    assert [text.split(" is set, but ")[0] for text in said] == [
+        "cluster.scheduler", "cluster.restarts", "gpu.features",
+    ]  # fmt: skip
+    seen.clear()
+    mr.run(SMALL, out=tmp_path / "none", emit=seen.append, **usual)
+    assert not any(isinstance(e, Note) and "is not read" in e.text for e in seen)
 
 
 def test_resolved_jobs_have_all_sections(tmp_path: Path) -> None:
