@@ -358,7 +358,6 @@ def test_a_run_goes_on_and_says_what_was_lost(scheduler: str, tmp_path: Path) ->
         ),
         ({"system": "sar", "ranks": 2}, "under system 'sar' ranks need"),
         ({"system": "retexo", "ranks": 2}, "under system 'retexo' ranks need"),
-        ({"system": "grappa"}, 'executor is "inline", with one rank'),
     ],
 )
 def test_what_cannot_go_on_alone_is_refused(
