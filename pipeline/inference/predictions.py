@@ -166,8 +166,8 @@ class Predictions(FileRows):
         write_rows(path, kind, len(self), self.pieces(PIECE_ROWS), table)
 
     def columns(self) -> dict[str, Any]:
-        values = {"class": self.classes, "probability": self.probabilities}
-        found = {"value": self.values} if self.task == "regression" else values
+        found = {"value": self.values} if self.task == "regression" else {"class": self.classes}
+        found |= {} if self.task == "regression" else {"probability": self.probabilities}
         return self._called() | found | {name: _without_nulls(c) for name, c in self._given(joined=True).items()}
 
     @property
