@@ -75,7 +75,7 @@ BUDGETS: dict[str, float] = {
     "see_only_docstrings": 0,
     "any_annotations": 1810,
     "optional_arguments": 950,
-    "hasattr": 45,
+    "hasattr": 44,
     "calls_over_6_positional": 0,
     "max_positional_args_at_a_call": 6,
     "banned_words": 0,

@@ -159,7 +159,7 @@ class NodeTable:
         return self.joined(matrix, written)
 
     def joined(self, matrix: Matrix, written: list[dict[str, Any]]) -> Written:
-        """What is written, once the rows of chunks with several writers are joined."""
+        """Join the rows of chunks with several writers, and describe what was written."""
         return joined_seams(self._run, matrix, self.folder / "seams", written)
 
 

@@ -142,7 +142,7 @@ def end_now(code: int = 130) -> None:
             child.kill()
     for folder in list(_folders):
         shutil.rmtree(folder, ignore_errors=True)
-    which = f"{len(children)} of its processes did not end by themselves" if children else ""
+    which = f"ended {len(children)} of its processes" if children else ""
     if code == 130:
         which = f"interrupted{'; ' * bool(which)}{which}; what was committed stays"
     if which:

@@ -73,7 +73,7 @@ def settings_of_run(overrides: list[str] | None) -> tuple[dict[str, Any], "ReadO
 
 
 def asked_of_run(flags: dict[str, Any], workers: int) -> dict[str, Any]:
-    """What a command asks of a finished run by the flags of `OF_RUN`, by the names of `FileRequest`.
+    """Options of a command on a finished run, from the flags of `OF_RUN`, by the names of `FileRequest`.
 
     Raises:
         InputError: see `settings_of_run`; a GPU is asked for and the work is shared, since processes that share it use

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy.sparse as sp
 
 from ....storage.errors import InputError, NoDirectionError
 from ....storage.features import ArrayFeatures
@@ -172,7 +173,7 @@ def sort_keys(keys: Keys, w: OfEdges, by_time: bool = True) -> tuple[Keys, OfEdg
 
 
 def _checked_ends(given: Sequence[AnyArray], counts: tuple[int, int]) -> list[AnyArray]:
-    is_pair = isinstance(given, Iterable) and not hasattr(given, "tocoo")
+    is_pair = isinstance(given, Iterable) and not sp.issparse(given)
     ends = [np.asarray(side) for side in given] if is_pair else []
     if len(ends) != 2 or any(e.ndim != 1 for e in ends) or len(ends[0]) != len(ends[1]):
         seen = [list(e.shape) for e in ends][:3] or f"a {type(given).__name__}"

@@ -62,7 +62,7 @@ def test_a_kernel_that_works_for_an_hour_and_a_stopped_child_are_ended(tmp_path:
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert said == "millrace: interrupted; 1 of its processes did not end by themselves; what was committed stays\n"
+    assert said == "millrace: interrupted; ended 1 of its processes; what was committed stays\n"
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     assert not (tmp_path / "left").exists()
 
@@ -72,7 +72,7 @@ def test_a_stopped_child_does_not_keep_a_command_that_is_done(tmp_path: Path) ->
     assert process.stdout is not None
     child = psutil.Process(int(process.stdout.readline()))
     _, said = process.communicate(timeout=120)
-    assert (process.returncode, said) == (3, "millrace: 1 of its processes did not end by themselves\n")
+    assert (process.returncode, said) == (3, "millrace: ended 1 of its processes\n")
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 
@@ -117,7 +117,7 @@ def test_a_run_with_a_stopped_rank_ends(tmp_path: Path) -> None:
         process.terminate()
         # Nothing else would end it: the rank is stopped, and nobody continues it.
         text = process.communicate(timeout=300)[1]
-        assert process.returncode == 130 and "did not end by themselves" in text
+        assert process.returncode == 130 and "of its processes" in text
         assert not [r for r in ranks if r.is_running() and r.status() != psutil.STATUS_ZOMBIE]
     finally:
         if process.poll() is None:
