@@ -19,6 +19,7 @@ import millrace as mr
 from millrace.pipeline.telemetry.events import EpochDone, Note, StepDone
 from millrace.stages.neighbourhood.base import destinations
 from millrace.tests.contracts.forked_command import ForkedCommand
+from millrace.tests.contracts.process_ends import ended
 
 DATASET = "sbm:nodes=1200,classes=3,degree=8,features=5,train=0.5"
 EPOCHS, TOLD_S, GONE_S = 6, 120.0, 120.0
@@ -141,7 +142,7 @@ def test_ranks_and_workers_die_and_the_run_ends_as_if_they_had_not(undisturbed, 
     assert not reaper.plan
     _, pid, at = reaper.killed
     assert time.monotonic() - at < TOLD_S
-    assert not psutil.pid_exists(pid)
+    assert ended([pid])
     assert not family()[0], "no rank outlives the run"
     assert [what for what, *_ in reaper.told] == ["rank", "sampler", "holder"]
     for _, _, text, seconds in reaper.told:

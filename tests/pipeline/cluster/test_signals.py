@@ -5,11 +5,11 @@ import signal
 import subprocess
 import sys
 
-import psutil
 import pytest
 
 from millrace.pipeline.cluster.signals import SAVING, STOPPING, Requests, ended_by_signals, heeded, was_interrupted
 from millrace.pipeline.telemetry.events import StageStarted, StepDone
+from millrace.tests.contracts.process_ends import ended
 
 STEP = StepDone(0, 0, 1, 0.5, 1)
 
@@ -93,5 +93,4 @@ def test_what_ends_at_once_leaves_no_process_behind() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 130 and "interrupted" in done.stderr and "what was committed stays" in done.stderr
-    pid = int(done.stdout)
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    assert ended([int(done.stdout)])

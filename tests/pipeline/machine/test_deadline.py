@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from millrace.pipeline.machine.deadline import END_S, limit_s, temporary_folder
+from millrace.tests.contracts.process_ends import ended
 
 BEGIN = """
 import hashlib, os, signal, subprocess, sys, time
@@ -58,22 +59,22 @@ def started(script: str, place: Path) -> subprocess.Popen[str]:
 def test_a_kernel_that_works_for_an_hour_and_a_stopped_child_are_ended(tmp_path: Path) -> None:
     process = started(BUSY, tmp_path)
     assert process.stdout is not None
-    child = psutil.Process(int(process.stdout.readline()))
+    child = int(process.stdout.readline())
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130
     assert said == "millrace: interrupted; ended 1 of its processes; what was committed stays\n"
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert ended([child])
     assert not (tmp_path / "left").exists()
 
 
 def test_a_stopped_child_does_not_keep_a_command_that_is_done(tmp_path: Path) -> None:
     process = started(LEAVING, tmp_path)
     assert process.stdout is not None
-    child = psutil.Process(int(process.stdout.readline()))
+    child = int(process.stdout.readline())
     _, said = process.communicate(timeout=120)
     assert (process.returncode, said) == (3, "millrace: ended 1 of its processes\n")
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert ended([child])
 
 
 def test_a_limit_that_is_no_number_is_the_usual_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +119,7 @@ def test_a_run_with_a_stopped_rank_ends(tmp_path: Path) -> None:
         # Nothing else would end it: the rank is stopped, and nobody continues it.
         text = process.communicate(timeout=300)[1]
         assert process.returncode == 130 and "of its processes" in text
-        assert not [r for r in ranks if r.is_running() and r.status() != psutil.STATUS_ZOMBIE]
+        assert ended(rank.pid for rank in ranks)
     finally:
         if process.poll() is None:
             process.kill()
