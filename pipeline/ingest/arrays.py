@@ -1,6 +1,6 @@
 """The store's arrays: made by the driver, filled in by tasks by whole Zarr chunks, which are digested on the way."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,8 +26,6 @@ from ...storage.store.npy import make_npy, put_npy
 from .spill import Field
 from .tasks import Run
 
-SEAMS_PER_TASK = 16
-"""Chunks of features with several writers that one task joins."""
 SLICE_BYTES = 64 << 20
 """About this much is written at a time."""
 
@@ -259,61 +257,26 @@ class Matrix(NamedTuple):
         """Digest of a sample of the rows, once all are put. See `feature_sample_digest`."""
         return feature_sample_digest(self.shape[0], self.sample())
 
-    def put_stream(
-        self, seams: Path, first: int, stop: int, parts: Iterator[npt.NDArray[np.floating]]
-    ) -> dict[str, Any]:
-        """Write rows ``[first, stop)``, which come in parts. Rows of a chunk that others write too go into a file, a
-        seam, named after `seams`."""
-        chunk = self.chunk
-        low = min(-(-first // chunk) * chunk, stop)
-        high = stop if stop == self.shape[0] else max(low, stop // chunk * chunk)
-        step = chunk * max(1, SLICE_BYTES // (max(1, self.row_bytes) * chunk))
-        marks = sorted({low, high, stop, *range(low, high, step)} - {first})
-        record: dict[str, Any] = {"leaves": [], "seams": [], "loss": NarrowLoss.none(self.shape[1]).record()}
-        held: list[npt.NDArray[np.floating]] = []
-        at, count = first, 0
+    def whole_chunks(self, first: int, stop: int) -> tuple[int, int]:
+        """Rows of the chunks that begin in ``[first, stop)``: each is written by one task."""
+        begin, end = (min(-(-row // self.chunk) * self.chunk, self.shape[0]) for row in (first, stop))
+        return begin, end
+
+    def put_stream(self, first: int, stop: int, parts: Iterable[npt.NDArray[np.floating]]) -> dict[str, Any]:
+        """Write rows ``[first, stop)``, those of `whole_chunks`, which come in parts."""
+        step = self.chunk * max(1, SLICE_BYTES // (max(1, self.row_bytes) * self.chunk))
+        record: dict[str, Any] = {"leaves": [], "loss": NarrowLoss.none(self.shape[1]).record()}
+        held, at, count = list[npt.NDArray[np.floating]](), first, 0
         for rows in parts:
             while len(rows):
-                take = min(len(rows), marks[0] - at - count)
-                held.append(rows[:take])
-                rows, count = rows[take:], count + take
-                if at + count == marks[0]:
+                end = min(at + step, stop)
+                held.append(rows[: end - at - count])
+                rows, count = rows[len(held[-1]) :], count + len(held[-1])
+                if at + count == end:
                     block = held[0] if len(held) == 1 else np.concatenate(held)
-                    if low <= at < high:
-                        record["leaves"].append((at, self.put(at, block, record)))
-                    else:
-                        path = seams.with_name(f"{seams.name}-{at}")
-                        np.ascontiguousarray(block).tofile(path)
-                        record["seams"].append((at, count, path.name))
-                    at, count, held = marks.pop(0), 0, []
+                    record["leaves"].append((at, self.put(at, block, record)))
+                    at, count, held = end, 0, []
         return record
-
-
-def seams_of(records: Sequence[dict[str, Any]], chunk: int) -> list[tuple[int, list[str]]]:
-    """First row and files of the chunks that several tasks have written."""
-    found: dict[int, list[tuple[int, str]]] = {}
-    for record in records:
-        for at, _, name in record["seams"]:
-            found.setdefault(at // chunk * chunk, []).append((at, name))
-    return [(first, [name for _, name in sorted(pieces)]) for first, pieces in sorted(found.items())]
-
-
-def join_seams(matrix: Matrix, folder: Path, seams: Sequence[tuple[int, Sequence[str]]]) -> dict[str, Any]:
-    """Write chunks whose rows lie in several files."""
-    record: dict[str, Any] = {"leaves": [], "loss": NarrowLoss.none(matrix.shape[1]).record()}
-    for first, names in seams:
-        rows = np.concatenate([np.fromfile(folder / name, matrix.dtype) for name in names])
-        record["leaves"].append((first, matrix.put(first, rows.reshape(-1, matrix.shape[1]), record)))
-    return record
-
-
-def joined_seams(run: Run, matrix: Matrix, folder: Path, written: Sequence[dict[str, Any]]) -> "Written":
-    """Join the rows of Zarr chunks that several tasks have `written`, which seams in `folder` hold."""
-    chunks = seams_of(written, matrix.chunk)
-    groups = [(matrix, folder, chunks[i : i + SEAMS_PER_TASK]) for i in range(0, len(chunks), SEAMS_PER_TASK)]
-    every = [*written, *run("seams", "joining features", join_seams, groups)]
-    loss = sum((NarrowLoss.of_record(r["loss"]) for r in every), NarrowLoss.none(matrix.shape[1]))
-    return Written(matrix, {first: leaf for r in every for first, leaf in r["leaves"]}, loss)
 
 
 @dataclass(frozen=True)
@@ -324,6 +287,12 @@ class Written:
     leaves: dict[int, str]
     """Digests of leaves by first row."""
     loss: NarrowLoss
+
+    @classmethod
+    def by_tasks(cls, matrix: Matrix, records: Sequence[dict[str, Any]]) -> "Written":
+        """What tasks have written, by the records of `Matrix.put_stream`."""
+        loss = sum((NarrowLoss.of_record(r["loss"]) for r in records), NarrowLoss.none(matrix.shape[1]))
+        return cls(matrix, {first: leaf for r in records for first, leaf in r["leaves"]}, loss)
 
     def fingerprint(self) -> str:
         shape, dtype = self.matrix.shape, self.matrix.dtype

@@ -1,6 +1,7 @@
 """Features: read in slices of rows, cleaned, and written where their nodes' numbers say."""
 
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,11 +17,13 @@ from ..datasets.cleaning.moments import Moments
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.raw import AnyArray
 from ..datasets.readers.parquet import feature_names, feature_rows
-from .arrays import Matrix
+from .arrays import Matrix, Output, read_pieces
 from .names import NodeMap
 from .source import Span, Table, batches
 from .spill import RunWriter, cells_of, groups_of, read_cells, shift_of
 from .tasks import Run
+
+Part = tuple[int, npt.NDArray[np.float32], AnyArray]
 
 
 class FeatureRows(NamedTuple):
@@ -45,12 +48,17 @@ class FeatureRows(NamedTuple):
         with np.errstate(over="ignore"):
             return np.array(rows, np.float32, order="C"), rows
 
-    def parts(self, span: Span) -> Iterator[tuple[int, npt.NDArray[np.float32], AnyArray]]:
-        """First row of each batch, and its features: see `of_batch`."""
-        first = span.first
-        for batch in batches(self.table, span, self.columns, self.batch_rows):
-            yield first, *self.of_batch(batch)
-            first += batch.num_rows
+    def parts(self, *spans: Span, begin: int = 0, end: int = sys.maxsize) -> Iterator[Part]:
+        """First row of each batch, and its features, see `of_batch`: of the rows ``[begin, end)`` of some spans."""
+        for span in spans:
+            first = span.first
+            for batch in batches(self.table, span, self.columns, self.batch_rows):
+                low, high = max(begin, first), min(end, first + batch.num_rows)
+                if low < high:
+                    yield low, *self.of_batch(batch.slice(low - first, high - low))
+                first += batch.num_rows
+                if first >= end:
+                    return
 
 
 def treatment_of(rows: FeatureRows, spans: Sequence[Span], run: Run) -> filling.Treatment:
@@ -122,13 +130,12 @@ class FeatureWork:
         return self.treatment.apply(x, bad)
 
 
-def write_features(work: FeatureWork, number: int, span: Span) -> dict[str, Any]:
-    """Write the features of a span of nodes whose numbers are those of their rows."""
+def write_features(work: FeatureWork, spans: Sequence[Span], begin: int, end: int) -> dict[str, Any]:
+    """Write the features of the nodes ``[begin, end)``, whose numbers are those of their rows in some spans."""
     seen = [filling.Seen.none(work.rows.width)]
-    parts = (work.cleaned(x, given, first, seen) for first, x, given in work.rows.parts(span))
-    seams = work.folder / "seams" / f"{number:06d}"
-    seams.parent.mkdir(exist_ok=True)
-    return work.matrix.put_stream(seams, span.first, span.first + span.rows, parts) | seen[0].record()
+    parts = work.rows.parts(*spans, begin=begin, end=end)
+    cleaned = (work.cleaned(x, given, first, seen) for first, x, given in parts)
+    return work.matrix.put_stream(begin, end, cleaned) | seen[0].record()
 
 
 def spill_features(work: FeatureWork, number: int, span: Span) -> dict[str, Any]:
@@ -147,26 +154,23 @@ def spill_features(work: FeatureWork, number: int, span: Span) -> dict[str, Any]
 def gathered(run: Run, folder: Path, matrix: Matrix, tasks: int, most: int) -> list[dict[str, Any]]:
     """Write the features that so many tasks have spilled, in the order of their nodes' numbers, about `most` rows at a
     time."""
-    count = matrix.shape[0]
-    sizes = np.full(cells_of(count), 1 << shift_of(count))
-    items = [(folder, matrix, tasks, k, *cells) for k, cells in enumerate(groups_of(sizes, most))]
+    count, shift = matrix.shape[0], shift_of(matrix.shape[0])
+    groups = groups_of(np.full(cells_of(count), 1 << shift), most)
+    ranges = [matrix.whole_chunks(first << shift, stop << shift) for first, stop in groups]
+    items = [(folder, matrix, tasks, begin, end) for begin, end in ranges if begin < end]
     written = run("gather", "features in order", gather_features, items)
     shutil.rmtree(folder / "features", ignore_errors=True)
     return written
 
 
-def gather_features(folder: Path, matrix: Matrix, tasks: int, number: int, first: int, stop: int) -> dict[str, Any]:
-    """Write the features of the nodes in the cells ``[first, stop)``."""
+def gather_features(folder: Path, matrix: Matrix, tasks: int, begin: int, end: int) -> dict[str, Any]:
+    """Write the features of the nodes ``[begin, end)``."""
+    shift = shift_of(matrix.shape[0])
+    first, stop = begin >> shift, (end - 1 >> shift) + 1
     numbers, x = read_cells(folder / "features", tasks, matrix.fields, first, stop)
-    shift, seams = shift_of(matrix.shape[0]), folder / "seams" / f"{number:06d}"
-    seams.parent.mkdir(exist_ok=True)
-    begin, end = first << shift, min(stop << shift, matrix.shape[0])
-    return matrix.put_stream(seams, begin, end, iter([x[np.argsort(numbers)]]))
+    return matrix.put_stream(begin, end, [x[np.argsort(numbers)[begin - (first << shift) :][: end - begin]]])
 
 
-def write_degrees(folder: Path, matrix: Matrix, indptr: Path, number: int, first: int, rows: int) -> dict[str, Any]:
-    """Write features that are made of the in-degrees, of the rows that were sorted by one task."""
-    ends = np.fromfile(indptr, np.int64)
-    x, seams = degree_rows(np.diff(ends, prepend=0)), folder / "seams" / f"{number:06d}"
-    seams.parent.mkdir(exist_ok=True)
-    return matrix.put_stream(seams, first, first + rows, iter([x]))
+def write_degrees(matrix: Matrix, indptr: Output, begin: int, end: int) -> dict[str, Any]:
+    """Write features that are made of the in-degrees of the nodes ``[begin, end)``."""
+    return matrix.put_stream(begin, end, [degree_rows(np.diff(read_pieces(indptr, begin, end + 1)))])

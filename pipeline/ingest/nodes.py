@@ -1,6 +1,7 @@
 """A table of nodes and the stages of an ingest on it: ids are numbered, names and features written."""
 
 from collections.abc import Sequence
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,12 @@ from ..datasets.readers.csv_file import is_text_read
 from ..datasets.readers.parquet import sets_of
 from ..datasets.schema.columns import Columns
 from . import features as feature_tasks
-from .arrays import Matrix, Piece, Written, joined_seams
+from .arrays import Matrix, Piece, Written
 from .budget import Budget
 from .features import FeatureRows, feature_width, treatment_of
 from .names import NodeMap, index_names, name_ids, sort_ids
 from .scan import ascend, class_codes, file_of, scan_nodes
-from .source import Table, spans_of
+from .source import Span, Table, spans_of
 from .tasks import Stages
 from .times import Times
 
@@ -144,9 +145,12 @@ class NodeTable:
         """
         options = treatment.options
         work = feature_tasks.FeatureWork(self.folder, self.feature_rows(options), self.map, matrix, treatment)
-        items = [(work, k, span) for k, span in enumerate(self.spans)]
-        moved = self.map.kind in ("dense", "gaps") and not ascend(self.scanned)
-        task = feature_tasks.spill_features if moved else feature_tasks.write_features
+        items: list[Any] = [(work, k, span) for k, span in enumerate(self.spans)]
+        moved, task = self.map.kind in ("dense", "gaps") and not ascend(self.scanned), feature_tasks.spill_features
+        if not moved:
+            task = feature_tasks.write_features
+            ranges = [matrix.whole_chunks(first, first + rows) for first, rows in self.ranges]
+            items = [(work, self._spans_in(k, end), begin, end) for k, (begin, end) in enumerate(ranges) if begin < end]
         written = self._run("features", "features", task, items)
         seen = sum(map(Seen.of_record, written), Seen.none(self.width))
         names = work.rows.names
@@ -156,11 +160,11 @@ class NodeTable:
         if moved:
             most = max(1, self._budget.task_bytes // (3 * (8 + matrix.row_bytes)))
             written = feature_tasks.gathered(self._run, self.folder, matrix, len(self.spans), most)
-        return self.joined(matrix, written)
+        return Written.by_tasks(matrix, written)
 
-    def joined(self, matrix: Matrix, written: list[dict[str, Any]]) -> Written:
-        """Join the rows of chunks with several writers, and describe what was written."""
-        return joined_seams(self._run, matrix, self.folder / "seams", written)
+    def _spans_in(self, number: int, end: int) -> list[Span]:
+        """The spans from `number` on that begin before row `end`."""
+        return [*takewhile(lambda span: span.first < end, islice(self.spans, number, None))]
 
 
 def settle_labels(

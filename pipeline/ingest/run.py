@@ -103,7 +103,7 @@ class Ingest:
             self.notes += [] if labels else self.labels["notes"]
             with of_features.noted():
                 every = enumerate(self.of_types.values())
-                features = [self._features_of(k, own, groups) for k, own in every if own.width or not fails]
+                features = [self._features_of(k, own) for k, own in every if own.width or not fails]
             refuse([*faults, *labels, *of_features])
             self.notes += self.labels["split_notes"]
             more: dict[str, Any] = {}
@@ -346,7 +346,7 @@ class Ingest:
 
     # -- features and the rest
 
-    def _features_of(self, number: int, own: NodeTable, groups: Sequence[dict[str, Any]]) -> Written:
+    def _features_of(self, number: int, own: NodeTable) -> Written:
         """Write the features of the nodes of a type; of one type without any, they are made of degrees."""
         options, kind = self.settings.options, own.table.source.type
         called, notes, (first, stop) = str(kind or "nodes"), list[str](), self.offsets[number : number + 2]
@@ -365,11 +365,11 @@ class Ingest:
             rows = Written(matrix, {}, NarrowLoss.none(0))
         else:
             columns_of.note_missing(options, self.notes)
-            begins = np.cumsum([0, *(r["rows"] for r in groups)]).tolist()
-            ends = [edge_tasks.sorted_file(self.folder, "indptr", k) for k in range(len(groups))]
-            items = [(self.folder, matrix, ends[k], k, begins[k], r["rows"]) for k, r in enumerate(groups)]
+            (indptr,) = (output for output in self.outputs if output.name == "indptr")
+            begins = range(0, stop, matrix.chunk)
+            items = [(matrix, indptr, begin, min(begin + matrix.chunk, stop)) for begin in begins]
             made = self.stages.run("features", "features from degrees", feature_tasks.write_degrees, items)
-            rows = own.joined(matrix, made)
+            rows = Written.by_tasks(matrix, made)
         lost = matrix.lost(rows.loss, names_in({"columns": self.card}, called, width))
         self.lost += titled(called if self.typed else "", lost)
         return rows

@@ -20,7 +20,7 @@ from ...storage.store.manifest import write_manifest
 from ...storage.store.store import Store, open_store
 from ...storage.stored.facts import FACTS
 from ..config.load import Job
-from ..ingest.arrays import Matrix, Output, Piece, joined_seams, write_outputs
+from ..ingest.arrays import Matrix, Output, Piece, Written, write_outputs
 from ..ingest.budget import Budget, budget_of, check_disk, held_by
 from ..ingest.convert import executing
 from ..ingest.edges import sorted_outputs
@@ -31,7 +31,7 @@ from ..ingest.tasks import Stages
 from ..telemetry.events import Emit, Note, StageEnded
 from . import tasks
 
-LAYOUT = 2
+LAYOUT = 3
 """Changes with the files of a renumbering under way: one of another version is not gone on with."""
 PERHAPS = (*FACTS, "has_unknown", "time_unit", INTEGER_NAMES)
 """Entries of a manifest that stay as they are; not all datasets have all."""
@@ -202,7 +202,7 @@ class _Relabelling:
         items = [(self.work, matrix, k, i, min(i + step, total)) for k, i in enumerate(range(0, total, step))]
         self.stages.run("features", "renumbering features", tasks.spill_features, items)
         written = gathered(self.stages.run, self.folder, matrix, len(items), step)
-        return joined_seams(self.stages.run, matrix, self.folder / "seams", written).fingerprint()
+        return Written.by_tasks(matrix, written).fingerprint()
 
     def _write(self, outputs: Sequence[Output], features: str) -> PartitionQuality:
         """Write the arrays and the manifest; count the parts."""

@@ -193,7 +193,7 @@ def test_a_store_of_an_earlier_version(tmp_path):
     assert contents(tmp_path / "got") == contents(tmp_path / "want")
 
 
-STAGES = ["assign", "spill", "sort", "labels", "unpack", "name", "features", "gather", "seams", "arrays", "count"]
+STAGES = ["assign", "spill", "sort", "labels", "unpack", "name", "features", "gather", "arrays", "count"]
 
 
 @pytest.fixture(scope="module")
