@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ...storage.fingerprint import GRAPH_DIGESTS
 from ...storage.graph import index_dtype
 from ...storage.stored.edge_features import OF_EDGES
 from ...storage.times.moments import unknown_times
@@ -27,8 +28,8 @@ from .budget import Budget
 from .features import FeatureRows, feature_width, treatment_of
 from .names import NodeMap
 from .source import Span, Table, batches, spans_of
-from .spill import Cells, Field, RunWriter, read_cells
-from .tasks import Run
+from .spill import Cells, Field, RunWriter, cell_sizes, groups_of, read_cells
+from .tasks import Run, Stages
 from .times import NO_TIMES, Times
 
 
@@ -47,6 +48,10 @@ class EdgeWork:
     relations: int = 0
     """R, of a graph with types, whose edges are sorted by (destination, relation, source); else 0."""
     times: Times = NO_TIMES
+    has_ids: bool = False
+    """True for edges of a store that has `Graph.edge_id`."""
+    index: str = ""
+    """Dtype of the sources there; empty: the narrowest."""
 
     @property
     def num_nodes(self) -> int:
@@ -66,13 +71,19 @@ class EdgeWork:
     @property
     def values(self) -> dict[str, Field]:
         """Arrays of an edge that are spilled after its key, as `OfEdges` has them."""
-        each = {"weight": Field("float32"), "rows": Field("float32", (self.width,)), "time": Field(self.times.of_edges)}
-        return {name: each[name] for name, has in zip(each, (self.weighted, self.width, self.times.of_edges)) if has}
+        has = {"weight": self.weighted, "rows": self.width, "time": self.times.of_edges, "id": self.has_ids}
+        fields = Field("float32"), Field("float32", (self.width,)), Field(self.times.of_edges), Field("int64")
+        return {name: field for name, field in zip(has, fields) if has[name]}
 
     @property
     def fields(self) -> tuple[Field, ...]:
         """Arrays of an edge that are spilled."""
         return (Field("int64"), *self.values.values())
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """Values of an edge beside its key, and bytes of its features: see `Budget.edge_group`."""
+        return len(self.values) - bool(self.width), 4 * self.width
 
     @property
     def ways(self) -> tuple[str, ...]:
@@ -144,6 +155,10 @@ def _run_of(run: Run, table: str, stage: str, *more: Any) -> list[dict[str, Any]
     return run(f"{stage}-{table}", *more)
 
 
+STORED = {"weight": "edge_weight", "id": "edge_id", "time": "edge_time", "rows": OF_EDGES}
+"""Names in a store of the arrays in `OfEdges`."""
+
+
 def spill_edges(work: EdgeWork, own: EdgeTable, number: int, span: Span) -> dict[str, Any]:
     """Clean the edges of a span, and spill them by ranges of destinations. Returns the defects that were seen."""
     more = (own.columns.weight if own.weighted else None, own.columns.time)
@@ -200,6 +215,8 @@ def _ways(
 
 
 LARGEST = (1 << 63) - 1
+AS_THEY_ARE = ReadOptions(direction="directed", duplicates="keep")
+"""Treatment of the edges of relations, but for those with an end that is no node, and of those of a store."""
 
 
 def _first(values: Sequence[Any]) -> Any:
@@ -298,16 +315,31 @@ def sorted_file(folder: Path, what: str, number: int) -> Path:
     return folder / "sorted" / f"{what}-{number:06d}"
 
 
-def sorted_outputs(folder: Path, found: Sequence[dict[str, Any]], arrays: Sequence[Output]) -> list[Output]:
-    """The arrays of a graph and its edges with their pieces, in the files of `found` tasks that have sorted them."""
-    starts = np.cumsum([0, *(r["edges"] for r in found)]).tolist()
-    made = []
-    for array in arrays:
-        count = "rows" if array.name == "indptr" else "edges"
-        pieces = [Piece(sorted_file(folder, array.name, k), r[count]) for k, r in enumerate(found)]
-        if array.name == "indptr":
+def sort_spilled(
+    stages: Stages, work: EdgeWork, tasks: int, budget: Budget, stage: str = "sort"
+) -> list[dict[str, Any]]:
+    """Sort the edges that so many tasks have spilled. Ranges of cells that one task sorts each are kept: the spilled
+    files are gone when edges are sorted."""
+    ways, most = [work.folder / way for way in work.ways], budget.edge_group(*work.held)
+    found = stages.run_here("groups", lambda: {"groups": groups_of(cell_sizes(ways, tasks, len(work.cells)), most)})
+    items = [(work, tasks, k, *cells) for k, cells in enumerate(found["groups"])]
+    return stages.run(stage, "sorting edges", sort_edges, items)
+
+
+def sorted_outputs(work: EdgeWork, found: Sequence[dict[str, Any]], graph: str, rows: str = "zarr") -> list[Output]:
+    """The arrays of a graph and its edges with their pieces, in the files of `found` tasks that have sorted them; the
+    formats of its arrays, and of rows of features."""
+    dtypes = {"indptr": "int64", "indices": work.index or str(index_dtype(work.num_nodes))}
+    dtypes |= {STORED[name]: field.dtype for name, field in work.values.items()}
+    dtypes |= {"edge_type": str(edge_dtype(work.relations))} if work.relations else {}
+    starts, made = np.cumsum([0, *(r["edges"] for r in found)]).tolist(), []
+    for name, dtype in dtypes.items():
+        count = "rows" if name == "indptr" else "edges"
+        pieces = [Piece(sorted_file(work.folder, name, k), r[count]) for k, r in enumerate(found)]
+        if name == "indptr":
             pieces = [Piece(None, 1), *(piece._replace(base=start) for piece, start in zip(pieces, starts))]
-        made.append(replace(array, pieces=tuple(pieces)))
+        form, entry = (rows, (work.width,)) if name == OF_EDGES else (graph if name in GRAPH_DIGESTS else "zarr", ())
+        made.append(Output(name, dtype, tuple(pieces), GRAPH_DIGESTS.get(name, dtype), entry, form == "npy"))
     return made
 
 
@@ -332,20 +364,18 @@ def sort_edges(work: EdgeWork, tasks: int, number: int, first: int, stop: int) -
     if work.relations:
         dst = keys // num_nodes
         kinds = (dst % work.relations).astype(edge_dtype(work.relations))
-        kinds.tofile(sorted_file(work.folder, "edge_type", number))
         record["of_relations"] = np.bincount(kinds, minlength=work.relations).tolist()
         # Without the relation they are keys of (destination, source), which need not ascend here.
         keys -= (dst - dst // work.relations) * num_nodes
         del dst
     indptr, indices = mended.rows_of_keys(keys, num_nodes, end - begin)
-    indptr[1:].tofile(sorted_file(work.folder, "indptr", number))
-    indices.tofile(sorted_file(work.folder, "indices", number))
-    if w.weight is not None:
-        w.weight.tofile(sorted_file(work.folder, "edge_weight", number))
-    if w.rows is not None:
-        w.rows.tofile(sorted_file(work.folder, OF_EDGES, number))
-    if w.time is not None:
-        work.times.on_edges(w.time, indices, kinds).tofile(sorted_file(work.folder, "edge_time", number))
+    arrays = {STORED[name]: getattr(w, name) for name in work.values}
+    if "time" in work.values:
+        arrays["edge_time"] = work.times.on_edges(arrays["edge_time"], indices, kinds)
+    sources = indices.astype(work.index or indices.dtype, copy=False)
+    arrays |= {"indptr": indptr[1:], "indices": sources, **({"edge_type": kinds} if work.relations else {})}
+    for name, array in arrays.items():
+        array.tofile(sorted_file(work.folder, name, number))
     degrees, counts = np.unique(np.diff(indptr), return_counts=True)
     return record | {"rows": end - begin, "edges": len(indices), "degrees": degrees.tolist(), "counts": counts.tolist()}
 

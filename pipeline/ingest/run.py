@@ -16,20 +16,19 @@ from ...storage import fingerprint as fingerprints
 from ...storage.dataset import SPLITS
 from ...storage.dataset_store import KIND, NARROW, features_file
 from ...storage.errors import InputError
-from ...storage.graph import degree_summary, index_dtype
+from ...storage.graph import degree_summary
 from ...storage.node_names import INTEGER_NAMES, noted_kind
 from ...storage.store.manifest import write_manifest
 from ...storage.store.narrow_loss import NarrowLoss
 from ...storage.stored.data_card import CARD, data_card, names_in, titled
 from ...storage.stored.edge_features import OF_EDGES
 from ...storage.times.moments import check_known
-from ...storage.typed.graph_types import SINGLE, GraphTypes, edge_dtype
+from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..datasets.cleaning import columns as columns_of
 from ..datasets.cleaning import edges as mended
 from ..datasets.cleaning.clean import card_facts
 from ..datasets.cleaning.filling import Seen, Treatment, check_indicators
 from ..datasets.cleaning.node_ids import EndColumn, faults_of_ends
-from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.raw import Faults, about, noted, refuse
 from ..datasets.cleaning.typed import note_of_types, reversed_relations
 from ..datasets.readers import described
@@ -46,14 +45,11 @@ from .nodes import NodeTable, settle_labels
 from .opened import MADE, ids_at, open_tables, with_added_nodes
 from .scratch import STORE
 from .source import Settings
-from .spill import cell_sizes, groups_of
 from .tasks import Stages
 from .times import NO_TIMES, gather_times, settled_times
 
 KEYS = 1 << 63
 """Numbers of (destination, relation, source) that a key can tell apart."""
-AS_THEY_ARE = ReadOptions(direction="directed", duplicates="keep")
-"""Treatment of the edges of relations, but for those with an end that is no node."""
 
 
 class Ingest:
@@ -167,7 +163,7 @@ class Ingest:
             if self.offsets[-1] ** 2 * len(both) >= KEYS:
                 said = f"there are {self.offsets[-1]:,} nodes and {len(both)} relations; edges are sorted by numbers"
                 raise InputError(f"{said} below 2**63, and nodes times nodes times relations are more: leave some out")
-            options = replace(AS_THEY_ARE, dangling_edges=options.dangling_edges)
+            options = replace(edge_tasks.AS_THEY_ARE, dangling_edges=options.dangling_edges)
             turned = [r + len(relations) for r in self.times.borrowed if self.turned]
             self.times = replace(self.times, borrowed=(*self.times.borrowed, *turned))
         weighted, relations = any(own.weighted for own in self.tables), len(self.types.relations) if self.typed else 0
@@ -314,8 +310,7 @@ class Ingest:
 
     def _sort(self, work: edge_tasks.EdgeWork, stage: str) -> list[dict[str, Any]]:
         tasks = sum(len(own.spans) for own in self.tables)
-        items = [(work, tasks, k, *cells) for k, cells in enumerate(self._groups(work, tasks))]
-        return self.stages.run(stage, "sorting edges", edge_tasks.sort_edges, items)
+        return edge_tasks.sort_spilled(self.stages, work, tasks, self.budget, stage)
 
     def _sorted(self, work: edge_tasks.EdgeWork) -> list[dict[str, Any]]:
         """Sort the spilled edges, by ranges of destinations, into outputs."""
@@ -326,23 +321,8 @@ class Ingest:
         self.in_degree = degree_summary(degrees.astype(np.int64), counts)
         for way in work.ways:
             shutil.rmtree(self.folder / way, ignore_errors=True)
-        dtypes = {"indptr": "int64", "indices": str(index_dtype(work.num_nodes))}
-        dtypes |= {"edge_weight": "float32"} if work.weighted else {}
-        of_graph = ((name, dtype, (), fingerprints.GRAPH_DIGESTS[name]) for name, dtype in dtypes.items())
-        arrays = [Output(*each, npy=self.settings.graph == "npy") for each in of_graph]
-        later = {"edge_time": work.times.of_edges, "edge_type": str(edge_dtype(work.relations)) * bool(work.relations)}
-        arrays += [Output(name, dtype, (), dtype) for name, dtype in later.items() if dtype]
-        if work.width:
-            arrays.append(Output(OF_EDGES, "float32", (), "float32", (work.width,), self.settings.features == "npy"))
-        self.outputs += edge_tasks.sorted_outputs(self.folder, found, arrays)
+        self.outputs += edge_tasks.sorted_outputs(work, found, self.settings.graph, self.settings.features)
         return found
-
-    def _groups(self, work: edge_tasks.EdgeWork, tasks: int) -> list[tuple[int, int]]:
-        """Ranges of cells that one task sorts each. They are kept: the spilled files are gone when edges are sorted."""
-        most = self.budget.edge_group(work.weighted + bool(work.times.of_edges), 4 * work.width)
-        given = [self.folder / way for way in work.ways], tasks, len(work.cells)
-        found = self.stages.run_here("groups", lambda: {"groups": groups_of(cell_sizes(*given), most)})
-        return [(first, stop) for first, stop in found["groups"]]
 
     # -- features and the rest
 

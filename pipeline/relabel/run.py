@@ -4,6 +4,7 @@
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,13 +21,12 @@ from ...storage.store.manifest import write_manifest
 from ...storage.store.store import Store, open_store
 from ...storage.stored.facts import FACTS
 from ..config.load import Job
+from ..ingest import edges as edge_tasks
 from ..ingest.arrays import Matrix, Output, Piece, Written, write_outputs
 from ..ingest.budget import Budget, budget_of, check_disk, held_by
 from ..ingest.convert import executing
-from ..ingest.edges import sorted_outputs
 from ..ingest.features import gathered
 from ..ingest.scratch import STORE, commit, scratch
-from ..ingest.spill import cell_sizes, cells_of, groups_of
 from ..ingest.tasks import Stages
 from ..telemetry.events import Emit, Note, StageEnded
 from . import tasks
@@ -116,17 +116,13 @@ class _Relabelling:
         self.source: Store = open_store(data.path, KIND)
         entries = self.source.entries
         self.npy = graph_access(self.source) == "mapped"
-        self.weighted = any(name in entries for name in tasks.EDGE_FIELDS)
-        self.work = tasks.Work(
-            self.folder,
-            data.path.resolve(),
-            data.num_nodes,
-            tuple(name for name in tasks.EDGE_FIELDS if name in entries),
-            entries["indices"]["dtype"],
-        )
+        of_edges: dict[str, Any] = {"weighted": "edge_weight" in entries, "has_ids": "edge_id" in entries}
+        offsets, index = (0, data.num_nodes), entries["indices"]["dtype"]
+        self.edges = edge_tasks.EdgeWork(self.folder, edge_tasks.AS_THEY_ARE, offsets, index=index, **of_edges)
+        self.work = tasks.Work(self.folder, data.path.resolve(), data.num_nodes)
         dtype = str(tasks.features_of(self.work).dtype)
         self.matrix = Matrix(self.store, (data.num_nodes, data.num_features), True, dtype, features_dtype(self.source))
-        self.most = self.budget.edge_group(self.weighted)
+        self.most = self.budget.edge_group(*self.edges.held)
 
     def run(self) -> PartitionQuality:
         """Make the store, with its manifest."""
@@ -137,8 +133,8 @@ class _Relabelling:
         return self._write(outputs, digest)
 
     def _check_space(self) -> None:
-        edge = sum(field.nbytes for field in self.work.edge_fields)
-        stored = self.data.graph.num_edges * (edge - 8 + np.dtype(self.work.index).itemsize)
+        edge = sum(field.nbytes for field in self.edges.fields)
+        stored = self.data.graph.num_edges * (edge - 8 + np.dtype(self.edges.index).itemsize)
         features = self.data.num_nodes * self.matrix.row_bytes
         peak = max(self.data.graph.num_edges * edge + stored, 2 * stored, stored + 2 * features)
         check_disk(self.folder.parent, 64 * self.data.num_nodes + peak, held_by(self.folder))
@@ -153,17 +149,10 @@ class _Relabelling:
         return found["bounds"]
 
     def _edges(self, bounds: Sequence[int]) -> list[Output]:
-        work, count = self.work, len(bounds) - 1
-        items = [(work, k, *bounds[k : k + 2]) for k in range(count)]
+        items = [(self.work, self.edges, k, *bounds[k : k + 2]) for k in range(len(bounds) - 1)]
         self.stages.run("spill", "renumbering edges", tasks.spill_rows, items)
-        given = [self.folder / "edges"], count, cells_of(work.num_nodes)
-        found = self.stages.run_here("groups", lambda: {"groups": groups_of(cell_sizes(*given), self.most)})
-        items = [(work, count, k, *group) for k, group in enumerate(found["groups"])]
-        found = self.stages.run("sort", "sorting edges", tasks.sort_rows, items)
-        dtypes = {"indptr": "int64", "indices": work.index}
-        dtypes |= {name: tasks.EDGE_FIELDS[name].dtype for name in work.of_edges}
-        arrays = [Output(name, dtype, (), GRAPH_DIGESTS[name], npy=self.npy) for name, dtype in dtypes.items()]
-        return sorted_outputs(self.folder, found, arrays)
+        found = edge_tasks.sort_spilled(self.stages, self.edges, len(items), self.budget)
+        return edge_tasks.sorted_outputs(self.edges, found, "npy" if self.npy else "zarr")
 
     def _nodes(self) -> list[Output]:
         """Labels, split, names, and where parts begin."""

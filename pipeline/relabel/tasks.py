@@ -21,13 +21,12 @@ from ...storage.partition.node_order import node_order
 from ...storage.partition.reorder import relabelled
 from ...storage.store.store import Store, open_store
 from ...storage.stored.graph import StoredGraph
-from ..datasets.cleaning.edges import edge_keys, rows_of_keys
+from ..datasets.cleaning.edges import edge_keys
 from ..ingest.arrays import Matrix
-from ..ingest.edges import sorted_file
-from ..ingest.spill import Field, RunWriter, cells_of, read_cells, shift_of
+from ..ingest.edges import STORED, EdgeWork
+from ..ingest.spill import RunWriter, cells_of, shift_of
 
 PIECE_ROWS = 1 << 20
-EDGE_FIELDS = {"edge_weight": Field("float32"), "edge_id": Field("int64")}
 
 
 @dataclass(frozen=True)
@@ -38,15 +37,6 @@ class Work:
     source: Path
     """The store that is read."""
     num_nodes: int
-    of_edges: tuple[str, ...]
-    """Arrays of the edges beside their ends."""
-    index: str
-    """Dtype of sources in the store."""
-
-    @property
-    def edge_fields(self) -> tuple[Field, ...]:
-        """Arrays of an edge that are spilled: its key, weight and id."""
-        return (Field("int64"), *(EDGE_FIELDS[name] for name in self.of_edges))
 
     def mapped(self, name: str) -> npt.NDArray[Any]:
         """An array that `assign_numbers` wrote."""
@@ -85,36 +75,15 @@ def _ranges(graph: StoredGraph, most: int) -> list[int]:
     return [*bounds, graph.num_nodes] if graph.num_nodes else [0]
 
 
-def spill_rows(work: Work, number: int, first: int, stop: int) -> dict[str, Any]:
+def spill_rows(work: Work, edges: EdgeWork, number: int, first: int, stop: int) -> dict[str, Any]:
     """Spill the edges of the old rows ``[first, stop)`` under their new numbers, by ranges of new destinations."""
     rows, new = StoredGraph(open_store(work.source, KIND)).rows(first, stop), work.mapped("new")
     dst = np.repeat(new[first:stop], np.diff(rows.indptr))
     keys = edge_keys(new[rows.indices], dst, work.num_nodes)
-    cell = (dst >> shift_of(work.num_nodes)).astype(np.int16)
-    with RunWriter(work.folder / "edges", number, work.edge_fields, cells_of(work.num_nodes)) as writer:
-        writer.add(cell, keys, *(getattr(rows, name) for name in work.of_edges))
+    (way,), values = edges.ways, [getattr(rows, STORED[name]) for name in edges.values]
+    with RunWriter(work.folder / way, number, edges.fields, len(edges.cells)) as writer:
+        writer.add(edges.cells.numbered(dst, 0), keys, *values)
     return {"edges": len(keys)}
-
-
-def sort_rows(work: Work, tasks: int, number: int, first: int, stop: int) -> dict[str, object]:
-    """Sort the edges in the cells ``[first, stop)`` into rows. Equal ones keep their order."""
-    (work.folder / "sorted").mkdir(exist_ok=True)
-    shift, total = shift_of(work.num_nodes), work.num_nodes
-    keys, *others = read_cells(work.folder / "edges", tasks, work.edge_fields, first, stop)
-    if others:
-        order = np.argsort(keys, kind="stable")
-        keys = keys[order]
-        for name, array in zip(work.of_edges, others):
-            array[order].tofile(sorted_file(work.folder, name, number))
-        del order, others
-    else:
-        keys.sort()
-    begin, end = first << shift, min(stop << shift, total)
-    keys -= begin * total
-    indptr, indices = rows_of_keys(keys, total, end - begin)
-    indptr[1:].tofile(sorted_file(work.folder, "indptr", number))
-    indices.astype(work.index, copy=False).tofile(sorted_file(work.folder, "indices", number))
-    return {"rows": end - begin, "edges": len(indices)}
 
 
 def move_labels(work: Work) -> dict[str, Any]:

@@ -37,14 +37,16 @@ class OfEdges:
     time: AnyArray | None = None
     """int64 or float64 [E]. Edges with times are all kept: an edge is another one at another time, and a reverse has
     the time of its edge."""
+    id: AnyArray | None = None
+    """int64 [E], of edges that have them already, which are neither merged nor reversed."""
 
     @property
     def is_empty(self) -> bool:
         """True if edges have none of them."""
-        return self.weight is None and self.rows is None and self.time is None
+        return all(array is None for array in vars(self).values())
 
     def __getitem__(self, index: AnyArray) -> "OfEdges":
-        return OfEdges(*(taken(a, index) for a in (self.weight, self.rows, self.time)))
+        return OfEdges(*(taken(array, index) for array in vars(self).values()))
 
 
 IGNORED = "Edge weights were ignored (edge_weights=ignore)."
