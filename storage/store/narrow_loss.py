@@ -1,8 +1,8 @@
-"""What columns of features lose when rows are kept in fewer bytes."""
+"""Totals of columns of features, and what these lose when rows are kept in fewer bytes."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -20,25 +20,57 @@ SHOWN = 8
 Rows = npt.NDArray[np.floating]
 
 
-@dataclass(frozen=True, eq=False)
-class NarrowLoss:
-    """Counts of changes in F columns, whichever way the rows are cut into pieces."""
+class Rule(NamedTuple):
+    """How two totals add up; the total of no rows; and its dtype, of an array [F], or None of one number."""
 
-    clipped: npt.NDArray[np.int64]
-    rounded: npt.NDArray[np.int64]
-    """Values that are whole numbers, and no longer themselves."""
-    least: Rows
-    """[F], as the rows were given; infinite without any."""
-    largest: Rows
-    kept_least: Rows
-    """[F], as they are read again."""
-    kept_largest: Rows
+    how: Callable[[Any, Any], Any]
+    none: float = 0
+    dtype: Any = None
+
+
+SUM = {"rule": Rule(np.add, 0, np.int64)}
+MIN, MAX = {"rule": Rule(np.minimum, np.inf, np.float64)}, {"rule": Rule(np.maximum, -np.inf, np.float64)}
+"""Metadata of fields of `Totals`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Totals:
+    """Totals of rows, and of their F columns, whichever way the rows are cut into pieces. Fields have a `Rule`."""
 
     @classmethod
-    def none(cls, width: int) -> "NarrowLoss":
+    def none(cls, width: int) -> Self:
         """No rows."""
-        zeros, inf = np.zeros(width, np.int64), np.full(width, np.inf)
-        return cls(zeros, zeros, inf, -inf, inf, -inf)
+        rules = (f.metadata["rule"] for f in fields(cls))
+        return cls(*(np.full(width, rule.none, rule.dtype) if rule.dtype else rule.none for rule in rules))
+
+    @classmethod
+    def of_record(cls, record: Mapping[str, Any]) -> Self:
+        """That of a `record`."""
+        dtypes = {f.name: f.metadata["rule"].dtype for f in fields(cls)}
+        return cls(**{name: np.array(record[name], kind) if kind else record[name] for name, kind in dtypes.items()})
+
+    def record(self) -> dict[str, Any]:
+        """Plain values."""
+        return {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in vars(self).items()}
+
+    def __add__(self, other: Self) -> Self:
+        both = zip(fields(self), vars(self).values(), vars(other).values())
+        return type(self)(*(f.metadata["rule"].how(a, b) for f, a, b in both))
+
+
+@dataclass(frozen=True, eq=False)
+class NarrowLoss(Totals):
+    """Counts of changes in F columns."""
+
+    clipped: npt.NDArray[np.int64] = field(metadata=SUM)
+    rounded: npt.NDArray[np.int64] = field(metadata=SUM)
+    """Values that are whole numbers, and no longer themselves."""
+    least: Rows = field(metadata=MIN)
+    """[F], as the rows were given; infinite without any."""
+    largest: Rows = field(metadata=MAX)
+    kept_least: Rows = field(metadata=MIN)
+    """[F], as they are read again."""
+    kept_largest: Rows = field(metadata=MAX)
 
     @classmethod
     def from_rows(cls, rows: Rows, kept: Rows, kind: FeatureDtype) -> "NarrowLoss":
@@ -48,20 +80,6 @@ class NarrowLoss:
         clipped = (np.abs(rows) > LARGEST.get(kind, np.inf)).sum(0)
         rounded = ((rows != kept) & (rows == np.floor(rows))).sum(0)
         return cls(clipped, rounded, *(f(0).astype(np.float64) for x in (rows, kept) for f in (x.min, x.max)))
-
-    @classmethod
-    def of_record(cls, record: Mapping[str, Any]) -> "NarrowLoss":
-        """That of a `record`."""
-        return cls(**{f.name: np.array(record[f.name]) for f in fields(cls)})
-
-    def record(self) -> dict[str, Any]:
-        """Plain values."""
-        return {name: value.tolist() for name, value in vars(self).items()}
-
-    def __add__(self, other: "NarrowLoss") -> "NarrowLoss":
-        how = (np.add, np.add, np.minimum, np.maximum, np.minimum, np.maximum)
-        pairs = zip(how, vars(self).values(), vars(other).values())
-        return NarrowLoss(*(f(a, b) for f, a, b in pairs))
 
     def check(self, kind: FeatureDtype, names: Sequence[str], before: Rows, after: Rows) -> list[str]:
         """Notes on columns that lose values.

@@ -1,8 +1,9 @@
 """Missing values of features: columns are scaled by the values that are known, and then filled."""
 
+import operator
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ import numpy.typing as npt
 
 from ....storage.errors import InputError, nearest
 from ....storage.plural import are, counted, were
+from ....storage.store.narrow_loss import MAX, MIN, SUM, Rule, Totals
 from ....storage.stored.data_card import TREATED
 from .kept import PAIRS, FeatureName, KeptColumn, fill_key, uses_statistics
-from .moments import Moments, Scaling
+from .moments import Integers, Moments, Scaling
 from .options import ReadOptions
 
 Mask = npt.NDArray[np.bool_] | None
@@ -54,23 +56,27 @@ def column_names(columns: Sequence[str], width: int) -> list[str]:
     return [f"{columns[0]}[{i}]" if len(columns) == 1 else f"column {i}" for i in range(width)]
 
 
+def _earlier(row: int, other: int) -> int:
+    return min((r for r in (row, other) if r >= 0), default=-1)
+
+
 @dataclass(frozen=True, eq=False)
-class Seen:
+class Seen(Totals):
     """What F columns of features hold in some rows."""
 
-    rows: int
-    missing: npt.NDArray[np.int64]
+    rows: int = field(metadata={"rule": Rule(operator.add)})
+    missing: npt.NDArray[np.int64] = field(metadata=SUM)
     """[F]."""
-    least: Rows
+    least: Rows = field(metadata={"rule": Rule(np.minimum, np.inf, np.float32)})
     """[F], of the known values; infinite without any."""
-    largest: Rows
-    first: int
+    largest: Rows = field(metadata={"rule": Rule(np.maximum, -np.inf, np.float32)})
+    first: int = field(metadata={"rule": Rule(_earlier, -1)})
     """Row of the first missing value; -1 without any."""
-    rounded: npt.NDArray[np.int64]
+    rounded: npt.NDArray[np.int64] = field(metadata=SUM)
     """[F], whole numbers that float32 does not have."""
-    low: npt.NDArray[np.float64]
+    low: npt.NDArray[np.float64] = field(metadata=MIN)
     """[F], `least` before it was float32."""
-    high: npt.NDArray[np.float64]
+    high: npt.NDArray[np.float64] = field(metadata=MAX)
 
     @classmethod
     def from_rows(
@@ -101,38 +107,6 @@ class Seen:
             rows = np.flatnonzero(bad.any(1))
             first = int(numbers + rows[0] if isinstance(numbers, int) else numbers[rows].min())
         return cls(len(x), missing, least, largest, first, rounded, low=low, high=high)
-
-    @classmethod
-    def none(cls, width: int) -> "Seen":
-        """No rows."""
-        nothing, inf, zeros = np.full(width, np.inf, np.float32), np.full(width, np.inf), np.zeros(width, np.int64)
-        return cls(0, zeros, nothing, -nothing, -1, zeros, low=inf, high=-inf)
-
-    @classmethod
-    def of_record(cls, record: Mapping[str, Any]) -> "Seen":
-        """That of a `record`."""
-        narrow = {"least": np.float32, "largest": np.float32, "missing": np.int64, "rounded": np.int64}
-        arrays: dict[str, Any] = {
-            key: np.array(record[key], narrow.get(key, np.float64)) for key in (*narrow, "low", "high")
-        }
-        return cls(rows=record["rows"], first=record["first"], **arrays)
-
-    def record(self) -> dict[str, Any]:
-        """Plain values."""
-        return {key: v.tolist() if isinstance(v, np.ndarray) else v for key, v in vars(self).items()}
-
-    def __add__(self, other: "Seen") -> "Seen":
-        both = [first for first in (self.first, other.first) if first >= 0]
-        return Seen(
-            self.rows + other.rows,
-            self.missing + other.missing,
-            np.minimum(self.least, other.least),
-            np.maximum(self.largest, other.largest),
-            min(both, default=-1),
-            self.rounded + other.rounded,
-            low=np.minimum(self.low, other.low),
-            high=np.maximum(self.high, other.high),
-        )
 
     def columns(self, columns: Sequence[str], of: str) -> list[dict[str, Any]]:
         """A data card's record of each column, `of` nodes, edges, a node type or a relation."""
@@ -388,7 +362,7 @@ def middle_bins(records: Sequence[Counts]) -> dict[int, tuple[list[int], int]]:
 
 
 def medians_of(
-    records: Sequence[Counts], bins: Mapping[int, tuple[list[int], int]], known: Sequence[int]
+    records: Sequence[Counts], bins: Mapping[int, tuple[list[int], int]], known: Integers
 ) -> npt.NDArray[np.float64]:
     """[F], medians of the columns in `bins`, and 0 of others, from counts of the values in these bins."""
     medians = np.zeros(len(known))

@@ -5,12 +5,14 @@ read in pieces is scaled like one in memory, to the bit.
 """
 
 import math
-from dataclasses import dataclass
+import operator
+from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from ....storage.store.narrow_loss import Rule, Totals
 
 UNIT = 149
 """Every float32 is a whole number of 2**-149, and its square one of 2**-298."""
@@ -20,17 +22,22 @@ CONSTANT = 1e-9
 """Relative standard deviation up to which a column counts as constant."""
 
 
-@dataclass(frozen=True)
-class Moments:
+Integers = npt.NDArray[np.object_]
+"""[F], of any size."""
+EXACT_SUM = {"rule": Rule(np.add, 0, object)}
+
+
+@dataclass(frozen=True, eq=False)
+class Moments(Totals):
     """Sums of n finite rows float32 [n, F], or of the values that are known."""
 
-    rows: int
-    known: tuple[int, ...]
-    """[F], values that count."""
-    sums: tuple[int, ...]
-    """[F], in units of 2**-149."""
-    squares: tuple[int, ...]
-    """[F], of the squares, in units of 2**-298."""
+    rows: int = field(metadata={"rule": Rule(operator.add)})
+    known: Integers = field(metadata=EXACT_SUM)
+    """Values that count."""
+    sums: Integers = field(metadata=EXACT_SUM)
+    """In units of 2**-149."""
+    squares: Integers = field(metadata=EXACT_SUM)
+    """Of the squares, in units of 2**-298."""
 
     @classmethod
     def from_rows(cls, x: npt.NDArray[np.float32], missing: npt.NDArray[np.bool_] | None = None) -> "Moments":
@@ -40,30 +47,9 @@ class Moments:
             rows = x[first : first + step].astype(np.float64)
             squares = _exact_sums(rows * rows, 2 * UNIT)
             known = len(rows) - (0 if missing is None else missing[first : first + step].sum(0))
-            each = (known + np.zeros(x.shape[1], np.int64)).tolist()
-            found += cls(len(rows), tuple(each), _exact_sums(rows, UNIT), squares)
+            each = known + np.zeros(x.shape[1], np.int64)
+            found += cls(len(rows), each.astype(object), _exact_sums(rows, UNIT), squares)
         return found
-
-    @classmethod
-    def none(cls, width: int) -> "Moments":
-        """The moments of no rows."""
-        return cls(0, *(((0,) * width,) * 3))
-
-    @classmethod
-    def of_record(cls, record: dict[str, Any]) -> "Moments":
-        """The moments of a `record`."""
-        return cls(record["rows"], *(tuple(record[key]) for key in ("known", "sums", "squares")))
-
-    def record(self) -> dict[str, Any]:
-        """Plain values."""
-        return {key: list(v) if isinstance(v, tuple) else v for key, v in vars(self).items()}
-
-    def __add__(self, other: "Moments") -> "Moments":
-        known, sums, squares = (
-            tuple(a + b for a, b in zip(*pair))
-            for pair in ((self.known, other.known), (self.sums, other.sums), (self.squares, other.squares))
-        )
-        return Moments(self.rows + other.rows, known, sums, squares)
 
     def means(self) -> npt.NDArray[np.float64]:
         """[F], means of the known values; 0 where none is."""
@@ -89,7 +75,7 @@ class Scaling:
         return ((x - self.mean) / self.deviation).astype(np.float32)
 
 
-def _exact_sums(x: npt.NDArray[np.float64], unit: int) -> tuple[int, ...]:
+def _exact_sums(x: npt.NDArray[np.float64], unit: int) -> Integers:
     """Sums of columns, in units of ``2**-unit``, of which each value is a whole number. Changes `x`.
 
     The values are rounded to a grid, coarse enough for their sums to be exact in double precision; what is left goes
@@ -100,7 +86,7 @@ def _exact_sums(x: npt.NDArray[np.float64], unit: int) -> tuple[int, ...]:
     while True:
         largest = float(np.abs(x).max(initial=0.0))
         if not largest:
-            return tuple(sums)
+            return np.array(sums, object)
         shift = bits - math.frexp(largest)[1]
         grid = np.rint(np.ldexp(x, shift))
         x -= np.ldexp(grid, -shift)
