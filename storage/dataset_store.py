@@ -1,5 +1,7 @@
 """Datasets as committed stores: graph, labels, split and features. Features may stay on disk when a store is opened."""
 
+import mmap
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +33,8 @@ from .store.committed_folder import committed_folder, sweep_leftovers
 from .store.full_disk import needing_space
 from .store.manifest import write_manifest
 from .store.narrow import FEATURE_DTYPES, FeatureDtype, row_width
-from .store.npy import npy_header
+from .store.npy import advise, npy_header
+from .store.scratch import InFiles
 from .store.store import Store, open_store
 from .stored.digested import NARROW, DigestedArray, DigestedRows
 from .stored.edge_features import OF_EDGES, edge_feature_width, open_edge_features
@@ -51,6 +54,8 @@ OF_SOME_GRAPHS = tuple(name for name in GRAPH_ARRAYS if name not in GRAPH_DIGEST
 FeaturesFormat = Literal["zarr", "npy"]
 FeaturesAccess = Literal["memory", "mapped", "zarr"]
 GraphAccess = Literal["memory", "mapped"]
+STEP_BYTES = 256 << 20
+"""Memory that is left for other things than a graph: libraries, and the tensors of a step."""
 
 
 def write_dataset(
@@ -270,17 +275,22 @@ def check_graph_access(store: Store, place: str) -> None:
 
 def graph_array(store: Store, name: str, place: GraphAccess) -> Any:
     """One of `GRAPH_DIGESTS` of a dataset store, in memory or mapped; None if there is none. Values are not checked.
-    An array for which memory has no room is mapped where it can be, whatever the place.
+    An array for which memory has no room is mapped whatever the place: a compressed one from an unnamed file.
 
     Raises:
+        RunError: the temporary folder has no room for that file.
         StoreError: it is absent or damaged.
     """
     if name not in store:
         return None
-    is_mapped = place == "mapped" or (store.is_mappable(name) and not fits_in_memory(store.bytes_of(name)))
-    if not is_mapped:
-        require_memory(store.bytes_of(name), f"{store.path}: '{name}'", "convert it with --graph npy, or give it more")
-    return store.mapped(name) if is_mapped else store.read(name)
+    has_room = fits_in_memory(store.bytes_of(name) + STEP_BYTES)
+    if place == "mapped" or (store.is_mappable(name) and not has_room):
+        return store.mapped(name)
+    if has_room:
+        return store.read(name)
+    found = store.read_into(name, InFiles(Path(tempfile.gettempdir())))
+    advise(found, mmap.MADV_RANDOM)
+    return found
 
 
 def check_loaded(store: Store, dataset: Dataset, graph: GraphAccess) -> None:

@@ -21,6 +21,7 @@ from ...storage.queue.object_store import queue_at
 from ...storage.queue.packed_rows import CATALOGUE
 from ...storage.queue.seed_data import SampledDataset
 from ...storage.queue.zarr import ZarrQueue
+from ...storage.store.bytes_left import bytes_left
 from ...storage.store.committed_folder import remove_tree
 from ...storage.store.manifest import read_manifest, require_fingerprint
 from ...storage.urls import is_url
@@ -194,10 +195,11 @@ def own_queue(prepared: Sampling, out: Path, tell: Callable[[str], None] | None 
     """The queue that a rank fills for itself in a thread: in memory, or in the run's folder. See `repaired_queue`."""
     q, per_epoch, ranks = prepared.job.queue, prepared.minibatches_per_epoch, prepared.job.ranks
     if q.kind == "memory":
-        # A rank samples only its own minibatches: k of them out of k P.
-        return MemoryQueue(
-            bulk_size=q.bulk_size * ranks, max_bytes=q.max_bytes, keep=q.keep, minibatches_per_epoch=per_epoch
-        )
+        # A rank samples only its own minibatches: k of them out of k P. Rows and the model need memory too.
+        rows = prepared.system.options.get("prefetch_bytes", "auto")
+        left = bytes_left() - (0 if rows == "auto" else ranks * rows)
+        most = max(1, min(q.max_bytes, left // (8 * ranks)))
+        return MemoryQueue(bulk_size=q.bulk_size * ranks, max_bytes=most, keep=q.keep, minibatches_per_epoch=per_epoch)
     # Who draws by owners of rows begins no bulk before there is room for it.
     most = 1 << 62 if prepared.draws_by_owners else q.max_bytes
     queue = repaired_queue(

@@ -53,8 +53,8 @@ class InFiles:
             if e.errno not in FULL:
                 raise
             raise RunError(
-                f"{self.folder} has no room for {size / 2**20:,.0f} MiB of a part ({e.strerror}); free some, or leave "
-                'graph = "mapped" out'
+                f"{self.folder} has no room for {size / 2**20:,.0f} MiB of a graph ({e.strerror}); free some, or leave "
+                'graph = "mapped" out and give the process more memory'
             ) from e
 
 

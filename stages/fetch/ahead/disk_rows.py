@@ -211,8 +211,8 @@ class FromDisk:
         Args:
             placement: has the features.
             job: of this rank.
-            prefetch_bytes: memory of two units and of what is being read; ``auto``: a quarter of what is left, shared
-                by the ranks.
+            prefetch_bytes: memory of two units and of what is being read; ``auto``, or more than is left: a quarter
+                of what is left, shared by the ranks.
 
         Returns:
             None if all rows are in memory; packed rows are none of the placement's.
@@ -226,7 +226,14 @@ class FromDisk:
             rows = DiskRows(placement.features)
         else:
             return None
-        return cls(rows, of_edges, unit_bytes(prefetch_bytes, bytes_left() // job.group.size), job)
+        left = bytes_left() // job.group.size
+        if prefetch_bytes != "auto" and prefetch_bytes > left:
+            mib = f"{prefetch_bytes / 2**20:,.0f} MiB, but {left / 2**20:,.0f} MiB of memory"
+            job.tell(
+                f"bulk.prefetch_bytes is {mib} are left: a quarter of that is used, as with bulk.prefetch_bytes=auto"
+            )
+            prefetch_bytes = "auto"
+        return cls(rows, of_edges, unit_bytes(prefetch_bytes, left), job)
 
     def at_once(self, work: MiniBatch) -> Collected | None:
         """Rows of a minibatch for which none were read ahead; None: they are gathered."""

@@ -34,7 +34,7 @@ def test_a_full_disk_is_said(tmp_path, monkeypatch, number, error):
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(error, match="no room for 4 MiB of a part .*leave graph" if error is RunError else None):
+    with pytest.raises(error, match="no room for 4 MiB of a graph .*leave graph" if error is RunError else None):
         InFiles(tmp_path)(1 << 20, np.int32)
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from millrace.stages.assignment import Steps
 from millrace.stages.fetch.ahead import disk_rows, units
-from millrace.stages.fetch.ahead.disk_rows import DiskRows, FromDisk, RowsFromDisk, distinct
+from millrace.stages.fetch.ahead.disk_rows import DiskRows, FromDisk, RowsFromDisk, distinct, unit_bytes
 from millrace.stages.fetch.ahead.units import Plan
-from millrace.storage.features import ArrayFeatures
+from millrace.storage.features import ArrayFeatures, MappedFeatures
 from millrace.storage.minibatch import Block, MiniBatch
 
 V, WIDTH = 500, 4
@@ -100,6 +100,23 @@ def trained(
     finally:
         ahead.close()
     return sizes, store
+
+
+def test_a_budget_beyond_the_memory_that_is_left_is_a_quarter_of_it(monkeypatch, tmp_path):
+    np.save(tmp_path / "rows.npy", np.zeros((V, WIDTH), np.float32))
+    monkeypatch.setattr(disk_rows, "bytes_left", lambda: 2000 << 20)
+    told: list[str] = []
+    job: Any = SimpleNamespace(tell=told.append, packed=None, group=SimpleNamespace(size=2))
+    place: Any = SimpleNamespace(features=MappedFeatures(tmp_path / "rows.npy"), edge_features=None)
+    sizes = [FromDisk.chosen(place, job, given) for given in ("auto", 900 << 20, 1001 << 20)]
+    assert [each and each.unit_bytes for each in sizes] == [
+        unit_bytes("auto", 1000 << 20),
+        *(unit_bytes(given, 1000 << 20) for given in (900 << 20, "auto")),
+    ]
+    assert told == [
+        "bulk.prefetch_bytes is 1,001 MiB, but 1,000 MiB of memory are left: a quarter of that is used, as with "
+        "bulk.prefetch_bytes=auto"
+    ]
 
 
 def test_units_take_what_their_bytes_allow(monkeypatch):

@@ -1,0 +1,34 @@
+"""Queues of a run: how much of the memory waiting minibatches may take."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millrace.pipeline.config.load import resolve
+from millrace.pipeline.config.records import make_system
+from millrace.pipeline.setup import open_queue
+from millrace.pipeline.setup.sampling import sampling_of
+from millrace.tests.fuzz.targets import dataset
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("left", "ranks", "more", "most"),
+    [
+        (1 << 40, 1, {}, 512 * MIB),
+        (800 * MIB, 1, {}, 100 * MIB),
+        (800 * MIB, 2, {}, 50 * MIB),
+        (800 * MIB, 2, {"bulk": {"prefetch_bytes": 320 * MIB}}, 10 * MIB),
+        (100 * MIB, 1, {"bulk": {"prefetch_bytes": 320 * MIB}}, 1),
+        (800 * MIB, 1, {"queue": {"max_bytes": 5 * MIB}}, 5 * MIB),
+    ],
+)
+def test_waiting_minibatches_leave_memory_to_rows_and_the_model(
+    left: int, ranks: int, more: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_queue, "bytes_left", lambda: left)
+    job = resolve({"dataset": "karate", "ranks": ranks, **more})
+    prepared = sampling_of(job, dataset(), make_system(job))
+    assert open_queue.own_queue(prepared, Path()).max_bytes == most
