@@ -15,7 +15,7 @@ from .cleaning.columns import clean_edge_features
 from .cleaning.kept import of_pairs
 from .cleaning.options import ReadOptions
 from .cleaning.raw import AnyArray, GivenLabels
-from .pairs import Ends, as_pairs, ends_of_table, read_pairs, require_file
+from .pairs import Ends, as_pairs, ends_of_table, read_pairs, relations_of_table, require_file
 from .readers.npz_members import load_members
 from .readers.pyg import has_targets, store_of_pairs
 from .readers.reader import path_of
@@ -66,7 +66,11 @@ def labelled_edges(source: Any, options: ReadOptions, dataset: Dataset) -> Label
         return _of_pyg(source, dataset)
     if path is not None:
         is_npz = path.suffix == ".npz" if options.pairs is not None else path.is_file() and not is_table(path)
-        return _of_npz(path, dataset) if is_npz else _of_tables(_edge_table(path, dataset), path, options, dataset)
+        return (
+            _of_npz(path, dataset)
+            if is_npz
+            else _of_tables(_edge_table(path, options, dataset), path, options, dataset)
+        )
     raise InputError(
         f"labels_of is 'edges', but {source} has no labels of edges; give pairs, a table with the columns src, dst and "
         "label"
@@ -95,7 +99,7 @@ def all_edges(source: Any, options: ReadOptions, dataset: Dataset, ends: Ends) -
         return _filled(found, options)
     if path.is_file() and not is_table(path):
         return edges_of_file(path, options, dataset, ends)
-    return _filled(_of_tables(_edge_table(path, dataset), path, options, dataset, ends), options)
+    return _filled(_of_tables(_edge_table(path, options, dataset), path, options, dataset, ends), options)
 
 
 def _filled(found: LabelledEdges, options: ReadOptions) -> LabelledEdges:
@@ -115,26 +119,27 @@ def _unlabelled(arrays: Mapping[str, AnyArray], dataset: Dataset, where: str, en
     return _of_arrays({**arrays, "edge_label": np.zeros(count)}, dataset, where, ends)
 
 
-def _edge_table(path: Path, dataset: Dataset) -> SourceTable:
+def _edge_table(path: Path, options: ReadOptions, dataset: Dataset) -> SourceTable:
     """The table of edges at a path, of the relation of the dataset's pairs if there are several.
 
     Raises:
         InputError: there is none.
     """
-    if path.is_file():
-        return SourceTable("edges", (path,))
+    from .readers.derived_tables import rows_by_relation
+    from .readers.tables import read_rows
     from .schema.files import entries_in, tables_of
 
     types = dataset.graph.types
     wanted = None if types.is_single else types.relations[types.one_predicted]
-    tables = [
-        t
-        for t in tables_of(entries_in(path), path, needs_nodes=False)
-        if t.kind == "edges" and t.type in (None, wanted)
-    ]
+    column = (*(options.names("relation_column") or ()), "")[0] if options.pairs is None else ""
+    tables = [SourceTable("edges", (path,))] if path.is_file() else tables_of(entries_in(path), path, needs_nodes=False)
+    tables = [t for t in tables if t.kind == "edges" and t.type in (None, wanted)]
     if not tables:
         raise InputError(f"{path} holds no table of edges of {','.join(wanted or ())}; give pairs, a table of them")
-    return tables[0]
+    if not wanted or not column:
+        return tables[0]
+    rows = read_rows(tables[0], options).rows
+    return replace(tables[0], type=wanted, rows=rows_by_relation(rows, column).get(wanted[1], rows[:0]))
 
 
 def _of_tables(
@@ -148,6 +153,8 @@ def _of_tables(
 
     options = of_pairs(options)
     rows = read_rows(replace(table, type=None), options).rows
+    if table.type is None:  # no table of one relation
+        _ = relations_of_table(rows, source, dataset.graph.types)
     if to_predict is not None and not rows.num_rows:
         raise InputError(f"{source} has a header and no rows; expected an edge in each row")
     options = options if to_predict is None else replace(options, labels_of="edges")
@@ -189,8 +196,7 @@ def _of_pyg(data: Any, dataset: Dataset) -> LabelledEdges:
         }
         return _joined(parts, dataset, where)
     arrays = {key: host(data[key]) for key in ("edge_label", *NAMES, *OF_SETS) if key in data}
-    found = _of_arrays(arrays, dataset, where)
-    return _with_task(found, data["edge_label"])
+    return _with_task(_of_arrays(arrays, dataset, where), data["edge_label"])
 
 
 def _joined(parts: Mapping[str, Mapping[str, AnyArray]], dataset: Dataset, where: str) -> LabelledEdges:

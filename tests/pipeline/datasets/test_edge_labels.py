@@ -135,3 +135,21 @@ def test_columns_of_a_graph_beside_labelled_pairs(tmp_path):
     for source in (tmp_path / "g.graphml", "digits"):
         with pytest.raises(InputError, match=r"bogus|which read\.feature_columns would choose"):
             mr.open_dataset(source, options=mr.ReadOptions(**given, feature_columns="bogus"))
+
+
+def test_labelled_edges_are_those_of_the_relation(tmp_path):
+    (tmp_path / "nodes.csv").write_text("id,f\n" + "".join(f"{v},{v}.5\n" for v in range(5)))
+    rows = "0,1,a,0\n1,2,b,7\n2,3,a,1\n3,4,b,8\n"
+    (tmp_path / "edges.csv").write_text(f"src,dst,kind,label\n{rows}")
+    kinds = mr.ReadOptions(
+        direction="directed", labels_of="edges", relation="a", relation_column="kind", feature_columns="f"
+    )
+    found = mr.open_dataset(tmp_path, options=kinds, split="fraction:0.5,0")
+    assert found.pairs.tolist() == [[0, 1], [2, 3]] and found.labels.tolist() == [0, 1]
+    pairs = tmp_path / "given.csv"
+    pairs.write_text(f"src,dst,relation,label\n{rows}")
+    with pytest.raises(InputError, match=r"given\.csv: relation is 'b', whose pairs are not predicted"):
+        mr.open_dataset(tmp_path, options=replace(kinds, pairs=str(pairs)), split="fraction:0.5,0")
+    pairs.write_text("src,dst,relation,label\n0,1,a,0\n2,3,a,1\n")
+    again = mr.open_dataset(tmp_path, options=replace(kinds, pairs=str(pairs)), split="fraction:0.5,0")
+    assert np.array_equal(again.pairs, found.pairs) and np.array_equal(again.labels, found.labels)
