@@ -10,7 +10,7 @@ from .config.load import Job
 from .config.systems import System
 from .custom.own_code import own_code, split_loss, split_options
 from .ready import RunCall, ready_to_run
-from .telemetry.events import Emit, silent
+from .telemetry.events import Emit, Note, silent
 
 
 def dry_run(
@@ -50,6 +50,8 @@ def dry_run(
         dataset, system, model, code, out=out, resume=resume, samples=samples, config=config, options=options
     )
     ready = ready_to_run(call, emit)
+    for text in ready.notes:
+        emit(Note(text))
     job, prepared = ready.job, ready.prepared
     minibatches = math.ceil(prepared.outline.splits["train"] / job.train.batch_size)
     sampled = prepared.system.sample.sampler is not None

@@ -1,14 +1,18 @@
 """Notes before a run: what the data have and it does not read or weigh, and epochs of one step."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
 from ..stages.models.small_graph import reads_weights
 from ..stages.sample.base import reads_times
 from ..storage.plural import counted
+from .config.job import Job
+from .datasets.cleaning.splits import NO_SPLIT
 from .setup.configure import unread_keys
 from .setup.model import typed_input
+from .setup.open_queue import PACKED
 from .setup.prepare import Prepared
 from .setup.result import ONE_STEP
 
@@ -16,13 +20,25 @@ FEWER_SEEDS = 8
 """Minibatches that an epoch would have, about, with the batch size that is advised."""
 
 
-def idle_sections(prepared: Prepared) -> Iterator[str]:
-    """Sentences on keys of a cluster and of GPUs that this run does without; the same job on others reads them."""
-    job = prepared.job
-    alone = job.executor == "inline" and (job.cluster.starts_here or job.read.edges_on != "gpu")
+def idle_sections(jobs: Sequence[Job]) -> Iterator[str]:
+    """Sentences on keys of a cluster and of GPUs that none of these runs reads; the same job on others reads them."""
+    alone = all(j.executor == "inline" and (j.cluster.starts_here or j.read.edges_on != "gpu") for j in jobs)
     unread = {"cluster": 'one process does all the work (executor = "dask" starts others)'} if alone else {}
-    unread |= {"gpu": 'device is "cpu"'} if job.device == "cpu" else {}
-    yield from (f"{said}: it is not read." for said in unread_keys(job, unread))
+    unread |= {"gpu": 'device is "cpu"'} if all(j.device == "cpu" for j in jobs) else {}
+    said = chain.from_iterable(unread_keys(j, unread) for j in jobs)
+    yield from (f"{text}: it is not read." for text in dict.fromkeys(said))
+
+
+def idle_keys(prepared: Prepared) -> Iterator[str]:
+    """`idle_sections` of a run; and keys that rows in memory, or a stored split, do without."""
+    job, data, options = prepared.job, prepared.dataset, prepared.system.options
+    yield from idle_sections([job])
+    in_memory = job.features == job.graph == "memory" and PACKED not in prepared.fingerprint
+    if in_memory and options.get("topology") == "replicated" and options["prefetch_bytes"] != "auto":
+        yield "bulk.prefetch_bytes is set, but all rows are in memory: it is not read."
+    is_drawn = data.of_pairs or str(job.split).startswith(("random:", "fraction:"))
+    if job.seeds.split is not None and not is_drawn and not any(NO_SPLIT in note for note in data.notes):
+        yield "seeds.split is set, but the split is not drawn: it is not read."
 
 
 def idle_patience(prepared: Prepared) -> Iterator[str]:

@@ -21,7 +21,7 @@ from .config.systems import System
 from .custom.model_argument import as_record_or_module
 from .custom.own_code import OwnCode
 from .machine.compilers import check_compiler
-from .not_read import idle_patience, idle_sections, not_read, one_step
+from .not_read import idle_keys, idle_patience, not_read, one_step
 from .opening import open_with_cluster
 from .setup.checks import check_available, check_matmul_precision, check_schedule
 from .setup.configure import check_used, configure, sections_of
@@ -83,7 +83,7 @@ def ready_to_run(call: RunCall, emit: Emit) -> Ready:
     if not resume:  # a run of an earlier version goes on as it began
         check_schedule(job.train.schedule)
         if not isinstance(call.config, Job):  # systems of a sweep share keys
-            check_used(job, trains=True)
+            check_used([job], trains=True)
     check_run_folder(folder, resume)
     for text in elsewhere(job, folder, is_given=dataset is not None) if resume else ():
         emit(Note(text))
@@ -109,7 +109,7 @@ def ready_to_run(call: RunCall, emit: Emit) -> Ready:
     queue = _checked(prepared, samples, folder, resume)
     if resume:
         check_resumable(folder, prepared.job, prepared.fingerprint, prepared.dataset)
-    untold = (*untold, *not_read(prepared), *one_step(prepared), *idle_patience(prepared), *idle_sections(prepared))
+    untold = (*untold, *not_read(prepared), *one_step(prepared), *idle_patience(prepared), *idle_keys(prepared))
     if isinstance(dataset, SampledDataset):
         text = f"training reads {dataset.samples} alone, which holds no graph and no labels but those of its seeds"
         untold = (*untold, f"{text}: nothing is validated or tested; name the dataset for that")

@@ -59,7 +59,7 @@ def sample(
     given = [options.pop(key, None) for key in ("optimizer", "scheduler", "metrics")]
     *_, options = split_options(given[0], given[1], given[2], options, config)
     job, _ = configured(RunCall(dataset, **own, config=config, options=options))
-    check_used(job, trains=False)
+    check_used([job], trains=False)
     place = str(out) if is_url(out) else expanded(out)
     with console_events(emit, verbose) as tell:
         found = opened_from_python(job, dataset, tell)

@@ -99,7 +99,7 @@ def _train(job: Path | None, flags: Flags, overrides: list[str] | None, given: _
     arguments: dict[str, Any] = {"out": out, "resume": resume, "samples": samples, "config": resolved, "model": module}
     arguments |= (own := from_code_flags(given.code))
     if not resume:
-        check_used(resolved, trains=True)
+        check_used([resolved], trains=True)
         check_beside(table.get("train", {}), own.get("optimizer"), own.get("scheduler"))
     if dry:
         with Terminal() as terminal:

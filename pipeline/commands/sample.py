@@ -45,7 +45,7 @@ def sample(
 
     resolved = resolve(job_table(job, from_flags({**flags, "epochs": epochs}, resume=False)[1], overrides))
     out = out if "://" in out else str(expanded(Path(out)))
-    check_used(resolved, trains=False)
+    check_used([resolved], trains=False)
     with heeded(say_aside) as requests, Terminal() as terminal:
         report = precompute(resolved, out, emit=both(requests, terminal), stop=requests.stop, features=features or "")
     minibatches = counted(report["minibatches"], "minibatch", "minibatches")

@@ -1,6 +1,7 @@
 """A configuration from records passed by a Python caller."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from torch import nn
@@ -83,22 +84,29 @@ def tables_of_system(system: System) -> dict[str, Any]:
     return table
 
 
-def check_used(job: Job, trains: bool) -> None:
+def check_used(jobs: Sequence[Job], trains: bool) -> None:
     """Refuse keys that were given, if nothing reads them.
 
     Args:
-        job: resolved from what a caller gives for it alone.
-        trains: it is to be trained; false: sampled, and whoever trains on the samples reads other sections.
+        jobs: one, or those of a sweep, which share keys; resolved from what a caller gives for them alone.
+        trains: to be trained; false: sampled, and whoever trains on the samples reads other sections.
 
     Raises:
         InputError: names one.
     """
+    of_each = [_unread_sections(job, trains) for job in jobs]
+    unread = {s: why for s, why in of_each[0].items() if all(s in sections for sections in of_each)}
+    for said in chain.from_iterable(unread_keys(job, unread) for job in jobs):
+        raise InputError(f"{said} with it, or leave it out")
+
+
+def _unread_sections(job: Job, trains: bool) -> dict[str, str]:
+    """Why a job does not read some sections."""
     others = [s for s in SYSTEMS.available() if s != job.system and s in vars(job)] if trains else []
     unread = {s: f'the system is {job.system}; set system = "{s}"' for s in others}
     if make_system(job).partition.partitioner is None:
         unread["partition"] = 'nothing is cut: every sampler has the whole graph; set bulk.topology = "partitioned"'
-    for said in unread_keys(job, unread):
-        raise InputError(f"{said} with it, or leave it out")
+    return unread
 
 
 def unread_keys(job: Job, unread: Mapping[str, str]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """The settings of a sweep: values of configuration keys, and all their combinations."""
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,11 @@ def values_of(text: str) -> tuple[str, list[object]]:
             f"'{text}' may be one list or several; write {key}=[{values}] for one, or {key}={each} for several of "
             "one layer"
         )
-    return full, [value for _, value in found]
+    first, *others = [value for _, value in found]
+    goes_on = any(not isinstance(v, str) or "=" in v.partition(":")[0] for v in others)
+    if goes_on and isinstance(first, str) and ":" in first:
+        raise InputError(f"'{text}' may be one value or several; put quotes around each value: '{key}=\"{values}\"'")
+    return full, [first, *others]
 
 
 def _split(text: str) -> list[str]:
@@ -129,10 +134,7 @@ def points(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], seeds: in
     keys = {key: _in_order(key, values) for key, values in grid.items()}
     if empty := [key for key, values in keys.items() if not values]:
         raise InputError(f"'{empty[0]}' has no values; expected at least one")
-    count = seeds
-    for values in keys.values():
-        count *= len(values)
-    if count < 2:
+    if seeds * math.prod(map(len, keys.values())) < 2:
         raise InputError("nothing is varied; give several values, as in --set train.lr=0.01,0.003, or --seeds 5")
     varied = [key for key, values in keys.items() if len(values) > 1]
     if "seeds.initial" in varied and seeds > 1:

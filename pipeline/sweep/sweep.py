@@ -29,9 +29,10 @@ from ..custom.model_argument import as_record_or_module
 from ..custom.own_code import check_beside, split_loss, split_options
 from ..custom.user_module import module_named
 from ..dry_run import dry_run
+from ..not_read import idle_sections
 from ..precompute import precompute
 from ..ready import draws_initial
-from ..setup.configure import check_cut_in_file, sections_of, with_sections
+from ..setup.configure import check_cut_in_file, check_used, sections_of, with_sections
 from ..setup.fingerprint import sets_digest
 from ..setup.open_data import absolute_source
 from ..setup.python_inputs import digests_of
@@ -146,6 +147,7 @@ def _sweep(
     keys = {path[-1] for path in varied if path[0] == "train"} | set(train if isinstance(train, Mapping) else ())
     check_beside(keys, may_be_code[0], may_be_code[1])
     planned = points(base, grid, seeds)
+    check_used([p.job for p in planned], trains=True)
     own = None if isinstance(code.get("model"), str) else as_record_or_module(code.get("model"))
     if seeds > 1 and own is not None and not draws_initial(planned[0].job, own):
         raise InputError(
@@ -283,6 +285,9 @@ def _run_all(
     alone = any(p.job.ranks > 1 or p.job.executor == "dask" or p.job.device == "cuda" for p in left)
     cores = os.cpu_count() or 1
     jobs = 1 if alone else min(jobs or cores, max(1, len(left)))
+    for text in idle_sections([p.job for p in planned]):
+        if jobs == 1 or not text.startswith("cluster."):  # others are tasks of a cluster
+            emit(Note(text))
     emit(StageStarted("sweep", f"{len(left)} runs, {jobs} at a time", len(planned)))
 
     def arguments(point: Point) -> tuple[Any, ...]:

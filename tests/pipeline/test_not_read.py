@@ -151,3 +151,17 @@ def test_patience_that_never_runs_out(tmp_path, epochs, patience, before, option
     prepared = prepare(job, mr.open_dataset("sbm:nodes=60,classes=2,features=3"))
     wanted = f"train.patience={patience} cannot run out in {before} before the last epoch."
     assert list(idle_patience(prepared)) == [wanted] * bool(before)
+
+
+def test_keys_that_memory_and_a_stored_split_do_without(tmp_path):
+    def said(dataset, **options):
+        seen = []
+        mr.dry_run(dataset, out=tmp_path / "run", emit=seen.append, **options)
+        return [e.text.partition(" is set")[0] for e in seen if isinstance(e, Note) and "is not read" in e.text]
+
+    keys = {"bulk": {"prefetch_bytes": 4096}, "seeds": {"split": 3}}
+    assert said("karate", **keys) == ["bulk.prefetch_bytes", "seeds.split"]
+    assert said("karate", **keys, split="fraction:0.5,0.2") == ["bulk.prefetch_bytes"]
+    mr.convert("karate", tmp_path / "store", features="npy")
+    assert said(tmp_path / "store", **keys, features="mapped") == ["seeds.split"]
+    assert not said("karate", seeds={"initial": 3})

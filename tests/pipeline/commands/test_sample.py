@@ -133,7 +133,7 @@ def with_key(key: str, value: Any) -> dict[str, Any]:
 
 def sampled(table: dict[str, Any], out: Path) -> Any:
     job = resolve(table)
-    check_used(job, trains=False)
+    check_used([job], trains=False)
     precompute(job, out, emit=silent, stop=lambda: False)
     queue = mr.open_queue(out)
     return queue.bulk_size, [(m.epoch, m.index, minibatch_digest(m)) for m in queue]

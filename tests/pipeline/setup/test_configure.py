@@ -1,6 +1,4 @@
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from torch import nn
@@ -121,12 +119,23 @@ def test_a_key_that_a_run_does_not_read_is_refused(tmp_path: Path, given: str) -
     assert not (tmp_path / "run").exists()
 
 
+def test_a_key_that_no_run_of_a_sweep_reads_is_refused(tmp_path: Path) -> None:
+    grid = {"lr": [0.1, 0.2], "sar.mode": ["auto", "keep"]}
+    with pytest.raises(InputError, match=r'sar\.mode is set, but the system is bulk; set system = "sar" with it'):
+        mr.sweep(SMALL, grid=grid, jobs=1, out=tmp_path / "sweep", verbose=False)
+    assert not (tmp_path / "sweep").exists()
+    seen, grid = list[Event](), {"gpu.features": ["auto", "pinned"]}
+    cluster = {"restarts": 1}
+    mr.sweep(SMALL, grid=grid, jobs=1, out=tmp_path / "gpu", emit=seen.append, epochs=1, cluster=cluster, fanout=[2])
+    said = [e.text.partition(" is set, but ")[0] for e in seen if isinstance(e, Note) and "is not read" in e.text]
+    assert said == ["cluster.restarts", "gpu.features"]
+
+
 def test_gpus_of_a_named_cluster_sort_edges_for_one_process() -> None:
     given = {"read": {"edges_on": "gpu"}, "cluster": {"scheduler": "tcp://127.0.0.1:1"}}
-    of: Any = SimpleNamespace(job=configure(given))
-    assert not [*idle_sections(of)]
-    of.job = configure({"read": given["read"], "cluster": {"restarts": 1}})
-    assert [said.partition(" is set, but one process")[0] for said in idle_sections(of)] == ["cluster.restarts"]
+    assert not [*idle_sections([configure(given)])]
+    job = configure({"read": given["read"], "cluster": {"restarts": 1}})
+    assert [said.partition(" is set, but one process")[0] for said in idle_sections([job])] == ["cluster.restarts"]
 
 
 def test_keys_of_a_cluster_and_of_gpus_are_said_to_be_idle(tmp_path: Path) -> None:
@@ -140,6 +149,21 @@ def test_keys_of_a_cluster_and_of_gpus_are_said_to_be_idle(tmp_path: Path) -> No
     seen.clear()
     mr.run(SMALL, out=tmp_path / "none", emit=seen.append, **usual)
     assert not any(isinstance(e, Note) and "is not read" in e.text for e in seen)
+
+
+def test_the_choice_of_cached_rows_is_refused_where_none_are_cached(tmp_path: Path) -> None:
+    for features, said in {
+        "memory": "bulk.hot_by is degree, but every rank",
+        "owned": "bulk.cache_fraction is 0",
+    }.items():
+        with pytest.raises(InputError, match=said):
+            mr.dry_run(SMALL, out=tmp_path / "run", features=features, bulk={"hot_by": "degree"})
+    mr.dry_run(SMALL, out=tmp_path / "run", features="owned", bulk={"hot_by": "degree", "cache_fraction": 0.1})
+
+
+def test_an_empty_executor_is_no_executor(tmp_path: Path) -> None:
+    code, _, err = command("partition", SMALL, "--parts", 2, "--executor", "", "--out", tmp_path / "parts")
+    assert code == 2 and "'executor' is '': input should be 'inline' or 'dask'" in err
 
 
 def test_resolved_jobs_have_all_sections(tmp_path: Path) -> None:

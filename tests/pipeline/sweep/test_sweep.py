@@ -53,6 +53,11 @@ def test_a_key_without_values_is_a_sentence():
             ["fanout=10,5"],
             r"'fanout=10,5' may be one list or several; write fanout=\[10,5\] for one, or fanout=\[10\],\[5\]",
         ),
+        (
+            ["dataset=sbm:nodes=60,classes=2"],
+            """may be one value or several; put quotes around each value: 'dataset="sbm:nodes=60,classes=2"'""",
+        ),
+        (["split=fraction:0.6,0.2"], """'split="fraction:0.6,0.2"'"""),
         (["lr=0.1", "train.lr=0.2"], "train.lr is given twice; give all its values in one --set"),
     ],
 )
@@ -60,6 +65,10 @@ def test_values_that_may_mean_something_else_are_refused(texts, sentence):
     with pytest.raises(mr.InputError, match=sentence):
         grid_of(texts)
     assert grid_of(["lr=0.1,0.2", "fanout=5"]) == {"train.lr": [0.1, 0.2], "sampler.fanout": [5]}
+    assert grid_of(['dataset="sbm:nodes=60,classes=2",karate', 'split="fraction:0.6,0.2"']) == {
+        "dataset": ["sbm:nodes=60,classes=2", "karate"], "split": ["fraction:0.6,0.2"],
+    }  # fmt: skip
+    assert grid_of(["dataset=sbm:nodes=60,sbm:nodes=70"]) == {"dataset": ["sbm:nodes=60", "sbm:nodes=70"]}
 
 
 @pytest.mark.parametrize(
