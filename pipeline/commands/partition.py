@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...storage.errors import InputError
+from ...storage.optional import present
 from ...storage.store.paths import local_folder
 from ..telemetry.events import Emit, StageStarted, advancing
 from .shared.flags import Flags, JsonFlag, SetFlag, with_flags
@@ -84,7 +85,8 @@ def partition(
         raise InputError("--order is that of a renumbered store, --into; parts keep the order of ids: leave it out")
     flags |= {"dataset": dataset, "seed": seed, "partition": method or "metis"}
     # Ranks are those of a run: this command works here, unless it is told otherwise.
-    flags["executor"] = flags["executor"] or ("inline" if flags["scheduler"] is None else "dask")
+    usual = "inline" if flags["scheduler"] is None else "dask"
+    flags["executor"] = present((flags["executor"], usual))[0]
     given = [f"partition.{k}={v}" for k, v in (("balance", balance), ("passes", passes)) if v is not None]
     job = resolve(job_table(None, from_flags(flags, resume=False)[1], given + (overrides or [])))
     folder = local_folder(out or into or Path())

@@ -209,6 +209,7 @@ SENTENCES: dict[str, str] = {
         "restore_model_layers restore_optimizer_path"
     ),
     "it depends on the model (docs/models.md)": "use_self_loop",
+    "gin trains its eps, which is 0 at first; no other model has one": "model.eps train_eps",
 }
 """Advice for words without a matching key, between spaces."""
 

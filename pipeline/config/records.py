@@ -87,7 +87,8 @@ def build(section: str, registry: Registry[Any], table: Mapping[str, Any]) -> An
         if key not in known:
             name = table.get("name", next(iter(registry)))
             have = [f"'{n}'" for n, e in registry.available().items() if key in getattr(e, "__dataclass_fields__", ())]
-            hint = f"; it is an option of {', '.join(have)}" if have else nearest(key, known) or advice(key)
+            hint = f"; it is an option of {', '.join(have)}" if have else nearest(key, known)
+            hint = hint or advice(f"{section}.{key}") or advice(key)
             raise InputError(f"{section} '{name}' has no option '{key}'{hint} (options: {', '.join(known)})")
     hints = get_type_hints(kind)
     for key, value in options.items():

@@ -72,6 +72,10 @@ def open_dataset(
     require_options(options)
     stored = isinstance(spec, (str, Path)) and (expanded(spec) / MANIFEST).exists()
     for key, place in (("features", features), ("graph", graph)):
+        if not isinstance(place, str):
+            raise InputError(
+                f"{key} is a {type(place).__name__}, but says where a store's lie: memory or mapped; leave it out"
+            )
         if place != "memory" and not stored:
             raise InputError(
                 f"{key} is '{place}', but {_described(spec)} is not a Millrace store; `millrace convert` makes one, or "

@@ -15,7 +15,7 @@ from ...stages.links.plan import Ends
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.links.pairs import PairArray, node_ranges
-from ...storage.optional import present_items
+from ...storage.optional import present, present_items
 from ...storage.times.moments import as_moments
 from ..datasets import ReadOptions
 from ..datasets.links import like_edges
@@ -121,8 +121,10 @@ def predict_links(
     found = opened(trained, call, "predict_links", labelled=False)
     data, types = found.data, types_of_pairs(trained.result, found.data)
     given = GivenPairs.read(pairs, data)
-    related = given.relations if relation is None and not types.is_single else relation
-    groups = list(asked_of_each(types, related, len(given), trained.folder))
+    named = present((relation, None if types.is_single else given.relations))
+    if len(named) > 1:
+        raise InputError(f"relation is {relation!r}, but {given.what} has a column relation; leave one of them out")
+    groups = list(asked_of_each(types, next(iter(named), None), len(given), trained.folder))
     wanted, first = np.empty((len(given), 2), np.int64), np.zeros((len(given), 2), np.int64)
     for one, at in groups:
         nodes = node_ranges(one.types, data.num_nodes)

@@ -228,6 +228,13 @@ def test_a_relation_must_be_named(result, call, said):
         call(result)
 
 
+def test_one_relation_beside_those_of_a_file_is_refused(result, tmp_path):
+    (tmp_path / "pairs.csv").write_text("src,dst,relation\n0,1,likes\n0,1,dislikes\n")
+    with pytest.raises(InputError, match=r"relation is 'likes', but .*pairs\.csv has a column relation; leave one"):
+        mr.predict_links(result, tmp_path / "pairs.csv", relation="likes")
+    assert mr.predict_links(result, tmp_path / "pairs.csv").relations.tolist() == ["likes", "dislikes"]
+
+
 def test_other_data_must_have_the_same_relations(result, links):
     other = mr.link_dataset(mr.open_dataset(SPEC), relation=["likes", "sells"], seed=3)
     with pytest.raises(InputError, match="has pairs of user,likes,item; shop,sells,item, but"):

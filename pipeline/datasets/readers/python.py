@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -130,6 +130,9 @@ def from_networkx(
     if not hasattr(graph, "nodes"):
         raise InputError(f"graph is a {type(graph).__name__}; expected a NetworkX graph")
     options.check_no_tables("a NetworkX graph", ())
+    for value in (label, features, weight, split_attribute):
+        if not isinstance(value, Hashable):
+            raise InputError(f"{value!r} is given as an attribute; expected the name of one, which may hold a vector")
     nodes, notes, names = list(graph.nodes), (), None
     if set(nodes) == set(range(len(nodes))):
         nodes = list(range(len(nodes)))
@@ -170,8 +173,7 @@ def from_networkx(
     x = x[:, None] if x is not None and x.ndim == 1 else x
     ends, rows = {None: RawEdges((src, dst), weights)}, RawNodes(x, names=names)
     hint = Hint("directed", "the NetworkX graph is directed") if graph.is_directed() else None
-    raw = Raw(name, ends, given, {None: rows}, split=stored, hint=hint, notes=notes)
-    return clean(raw, options, split, seed)
+    return clean(Raw(name, ends, given, {None: rows}, split=stored, hint=hint, notes=notes), options, split, seed)
 
 
 def _numbers_of(part: str, nodes: Iterable[Any], number: dict[Any, int]) -> AnyArray:

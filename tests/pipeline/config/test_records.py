@@ -56,3 +56,9 @@ def test_a_sampler_of_a_script_serves_its_own_process_only(monkeypatch: pytest.M
     assert configure({"dataset": "digits"}, system=system).sampler["name"] == "__main__:OfScript"
     with pytest.raises(InputError, match="the sampler OfScript is defined in the script or notebook that runs, which"):
         configure({"dataset": "digits", "ranks": 2}, system=system)
+
+
+def test_the_eps_of_gin_is_no_option_of_an_optimizer():
+    for model in ("sage", "gin"):
+        with pytest.raises(InputError, match=f"model '{model}' has no option 'eps'; gin trains its eps"):
+            resolve({"model": {"name": model, "eps": 0.1}})

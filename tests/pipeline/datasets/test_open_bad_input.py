@@ -389,3 +389,11 @@ def test_bad_options_and_folders(tmp_path):
         open_dataset(tmp_path)
     with pytest.raises(InputError, match="leave out direction, self_loops"):
         open_dataset("sbm:nodes=10", options=ReadOptions(direction="directed", self_loops="drop"))
+
+
+def test_rows_and_lists_where_a_word_is_expected():
+    graph = nx.karate_club_graph()
+    with pytest.raises(InputError, match=r"\['x'\] is given as an attribute; expected the name of one"):
+        from_networkx(graph, features=["x"])
+    with pytest.raises(InputError, match="features is a ndarray, but says where a store's lie"):
+        open_dataset("karate", features=np.zeros((34, 2)))
