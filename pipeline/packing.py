@@ -64,8 +64,7 @@ class Data:
     def rows(self) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
         """Features, and `degrees_of`, of all nodes."""
         if isinstance(self.place, DataPart):
-            graph = self.place.open().graph
-            return features_on_disk(Path(self.place.store)), degrees_of(graph, self.lacking)
+            return features_on_disk(Path(self.place.store)), degrees_of(self.place.open().graph, self.lacking)
         opened = Parts(self.place, TORCH_DTYPES[self.dtype], False)
         rows, degrees = zip(*(opened.rows(k, True) for k in range(self.parts)))
         offsets = (0, *np.cumsum([len(d) for d in degrees]).tolist())

@@ -234,8 +234,7 @@ class DatasetDigests:
         if name != "labels":
             return array_digest(getattr(dataset.split, name))
         arrays = {"labels": dataset.labels, **{key: getattr(dataset, key) for key in PAIR_ARRAYS}}
-        digests = {key: array_digest(a) for key, a in present_items(arrays).items()}
-        return labels_digest(digests, dataset.hides_pairs)
+        return labels_digest({key: array_digest(a) for key, a in present_items(arrays).items()}, dataset.hides_pairs)
 
     def fingerprint(self) -> dict[str, str]:
         return {

@@ -45,8 +45,7 @@ class NodeNames(Sequence[str]):
         names = list(names)
         integers = bool(names) and all(isinstance(name, Integral) and not isinstance(name, bool) for name in names)
         encoded = [str(name).encode("utf-8", "replace") for name in names]
-        starts = starts_of([len(name) for name in encoded])
-        return cls(np.frombuffer(b"".join(encoded), np.uint8), starts, integers)
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), starts_of([len(name) for name in encoded]), integers)
 
     @classmethod
     def of_numbers(cls, count: int) -> "NodeNames":

@@ -23,5 +23,4 @@ def were(number: int) -> str:
 
 def listed(names: Sequence[str], between: str = ", ") -> str:
     """Names one after the other; of many the first ones, and their number."""
-    more = f"{between}... ({len(names):,} in all)" if len(names) > SHOWN else ""
-    return between.join(names[:SHOWN]) + more
+    return between.join(names[:SHOWN]) + (f"{between}... ({len(names):,} in all)" if len(names) > SHOWN else "")

@@ -76,8 +76,7 @@ class Cutting:
 
     def order(self) -> str:
         """See `storage.partition.book.order_digest`, of the book that is stored."""
-        key = f"order-{uuid.uuid4().hex[:8]}"
-        return next(iter(_done(self.watch, [self._submit(_order, self.out, key=key)])))
+        return next(iter(_done(self.watch, [self._submit(_order, self.out, key=f"order-{uuid.uuid4().hex[:8]}")])))
 
     def write_parts(self, parts: list[int], fingerprint: dict[str, str]) -> Iterator[tuple[int, PartCounts]]:
         """Write parts whose book is stored by the workers, while the scheduler answers.

@@ -24,8 +24,7 @@ FINE = ("running", "starting", "done")
 
 def whole(history: History, token: str, tabs: Sequence[str], run: str, over: str) -> str:
     """The page, with Dask's `tabs`; see `body`."""
-    shown = body(history, token, run, over)
-    return rendered("live.html", title="Millrace", tabs=tabs, body=shown, every_ms=EVERY_MS)
+    return rendered("live.html", title="Millrace", tabs=tabs, body=body(history, token, run, over), every_ms=EVERY_MS)
 
 
 def body(history: History, token: str, run: str = "", over: str = "recent") -> str:

@@ -203,8 +203,7 @@ class GivenPairs:
         """
         if self.path is None:
             return as_pairs(self.rows[at], dataset, self.what, ends)
-        table = self.rows if isinstance(at, slice) else self.rows.take(at)
-        return ends_of_table(table, self.path, dataset, ends)
+        return ends_of_table(self.rows if isinstance(at, slice) else self.rows.take(at), self.path, dataset, ends)
 
     def __len__(self) -> int:
         """n."""

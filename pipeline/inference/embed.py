@@ -51,8 +51,7 @@ class Embeddings(FileRows):
         import pyarrow as pa
 
         flat = pa.array(np.ascontiguousarray(self.rows).reshape(-1))
-        column = pa.FixedSizeListArray.from_arrays(flat, self.rows.shape[1])
-        return pa.table({**self.columns(), "embedding": column})
+        return pa.table({**self.columns(), "embedding": pa.FixedSizeListArray.from_arrays(flat, self.rows.shape[1])})
 
     def write(self, path: str | Path) -> None:
         """Write a file: ``.parquet`` with the columns ``node`` (id or name) and ``embedding`` (a list of D numbers),

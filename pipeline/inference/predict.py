@@ -77,8 +77,7 @@ def predict(
     # A user's module may have another number of outputs.
     width = 2 if found.task == "binary" else logits.shape[1]
     classes = classes if classes is not None and len(classes) == width else None
-    names = names_of(ids, data)
-    return Predictions(ids, logits.cpu().numpy(), found.task, names, classes)
+    return Predictions(ids, logits.cpu().numpy(), found.task, names_of(ids, data), classes)
 
 
 def predict_to_file(

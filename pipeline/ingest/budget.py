@@ -35,8 +35,7 @@ class Budget:
 
     def edge_group(self, values: int, row_bytes: int = 0) -> int:
         """Edges that are sorted at a time: see `edge_batch`."""
-        edge = EDGE_SORT_BYTES * (1 + values) + EDGE_ROW_COPIES * row_bytes
-        return max(self.task_bytes // edge, LEAST_EDGES)
+        return max(self.task_bytes // (EDGE_SORT_BYTES * (1 + values) + EDGE_ROW_COPIES * row_bytes), LEAST_EDGES)
 
     def span(self, batch: int, rows: int) -> int:
         """Number of the `rows` that one task reads: up to four batches, fewer where workers would be idle."""

@@ -287,5 +287,4 @@ def share_of_work(s: Candidate) -> float:
 
 def share_of_evaluation(s: Candidate) -> float:
     """Work of a rank in evaluation, relative to a rank of the trial. Each held-out pair is ranked among all nodes."""
-    ranks_pairs = s.at.numbers.task == "link" and not s.reads_times
-    return share_of_work(s) * (s.at.growth if ranks_pairs else 1.0)
+    return share_of_work(s) * (s.at.growth if s.at.numbers.task == "link" and not s.reads_times else 1.0)

@@ -129,8 +129,7 @@ class _Relabelling:
         self._check_space()
         bounds = self._number_nodes()
         outputs = [*self._edges(bounds), *self._nodes()]
-        digest = self._features()
-        return self._write(outputs, digest)
+        return self._write(outputs, self._features())
 
     def _check_space(self) -> None:
         edge = sum(field.nbytes for field in self.edges.fields)

@@ -36,8 +36,7 @@ class Stretch:
 
     def spent(self, edges: Floats) -> Floats:
         """[len(edges) - 1, len(ROWS)] seconds between moments; zero outside the stretch."""
-        so_far = np.stack([np.interp(edges, self.at, column) for column in self.seconds.T], axis=1)
-        return np.diff(so_far, axis=0)
+        return np.diff(np.stack([np.interp(edges, self.at, column) for column in self.seconds.T], axis=1), axis=0)
 
 
 def stretches(log: RankLog, exchange: str, resumed_at: float | None) -> list[Stretch]:

@@ -147,8 +147,7 @@ def _flat(**arrays: npt.NDArray[np.generic]) -> str:
 
 def sets_digest(dataset: Dataset, digests: DatasetDigests | None = None) -> str:
     """Digest of the train set: of its nodes, or of its pairs."""
-    pairs = ["labels"] if dataset.of_pairs else []
-    return (digests or DatasetDigests(dataset)).combined("train", *pairs)
+    return (digests or DatasetDigests(dataset)).combined("train", *(["labels"] if dataset.of_pairs else []))
 
 
 def _drawn_by(job: Job, system: System) -> dict[str, str]:

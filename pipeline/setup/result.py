@@ -77,8 +77,7 @@ def peak_rss_bytes() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass  # not Linux
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def peak_device_bytes() -> int:

@@ -54,8 +54,7 @@ class Sampling:
         """Entries of the fingerprint for nodes and edges that are numbered otherwise than in the dataset."""
         order = {"order": self.order} if self.order else {}
         # Ranks with blocks of rows name the relation of an edge with its position: see `sample.remote_nodewise`.
-        blocks = not types.is_single and self.draws_by_owners
-        return order | ({"edges": "with relations"} if blocks else {})
+        return order | ({"edges": "with relations"} if not types.is_single and self.draws_by_owners else {})
 
     @property
     def reads_edges(self) -> bool:

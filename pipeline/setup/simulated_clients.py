@@ -64,8 +64,7 @@ def with_clients(prepared: Prepared, folder: Path) -> Prepared:
     else:
         client, clients = nodes.astype(np.int32), graph.num_nodes
     write_clients(folder, client, client_traffic(graph, client, clients), prepared.fingerprint)
-    owners = Given(packed(client, clients, job.ranks).part(nodes))
-    return replace(prepared, system=prepared.system.cut_by(owners))
+    return replace(prepared, system=prepared.system.cut_by(Given(packed(client, clients, job.ranks).part(nodes))))
 
 
 def client_record(prepared: Prepared, folder: Path, phases: list[dict[str, Any]]) -> dict[str, Any]:

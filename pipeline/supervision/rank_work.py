@@ -52,8 +52,7 @@ class Training:
     @property
     def sampling_workers(self) -> int:
         """Workers for sampling tasks, which fill the queue."""
-        by_tasks = self.uses_queue and not self.sampling.draws_by_owners
-        return self.sampling.job.cluster.producers if by_tasks else 0
+        return self.sampling.job.cluster.producers if self.uses_queue and not self.sampling.draws_by_owners else 0
 
     @cached_property
     def _given(self) -> str | None:

@@ -234,8 +234,7 @@ def _symmetric(types: GraphTypes, same_nodes: bool, edges: PairArray, reverses: 
 
 def _at_first(rows: Tensor, group: Group, kind: str) -> list[Tensor]:
     """The rows of all ranks on the first, in order; nothing on the others."""
-    nothing = rows[:0]
-    return group.all_to_all([rows] + [nothing] * (group.size - 1), kind)
+    return group.all_to_all([rows] + [rows[:0]] * (group.size - 1), kind)
 
 
 def _all_rows(module: nn.Module, visits: Visits) -> Tensor:

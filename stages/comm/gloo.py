@@ -151,8 +151,7 @@ class Gloo:
 
     def any(self, flag: bool) -> bool:
         """See `Group.any`. One round to all others: faster than a ring of 2 (P-1) hops."""
-        heard = self._swap(torch.full((self.size,), flag, dtype=torch.uint8), "any")
-        return bool(heard.any())
+        return bool(self._swap(torch.full((self.size,), flag, dtype=torch.uint8), "any").any())
 
     def broadcast(self, flat: Tensor, source: int, kind: str) -> None:
         """See `Group.broadcast`. A binomial tree."""

@@ -91,8 +91,7 @@ class KnownPairs:
 
     def destinations(self, sources: IdArray) -> tuple[IdArray, IdArray]:
         """Positions in `sources` [n], and the known destinations of each, [e] both."""
-        ends = [np.searchsorted(self.keys, (sources + i) * self.num_nodes) for i in (0, 1)]
-        return self.between(*ends)
+        return self.between(*[np.searchsorted(self.keys, (sources + i) * self.num_nodes) for i in (0, 1)])
 
     def between(self, begin: IdArray, end: IdArray) -> tuple[IdArray, IdArray]:
         """Positions in `begin` [n], and the destinations of the keys from each of `begin` to before `end`, [e] both."""

@@ -111,8 +111,7 @@ class Measures:
     @property
     def _of_all_rows(self) -> dict[str, Metric]:
         """Metrics that need all rows of a split at once."""
-        built_in = {n: partial(gathered_metric, n, self.task) for n in self.names if n in GATHERED}
-        return {**built_in, **self.own}
+        return {**{n: partial(gathered_metric, n, self.task) for n in self.names if n in GATHERED}, **self.own}
 
     def _counts(self, by_class: bool) -> bool:
         """True if more than accuracy is added up."""

@@ -106,8 +106,7 @@ class PhaseRows(Fetcher):
         with self._job.group.counting("evaluation"):
             scored = asked.over_ranks(logits, y, self._job.group)
         kept = {name: scored.values[name] for name in measures.all_names}
-        merit = -scored.values["loss"] if by_loss else None
-        return measures.validation(replace(scored, values=kept), merit)
+        return measures.validation(replace(scored, values=kept), -scored.values["loss"] if by_loss else None)
 
     def finish(self, module: nn.Module, record: RecordPart) -> None:
         record(lambda: self._handed_to_next(module))

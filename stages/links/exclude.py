@@ -96,8 +96,7 @@ class WithoutOwnEdges:
         if not types.is_single:
             kinds = EdgeKinds(types, lambda ids: number_on_device(graph, "edge_type")[ids])
         assert isinstance(request, LinkRequest)
-        nested = all(m.nested for m in drawn.minibatches)
-        return completed(without_own_edges(drawn, request, kinds, nested=nested))
+        return completed(without_own_edges(drawn, request, kinds, nested=all(m.nested for m in drawn.minibatches)))
 
     async def sample_by_owners_on_device(self, owners: "OwnersOnDevice", request: BulkRequest) -> Bulk:
         """Like `sample_by_owners`, with the inner sampler's coroutine of this name. Awaits as often on every rank."""

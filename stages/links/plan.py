@@ -44,8 +44,7 @@ class Ends:
             # A pass over the nodes costs less than a sort of the pairs.
             there = np.zeros(num_nodes, np.bool_)
             there[pairs] = True
-            place = np.cumsum(there) - 1
-            return cls(np.flatnonzero(there), None, place[pairs])
+            return cls(np.flatnonzero(there), None, (np.cumsum(there) - 1)[pairs])
         if time is None:
             nodes, positions = np.unique(pairs, return_inverse=True)
             return cls(nodes, None, positions.reshape(pairs.shape))

@@ -42,8 +42,7 @@ class GATConv(nn.Module):
         # The same with W after the sum: <a, W h> = <W^T a, h>, and W multiplies each head's sum of h.
         by_head = weight.view(self.heads, self.head_width, -1)
         a_src, a_dst = (torch.einsum("hd,hdf->hf", a, by_head) for a in (self.a_src, self.a_dst))
-        out = neighbourhood.attend_shared(h, a_src, a_dst, self.slope, drop)
-        return self._combined(out, by_head, activation)
+        return self._combined(neighbourhood.attend_shared(h, a_src, a_dst, self.slope, drop), by_head, activation)
 
     def _combined(self, out: Tensor, by_head: Tensor, activation: str) -> Tensor:
         """[n, H, width_in] sums of each head -> [n, width_out]."""

@@ -165,8 +165,7 @@ class ListNeighbourhood(CheckedNeighbourhood):
         return self._given or aggregation_on(x.device)
 
     def _scale(self, reduce: Reduce, like: Tensor) -> Tensor | None:
-        scale = self._row_scale(reduce, like.dtype)
-        return moved(scale, like.device)
+        return moved(self._row_scale(reduce, like.dtype), like.device)
 
     def _weight(self, like: Tensor) -> Tensor | None:
         return moved(self.weight, like.device)
@@ -208,8 +207,7 @@ class ListNeighbourhood(CheckedNeighbourhood):
         return self._reduce(self.lists, x, "max")
 
     def _attend(self, kind: Kind, z: Tensor, a_src: Tensor, dst: Tensor, rule: AttentionRule) -> Tensor:
-        over = AttentionOver(self._kernels(z), self.lists, rule, self._numbers)
-        return ATTENTION[kind].apply(z, a_src, dst, over)
+        return ATTENTION[kind].apply(z, a_src, dst, AttentionOver(self._kernels(z), self.lists, rule, self._numbers))
 
     def apply(
         self,

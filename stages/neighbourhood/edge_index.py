@@ -41,8 +41,7 @@ class EdgeIndexNeighbourhood:
         # Edge e of a node's loops has the number e + 1: the last one is the largest.
         numbers = torch.arange(1, self.num_edges + 1, device=self.dst.device) * loop
         last = numbers.new_zeros(self.num_dst).scatter_reduce(0, self.dst, numbers, "amax")
-        kept = torch.cat([weight.new_ones(1), weight])[last]
-        return Loops(self.degree - total, kept, total)
+        return Loops(self.degree - total, torch.cat([weight.new_ones(1), weight])[last], total)
 
     def is_loop(self, device: torch.device) -> Tensor:
         return (self.src == self.dst).to(device)

@@ -170,8 +170,7 @@ class HaloNeighbourhood(CheckedNeighbourhood):
 
     def node_types(self) -> tuple[NodeRows, ...]:
         """See `BlockNeighbourhood.node_types`: of this rank's rows."""
-        own = self.num_src
-        return tuple(NodeRows(n.name, n.sources[n.sources < own], n.targets) for n in self._typed.nodes)
+        return tuple(NodeRows(n.name, n.sources[n.sources < self.num_src], n.targets) for n in self._typed.nodes)
 
     def relations(self) -> tuple["HaloRelation", ...]:
         """See `BlockNeighbourhood.relations`. Every rank makes the same calls, whatever edges it has."""

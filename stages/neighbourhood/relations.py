@@ -164,8 +164,7 @@ class Relation:
             return torch.where(total > 0, 1 / total, 0.0).to(like)
         if reduce == "mean":
             return 1 / self.kept.clamp(min=1).to(like)
-        scale = self._make_scale()
-        return moved(scale, like)
+        return moved(self._make_scale(), like)
 
     def _reduce(self, lists: InLists, x: Tensor, reduce: Reduce) -> Tensor:
         kernels: Any = self._given or aggregation_on(x.device)
@@ -173,8 +172,7 @@ class Relation:
             return Maximum.apply(x, kernels, lists)
         if reduce == "plain":
             return Spmm.apply(x, None, kernels, lists, None, None)
-        coefficient = moved(self.weight, x.device)
-        return Spmm.apply(x, None, kernels, lists, coefficient, self._row_scale(reduce, x))
+        return Spmm.apply(x, None, kernels, lists, moved(self.weight, x.device), self._row_scale(reduce, x))
 
     def _rows(self, h: Tensor, reduce: Reduce) -> Tensor:
         x = as_matrix(h, self.num_src, "h")

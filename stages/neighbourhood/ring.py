@@ -176,8 +176,7 @@ class Ring:
     def _start(self, part: Tensor, into: Tensor, call: Aggregation, kind: int, r: int) -> Swap:
         ahead, behind = self._peers(r)
         to, source = (behind, ahead) if kind == _PUSH else (ahead, behind)
-        tag = ((call.number * 3 + kind) * self.group.size + r) % TAGS
-        return self.group.swap(part, to, into, source, tag, KIND)
+        return self.group.swap(part, to, into, source, ((call.number * 3 + kind) * self.group.size + r) % TAGS, KIND)
 
     def _label(self, call: Aggregation, kind: int, r: int) -> str:
         return f"layer {call.layer}, {_NAMES[kind]}, round {r} of {self.group.size - 1}"

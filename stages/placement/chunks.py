@@ -161,8 +161,7 @@ class Chunks(PartitionPolicy):
             return held
         kept = held.kept if held is not None else {}
         chunks = {c: kept[c] if c in kept else load(_part(data, c), job) for c in (*base, *variable)}
-        halo_key = stream(job.seed, Purpose.HALO, t, job.group.rank)
-        return self._joined(chunks, base, variable, halo_key, data, job)
+        return self._joined(chunks, base, variable, stream(job.seed, Purpose.HALO, t, job.group.rank), data, job)
 
     def _joined(
         self,

@@ -69,8 +69,7 @@ class SharedPairs:
 
 def seeds_of(pairs: Pairs, owned: IdArray) -> IdArray:
     """int64, positions in `owned` of the nodes that are ends of train edges, whoever trains on these."""
-    ends = np.unique(pairs.table[pairs.sets["train"], :2])
-    return np.flatnonzero(np.isin(owned, ends)).astype(np.int64)
+    return np.flatnonzero(np.isin(owned, np.unique(pairs.table[pairs.sets["train"], :2]))).astype(np.int64)
 
 
 def _places(names: IdArray, ids: IdArray) -> IdArray:

@@ -92,8 +92,7 @@ class StagedRows(Owners):
 
     def fetch(self, wanted: dict[int, npt.NDArray[np.integer]], *, starts: bool = False) -> RowFetch:
         """Begin to fetch rows of other blocks. All ranks of the grid column call this together."""
-        column = self._blocks.group
-        return RowFetch(column, self._own, wanted, self._asked_dtype, starts=starts, traffic=self.traffic)
+        return RowFetch(self._blocks.group, self._own, wanted, self._asked_dtype, starts=starts, traffic=self.traffic)
 
     def visit(self, ids: Ids, *, starts: bool = False) -> Iterator[tuple[RowsHere, IdArray | None, IdArray]]:
         block, first = self.rows.book.part(ids), self.rows.book.offsets

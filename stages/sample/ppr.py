@@ -74,5 +74,4 @@ class PprSampler(SubgraphSampler):
         R = Sparse.repeat(n, len(drawn))
         P = c.multiply(R, stacked(drawn))
         P = P.with_values(np.where(P.columns == seeds[P.row_of], 0, P.mass))
-        S = c.choose(P, self.nodes, branches(int(c.keys[-1]), np.arange(n)))
-        return c.induced(S.columns, self.layers)
+        return c.induced(c.choose(P, self.nodes, branches(int(c.keys[-1]), np.arange(n))).columns, self.layers)

@@ -77,8 +77,7 @@ class TimedGraph:
         assert kind is not None
         found = cls.from_graph(relations.graph, time)
         timed = set(np.unique(kind[time > ALWAYS[time.dtype]]).tolist())
-        timeless = frozenset(range(relations.types.num_relations)) - timed
-        return replace(found, relations=relations, timeless=timeless)
+        return replace(found, relations=relations, timeless=frozenset(range(relations.types.num_relations)) - timed)
 
     @property
     def num_nodes(self) -> int:

@@ -55,8 +55,7 @@ class Pairs:
 
     def renumbered(self, new: PairArray) -> "Pairs":
         """The same pairs where node v has the number ``new[v]``."""
-        table = np.concatenate([new[self.table[:, :2]], self.table[:, 2:]], axis=1)
-        return Pairs(table, self.sets, new, self.labels)
+        return Pairs(np.concatenate([new[self.table[:, :2]], self.table[:, 2:]], axis=1), self.sets, new, self.labels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,8 +186,7 @@ def of_pairs(graph: Graph, reverses: bool = False, types: GraphTypes = SINGLE) -
     types = graph.types if types.is_single else types
     if types.is_single:
         return slice(None)
-    relations = types.own_relations if reverses else types.predicted
-    return np.flatnonzero(np.isin(graph.edge_relations, relations))
+    return np.flatnonzero(np.isin(graph.edge_relations, types.own_relations if reverses else types.predicted))
 
 
 def node_ranges(types: GraphTypes, num_nodes: int) -> tuple[range, range]:

@@ -65,8 +65,7 @@ class RowForm:
 
     def opened(self, kept: Kept, dtype: npt.DTypeLike) -> npt.NDArray[np.floating]:
         """Rows [n, F] of a floating-point type from those that are kept."""
-        wide = kept if self.name in ("float32", "float64") else widen(kept, self.name)
-        return wide.astype(dtype, copy=False)
+        return (kept if self.name in ("float32", "float64") else widen(kept, self.name)).astype(dtype, copy=False)
 
 
 @dataclass(frozen=True)

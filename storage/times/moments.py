@@ -108,8 +108,7 @@ def moment_of(value: object, what: str) -> int | float | Moment:
 
 
 def _of_datetime(text: str, at: datetime) -> Moment:
-    naive = at if at.tzinfo is None else at.astimezone(UTC).replace(tzinfo=None)
-    return Moment(text, naive, False)
+    return Moment(text, at if at.tzinfo is None else at.astimezone(UTC).replace(tzinfo=None), False)
 
 
 def number_of(moment: int | float | Moment, unit: str | None, what: str, *, last: bool = False) -> int | float:

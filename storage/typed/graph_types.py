@@ -120,8 +120,7 @@ class GraphTypes:
     def ends(self) -> npt.NDArray[np.int64]:
         """int64 [R, 2], the node types of each relation's sources and destinations."""
         numbers = {name: t for t, name in enumerate(self.node_types)}
-        pairs = [(numbers[src], numbers[dst]) for src, _, dst in self.relations]
-        return np.array(pairs, np.int64).reshape(-1, 2)
+        return np.array([(numbers[src], numbers[dst]) for src, _, dst in self.relations], np.int64).reshape(-1, 2)
 
     def relation(self, text: str) -> int:
         """Number of a relation by its name, or by ``src,name,dst`` where several have one name.

@@ -155,8 +155,7 @@ def _task_of(labels: AnyArray) -> Task:
     if labels.dtype.kind != "f":
         return "multilabel" if several else "multiclass"
     if several:
-        bits = (labels == 0) | (labels == 1) | np.isnan(labels)
-        return "multilabel" if bits.all() else "regression"
+        return "multilabel" if ((labels == 0) | (labels == 1) | np.isnan(labels)).all() else "regression"
     known = labels[~np.isnan(labels)]
     whole, most = (known == np.floor(known)).all(), np.abs(known).max(initial=0)
     if whole and 2**63 <= most < np.inf:  # such as 2**64 - 1 for no label, which a table has made a float

@@ -48,8 +48,7 @@ class Kg:
     def best_mrr(self) -> float:
         """Best MRR, on average, of the pairs of ``lives_in``: the company's city first; the ranks of the others, 2 to
         the number of cities, are equally likely."""
-        others = self.cities - 1
-        return 1 - self.noise + self.noise / others * float((1 / np.arange(2, self.cities + 1)).sum())
+        return 1 - self.noise + self.noise / (self.cities - 1) * float((1 / np.arange(2, self.cities + 1)).sum())
 
 
 def generate_kg(text: str, name: str | None) -> Dataset:

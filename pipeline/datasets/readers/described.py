@@ -184,8 +184,7 @@ def check_edge_rows(source: object, rows: Sequence[tuple[SourceTable, int]]) -> 
 
 def numbering(source: GraphTables, options: ReadOptions) -> ReadOptions:
     """The options by which nodes are numbered: a format that says which column has the ids lets them have gaps."""
-    named = all("id" in t.roles.values() for t in source.nodes)
-    return replace(options, missing_ids="compact") if named else options
+    return replace(options, missing_ids="compact") if all("id" in t.roles.values() for t in source.nodes) else options
 
 
 def are_text(columns: Ends) -> bool:

@@ -116,5 +116,4 @@ def _csv(path: Path, dtype: type[np.number]) -> AnyArray:
             return np.empty((0, 1), dtype)
         options = pyarrow.csv.ReadOptions(autogenerate_column_names=True)
         table = pyarrow.csv.read_csv(pa.BufferReader(content), read_options=options)
-        target = pa.from_numpy_dtype(dtype)
-        return np.stack([column.cast(target).to_numpy() for column in table.columns], axis=1)
+        return np.stack([column.cast(pa.from_numpy_dtype(dtype)).to_numpy() for column in table.columns], axis=1)

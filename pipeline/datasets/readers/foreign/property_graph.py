@@ -186,8 +186,7 @@ def _parts(folder: Path, options: ReadOptions) -> tuple[list[_Part], list[tuple[
             rows = {f: _rows(f, header, skip=False) for f in own}
             taken.update(own)
         parts += [_Part(f, header, table, _types(f, header, table, options)) for f, table in rows.items()]
-    left = [(f.name, "its header has no :ID or ~id") for f in files if f not in headers and f not in taken]
-    return parts, left
+    return parts, [(f.name, "its header has no :ID or ~id") for f in files if f not in headers and f not in taken]
 
 
 def _types(path: Path, header: Header, rows: pa.Table, options: ReadOptions) -> pa.ChunkedArray:

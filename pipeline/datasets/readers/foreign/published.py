@@ -54,8 +54,7 @@ def read_citations(folder: Path, name: str) -> GraphTables:
     of_nodes = SourceTable("nodes", (content,), None, pa.table(columns), roles)
     tables = (of_nodes, SourceTable("edges", (cites,), None, edges, {"cited": "target", "citing": "source"}))
     others = sorted(set(folder.iterdir()) - {content, cites})
-    left = tuple((f.name, f"it is neither {CONTENT} nor {CITES}") for f in others)
-    return GraphTables(name, folder, tables, left)
+    return GraphTables(name, folder, tables, tuple((f.name, f"it is neither {CONTENT} nor {CITES}") for f in others))
 
 
 def openke_triples(folder: Path) -> dict[str, npt.NDArray[np.object_]]:
