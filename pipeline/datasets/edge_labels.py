@@ -10,6 +10,7 @@ import numpy as np
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError
 from ...storage.optional import when_present
+from ...storage.store.manifest import MANIFEST
 from ...storage.store.paths import expanded
 from .cleaning.columns import clean_edge_features
 from .cleaning.kept import of_pairs
@@ -64,7 +65,7 @@ def labelled_edges(source: Any, options: ReadOptions, dataset: Dataset) -> Label
         require_file(path := expanded(options.pairs))
     elif path is None and not isinstance(source, str | Path):
         return _of_pyg(source, dataset)
-    if path is not None:
+    if path is not None and not (path / MANIFEST).exists():
         is_npz = path.suffix == ".npz" if options.pairs is not None else path.is_file() and not is_table(path)
         return (
             _of_npz(path, dataset)

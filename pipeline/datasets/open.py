@@ -25,7 +25,7 @@ from .readers.foreign.refused import check_read, looks_like_npz
 from .readers.reader import Request, path_of
 from .readers.registry import READERS, forms, read_npz_file, reader_of
 from .readers.triples import Triples
-from .schema.columns import NONE
+from .schema.columns import NONE, listed
 from .schema.source import GraphTables
 
 OF_EDGE_LABELS = (
@@ -207,9 +207,9 @@ def _read_unrecognised(spec: str | Path | object, request: Request) -> Raw:
         return read_npz_file(path, request)
     if path is not None:
         check_read(path)
-        raise InputError(
-            f"the folder {path} holds no manifest.json, no raw/ and no *.parquet or *.csv; expected {forms()}"
-        )
+        said = f"the folder {path} holds no manifest.json, no raw/ and no *.parquet or *.csv, but"
+        held = listed(sorted(f.name for f in path.iterdir())) or "nothing"
+        raise InputError(f"{said} {held}; expected tables called edges* and nodes*, or give one file that is read")
     if isinstance(spec, str) and is_url(spec):
         raise InputError(f"'{spec}' is a URL; copy it once, `millrace convert {spec} --out STORE`, and give STORE")
     if isinstance(spec, str | Path):

@@ -159,7 +159,7 @@ def _write_zarr(path: Path, num_rows: int, pieces: Iterable[FileRows]) -> None:
         group.attrs.update(piece.attributes)
         arrays = {name: np.asarray(array) for name, array in piece.columns().items()}
         for name, array in arrays.items():
-            kind = np.dtypes.StringDType() if array.dtype.kind == "U" else array.dtype
+            kind = np.dtypes.StringDType() if array.dtype.kind in "UO" else array.dtype
             if name not in made:
                 rows = 1 << max(0, int(np.log2((4 << 20) // max(1, array[:1].nbytes))))
                 shape, rows = (num_rows, *array.shape[1:]), max(1, min(rows, PIECE_ROWS, num_rows))

@@ -171,7 +171,7 @@ BAD = {
     "data: nothing there": ("run --dataset W/none.npz --out NEW", "neither a file nor a known dataset"),
     "data: public, of PyG": ("run --dataset cora --out NEW", "mr.from_pyg(Planetoid('data', 'Cora')[0], name='cora')"),
     "data: unknown name": ("run --dataset diggits --out NEW", "did you mean 'digits'"),
-    "data: a folder of nothing": ("run --dataset W/empty --out NEW", "holds no manifest.json"),
+    "data: a folder of nothing": ("run --dataset W/empty --out NEW", "or *.csv, but nothing; expected tables called"),
     "data: truncated": ("run --dataset W/cut.npz --out NEW", "damaged or not an .npz file"),
     "data: text": ("run --dataset W/text.npz --out NEW", "is not an .npz file"),
     "data: a job file": ("run --dataset W/bad.toml --out NEW", "bad.toml is a job, and no dataset: give it without"),

@@ -2,6 +2,7 @@
 rows are read. In memory and in pieces alike."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow as pa
 from ....storage.errors import InputError, nearest
 from ....storage.plural import counted, were
 from ....storage.typed.graph_types import RelationType
+from ..cleaning.class_names import MOST_VALUES
 from ..cleaning.clean import check_no_target
 from ..cleaning.node_ids import check_id_column, check_one_kind
 from ..cleaning.options import ReadOptions
@@ -138,12 +140,14 @@ def _check_text(schema: Schema, tables: Sequence[OpenTable], options: ReadOption
             pieces = (piece[name] for piece in table.pieces((name,))) if is_text(kind) else ()
             if (texts := next((of for of in pieces if not are_numbers(of)), None)) is None:
                 continue
-            values = texts.unique().drop_null().to_pylist()
-            other = [v for v in values if not are_numbers(pa.chunked_array([[v]]))]
-            text = f"column {columns.table}.{name} is {kind}; expected numbers, not '{(first := other[0])[:40]}'"
+            values = texts.unique().drop_null()
+            at = bisect_left(range(len(values)), True, key=lambda k: not are_numbers(values.slice(0, k + 1)))
+            first, some = values[at].as_py(), values.slice(at, MOST_VALUES).to_pylist()
+            other = [v for v in some if not are_numbers(pa.chunked_array([[v]]))]
+            text = f"column {columns.table}.{name} is {kind}; expected numbers, not '{first[:40]}'"
             if name == columns.weight or re.fullmatch(r"\W*\d[\d.,' ]*\W*", first):
                 problems.add(f"{text}: write numbers such as 1234.5{_with_points(table.source, first)}")
-            elif 2 * len(other) < len(values):
+            elif 2 * len(other) < at + len(some):
                 problems.add(f"{text}: leave the field empty where the number is not known")
             else:
                 named.append(name)

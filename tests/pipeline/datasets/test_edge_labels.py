@@ -94,6 +94,9 @@ def test_tables(tmp_path):
         mr.open_dataset(tmp_path, options=mr.ReadOptions(labelled_edges="hidden"))
     with pytest.raises(InputError, match="has no labels of edges; give pairs"):
         mr.open_dataset("digits", options=mr.ReadOptions(labels_of="edges"))
+    mr.write_dataset(tmp_path / "store", mr.open_dataset("digits"))
+    with pytest.raises(InputError, match="store has no labels of edges; give pairs"):
+        mr.open_dataset(tmp_path / "store", options=mr.ReadOptions(labels_of="edges"))
 
 
 def test_tables_of_several_types(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zarr
 
 import millrace as mr
 from millrace.pipeline import cli
@@ -132,6 +133,12 @@ def test_a_disk_that_fills_ends_no_process(tmp_path, suffix):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(tmp_path.iterdir())
+
+
+def test_names_of_no_rows_are_text_in_a_zarr(tmp_path):
+    nothing = Predictions(np.empty(0, np.int64), np.empty((0, 2)), node_names=np.array([], object))
+    nothing.write(tmp_path / "p.zarr")
+    assert zarr.open_group(str(tmp_path / "p.zarr"), mode="r")["node"].shape == (0,)
 
 
 def test_a_folder_that_is_missing_is_not_made(tmp_path):

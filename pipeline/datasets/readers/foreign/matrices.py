@@ -13,7 +13,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from .....storage.errors import InputError, first_line
-from .npz_layouts import COO, OwnArrays, ends_of, matrix_of
+from .npz_layouts import COO, OwnArrays, ends_of, matrix_of, note_zeros
 from .npz_words import own_names
 
 FEW_NODES, PER_EDGE = 10_000_000, 100
@@ -59,7 +59,7 @@ def read_mtx(path: Path) -> OwnArrays:
     (matrix,) = _variables(path, "mmread", "%%MatrixMarket matrix coordinate ...").values()
     if not sp.issparse(matrix):
         raise InputError(f"{path} is no matrix of coordinates; expected one, of a pattern, integers or reals")
-    return OwnArrays(_checked(matrix, path))
+    return OwnArrays(_checked(matrix, path), notes=note_zeros(matrix))
 
 
 IN_CHILD = """
@@ -140,7 +140,7 @@ def read_mat(path: Path) -> OwnArrays:
             continue
         y = value.toarray() if sp.issparse(value) else np.asarray(value)
         ours["y"] = y.ravel() if y.ndim == 2 and 1 in y.shape else y
-    notes = [f"The edges are those of the matrix {square[0]}."]
+    notes = [f"The edges are those of the matrix {square[0]}.", *note_zeros(held[square[0]])]
     if unread := sorted(set(held) - taken):
         notes.append(f"Variables that were not read: {', '.join(unread)[:200]}.")
     return OwnArrays(ours, notes=tuple(notes))

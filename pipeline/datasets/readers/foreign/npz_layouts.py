@@ -22,6 +22,7 @@ import scipy.sparse as sp
 
 from .....storage.dataset import SPLITS
 from .....storage.errors import InputError
+from .....storage.plural import are, counted
 from ...cleaning.raw import AnyArray, Hint
 
 CSR, COO = ("indptr", "indices", "data", "shape"), ("row", "col", "data", "shape")
@@ -90,6 +91,13 @@ def ends_of(matrix: Any, where: str) -> dict[str, Any]:
     return found if (weights == 1).all() else {**found, "edge_weight": weights}
 
 
+def note_zeros(matrix: Any) -> tuple[str, ...]:
+    """A note on stored entries that are 0, which `ends_of` leaves out."""
+    zeros = int((matrix.tocoo().data == 0).sum())
+    what = counted(zeros, "entry", "entries")
+    return (f"{what} of the matrix {are(zeros)} 0, and {'no edge' if zeros == 1 else 'no edges'}.",) if zeros else ()
+
+
 def ends_of_entries(arrays: Mapping[str, AnyArray], where: str) -> dict[str, AnyArray]:
     """`ends_of` an adjacency whose entries alone are in a file: ``row``, ``col`` and perhaps ``data`` and ``shape``."""
     most = 1 + max(int(a.max(initial=0)) if a.dtype.kind in "iu" else 0 for a in (arrays["row"], arrays["col"]))
@@ -126,7 +134,8 @@ def _heterophilous(arrays: Mapping[str, AnyArray], path: Path) -> OwnArrays:
 def _scipy(arrays: Mapping[str, AnyArray], path: Path) -> OwnArrays:
     layout = arrays["format"].ravel()[:1].tolist()
     text = layout[0].decode("ascii", "replace") if layout and isinstance(layout[0], bytes) else str(*layout)
-    return OwnArrays(ends_of(matrix_of(text, arrays, str(path)), str(path)))
+    matrix = matrix_of(text, arrays, str(path))
+    return OwnArrays(ends_of(matrix, str(path)), notes=note_zeros(matrix))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import millrace as mr
+from millrace.pipeline.datasets.readers import described
+from millrace.pipeline.datasets.readers.parquet import are_numbers
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.ingest import same
 
@@ -320,6 +322,19 @@ def test_numbers_that_are_text(tmp_path):
     with pytest.raises(InputError) as got:
         mr.convert(folder, tmp_path / "out", options=options, verbose=False)
     assert str(got.value).replace("read.", "") == str(want.value).replace("read.", "")
+
+
+def test_text_behind_many_numbers_is_found_in_few_looks(tmp_path, monkeypatch):
+    looks, count = [], 20_000
+    ages = [f"{v}.5" for v in range(count)]
+    ages[-300:] = ["old"] + [""] * 299
+    nodes = {"id": range(count), "age": ages, "label": [v % 2 for v in range(count)]}
+    pq.write_table(pa.table(nodes), tmp_path / "nodes.parquet")
+    pq.write_table(pa.table({"src": [0, 1], "dst": [1, 0]}), tmp_path / "edges.parquet")
+    monkeypatch.setattr(described, "are_numbers", lambda column: looks.append(len(column)) or are_numbers(column))
+    with pytest.raises(InputError, match="not 'old': leave the field empty where the number is not known"):
+        mr.open_dataset(tmp_path, options=mr.ReadOptions(feature_columns="age"))
+    assert len(looks) < 20
 
 
 @pytest.mark.parametrize(("ids", "ends"), [("{}.0", "{}.0"), ("{}", "{}.0"), ("{}.0", "{}")])

@@ -57,6 +57,20 @@ def test_skew_symmetric_and_blank_lines(tmp_path, suffix):
     assert entries == [(0, 1, -5), (0, 2, 2), (1, 0, 5), (2, 0, -2)] and found["num_nodes"] == 3
 
 
+ZEROS = {
+    "general": "1 entry of the matrix is 0, and no edge.",
+    "symmetric": "2 entries of the matrix are 0, and no edges.",
+}
+
+
+@pytest.mark.parametrize("symmetry", ZEROS)
+def test_entries_that_are_zero_are_told(tmp_path, symmetry):
+    (tmp_path / "a.mtx").write_text(f"{BEGIN} real {symmetry}\n3 3 2\n2 1 0\n3 1 0.5\n")
+    found = read_mtx(tmp_path / "a.mtx")
+    assert found.arrays["edge_index"].shape == (2, len(found.arrays["edge_weight"]))
+    assert found.notes == (ZEROS[symmetry],) and 0 not in found.arrays["edge_weight"]
+
+
 @pytest.mark.parametrize("kind", MARKET)
 def test_refused_matrix_market(tmp_path, kind):
     text, words = MARKET[kind]
