@@ -72,7 +72,7 @@ BUDGETS: dict[str, float] = {
     "none_checks_per_kloc": 34.7,
     "none_checks_of_types": 6,
     # Several of these rose with the same features, by functions that were not looked at one by one; they fall next.
-    "functions_over_6_params": 80,
+    "functions_over_6_params": 79,
     "isinstance_on_policies": 10,
     "see_only_docstrings": 0,
     "any_annotations": 1810,

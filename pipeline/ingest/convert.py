@@ -40,7 +40,7 @@ from .source import File, Formats, Settings, find_source, stamp_of
 from .tasks import Execute, Stages, inline, parse_memory
 from .url_files import fetched_store, holds_store, uploaded
 
-LAYOUT = 12
+LAYOUT = 13
 """Changes with the files of an ingest under way: one of another version is not gone on with."""
 DEFAULT_MEMORY = "2GiB"
 IN_PIECES = (

@@ -140,13 +140,11 @@ def write_features(work: FeatureWork, spans: Sequence[Span], begin: int, end: in
 
 def spill_features(work: FeatureWork, number: int, span: Span) -> dict[str, Any]:
     """Spill the features of a span of nodes that have numbers of their own."""
-    seen, at = [filling.Seen.none(work.rows.width)], work.nodes.positions(number, span.first, span.rows)
-    assert not isinstance(at, slice) or at.start == span.first
-    numbers = np.arange(at.start, at.stop) if isinstance(at, slice) else at
-    shift = shift_of(work.nodes.num_nodes)
+    seen, numbers, shift = [filling.Seen.none(work.rows.width)], work.nodes.moved, shift_of(work.nodes.num_nodes)
+    assert numbers is not None, "features of other nodes are not spilled"
     with RunWriter(work.folder / "features", number, work.matrix.fields, cells_of(work.nodes.num_nodes)) as writer:
         for first, x, given in work.rows.parts(span):
-            of_rows = numbers[first - span.first : first - span.first + len(x)]
+            of_rows = np.array(numbers[first : first + len(x)])
             writer.add((of_rows >> shift).astype(np.int16), of_rows, work.cleaned(x, given, of_rows, seen))
     return seen[0].record()
 

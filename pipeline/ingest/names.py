@@ -1,6 +1,6 @@
 """Numbers of nodes that have ids of their own: integers with gaps, or text. The map lies in files, which tasks map."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -10,17 +10,21 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
 
+from ...storage.graph import starts_of
 from ...storage.node_names import NodeNames
-from ...storage.store.full_disk import new_npy
-from ..datasets.cleaning.node_ids import as_ids, repeated
+from ..datasets.cleaning.node_ids import as_ids, check_id_column, given_ids, repeated
 from ..datasets.cleaning.raw import AnyArray
-from .scan import file_of
+from ..datasets.readers.csv_file import is_text_read
+from .source import Table
 
 Kind = Literal["rows", "dense", "gaps", "text"]
-Ranges = Sequence[tuple[int, int]]
-"""First row and number of rows of each span."""
 PIECE = 1 << 20
 """Entries handled at a time."""
+
+
+def file_of(folder: Path, what: str) -> Path:
+    """File with an array of a table's nodes, in the order of their numbers."""
+    return folder / f"{what}.npy"
 
 
 @dataclass(frozen=True)
@@ -49,22 +53,18 @@ class NodeMap:
         """[num_nodes], integer ids with gaps, in the order of the nodes; None if there are none."""
         return np.array(_mapped(self.folder / "ids.npy")) if self.kind == "gaps" else None
 
-    def positions(self, number: int, first: int, rows: int) -> npt.NDArray[np.int64] | slice:
-        """Numbers of the nodes in a span that was scanned."""
-        path = file_of(self.folder, "id", number)
-        if self.kind in ("rows", "text") or (self.kind == "dense" and not path.exists()):
-            return slice(first, first + rows)
-        ids = np.load(path) if path.exists() else np.arange(first, first + rows)
-        return ids.astype(np.int64) if self.kind == "dense" else np.searchsorted(_mapped(self.folder / "ids.npy"), ids)
+    @property
+    def moved(self) -> AnyArray | None:
+        """[num_nodes], numbers of the nodes by their rows; None: they are those of the rows."""
+        path = self.folder / "numbers.npy"
+        return _mapped(path) if path.exists() else None
 
-    def gathered(self, what: str, spans: Ranges, tables: Sequence[AnyArray] = ()) -> AnyArray:
-        """An array of the nodes that were scanned, in the order of their numbers; where there are `tables`, one of each
-        span, what these have at its values."""
-        pieces = [np.load(file_of(self.folder, what, k)) for k in range(len(spans))]
-        pieces = [table[piece] for table, piece in zip(tables, pieces)] if tables else pieces
-        out = np.empty((self.num_nodes, *pieces[0].shape[1:]), np.result_type(*pieces))
-        for k, (piece, span) in enumerate(zip(pieces, spans)):
-            out[self.positions(k, *span)] = piece
+    def ordered(self, values: AnyArray) -> AnyArray:
+        """Values of the rows, in the order of the nodes' numbers."""
+        if (numbers := self.moved) is None:
+            return values
+        out = np.empty_like(values)
+        out[numbers] = values
         return out
 
     def _of_text(self, column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
@@ -106,58 +106,60 @@ def node_names(folder: Path) -> NodeNames:
     return NodeNames(letters, _mapped(folder / "starts.npy"))
 
 
-def sort_ids(folder: Path, spans: Sequence[tuple[int, int]], what: str) -> dict[str, Any]:
-    """Sort the integer ids of a column, called `what`, into a file. `spans` are first rows and numbers of rows.
+def number_nodes(folder: Path, table: Table, key: str, text: bool, rows: int) -> dict[str, Any]:
+    """Write what numbers the nodes with the ids in the column `key` of their table, which are read so many at a time.
 
     Raises:
-        InputError: two nodes have one id.
+        InputError: an id is null, or two nodes have one.
     """
-    pieces = []
-    for number, (first, rows) in enumerate(spans):
-        path = file_of(folder, "id", number)
-        pieces.append(np.load(path, mmap_mode="r") if path.exists() else np.arange(first, first + rows))
-    total, kind = sum(len(p) for p in pieces), np.result_type(*pieces)
-    ids = new_npy(folder / "ids.npy", kind, (total,))
-    at = 0
-    for piece in pieces:
-        ids[at : at + len(piece)] = piece
-        at += len(piece)
-    ids.sort()
-    for first in range(0, total, PIECE):
-        piece = ids[first : first + PIECE + 1]
-        again = piece[1:] == piece[:-1]
-        if again.any():
-            raise repeated(str(piece[np.argmax(again)]), what)
-    return {"least": int(ids[0]), "largest": int(ids[-1])}
+    what = f"nodes.{key}"
+
+    def columns() -> Iterator[pa.ChunkedArray]:
+        nulls = 0
+        for batch in table.pieces((key,), rows):
+            column = given_ids(batch[key])
+            nulls += column.null_count
+            if not nulls:
+                yield column
+        check_id_column(what, pa.int64(), nulls, is_text_read(table.source, key))
+
+    if text:
+        _index_names(folder, columns(), what)
+        return {"are_rows": False}
+    ids = np.concatenate([as_ids(column, text=False, what=what).to_numpy() for column in columns()])
+    by_row = np.arange(len(ids))
+    if np.array_equal(ids, by_row):
+        return {"are_rows": True}
+    order = np.argsort(ids, kind="stable")
+    ids = ids[order]
+    if (again := ids[1:] == ids[:-1]).any():
+        raise repeated(str(ids[np.argmax(again)]), what)
+    np.save(folder / "ids.npy", ids)
+    if not np.array_equal(order, by_row):
+        numbers = np.empty_like(order)
+        numbers[order] = by_row
+        np.save(folder / "numbers.npy", numbers)
+    return {"are_rows": False, "least": int(ids[0]), "largest": int(ids[-1])}
 
 
-def index_names(folder: Path, spans: int, what: str) -> dict[str, Any]:
-    """Join the names of all spans in one file, and sort an index of their hashes.
-
-    Raises:
-        InputError: two nodes have one name.
-    """
-    lengths = [np.load(file_of(folder, "length", k), mmap_mode="r") for k in range(spans)]
-    total = sum(len(n) for n in lengths)
-    starts = new_npy(folder / "starts.npy", np.int64, (total + 1,))
-    index = new_npy(folder / "index.npy", np.uint64, (total,))
-    mask, at, byte = _mask(total), 0, 0
+def _index_names(folder: Path, columns: Iterator[pa.ChunkedArray], what: str) -> None:
+    """Join names in one file, and sort an index of their hashes."""
+    hashes, lengths = list[AnyArray](), list[AnyArray]()
     with open(folder / "names.text", "wb") as file:
-        for k, of_span in enumerate(lengths):
-            text = np.load(file_of(folder, "text", k), mmap_mode="r")
-            file.write(text.data)
-            ends = np.cumsum(of_span)
-            local = np.concatenate([[0], ends])
-            index[at : at + len(of_span)] = (_hashes(NodeNames(text, local)) & ~mask) | np.arange(
-                at, at + len(of_span), dtype=np.uint64
-            )
-            starts[at + 1 : at + 1 + len(of_span)] = byte + ends
-            at, byte = at + len(of_span), byte + int(local[-1])
+        for column in columns:
+            names = NodeNames.of_arrow(column)
+            file.write(names.text.data)
+            hashes.append(_hashes(names))
+            lengths.append(np.diff(names.starts))
+    np.save(folder / "starts.npy", starts_of(np.concatenate(lengths)))
+    total = sum(map(len, hashes))
+    mask = _mask(total)
+    index = (np.concatenate(hashes) & ~mask) | np.arange(total, dtype=np.uint64)
     index.sort()
+    np.save(folder / "index.npy", index)
     again = min(_repeated_rows(index, mask, node_names(folder)), default=None)
     if again is not None:
         raise repeated(f"'{node_names(folder)[again]}'", what)
-    return {"bytes": byte}
 
 
 def _repeated_rows(index: AnyArray, mask: np.uint64, names: NodeNames) -> Iterator[int]:

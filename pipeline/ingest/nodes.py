@@ -1,6 +1,6 @@
 """A table of nodes and the stages of an ingest on it: ids are numbered, names and features written."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -10,23 +10,22 @@ import pyarrow as pa
 
 from ...storage.dataset import SPLITS
 from ...storage.fingerprint import array_digest
+from ...storage.optional import present_items, when_present
 from ..datasets.cleaning import columns as columns_of
 from ..datasets.cleaning.columns import Card
 from ..datasets.cleaning.filling import Seen, Treatment
 from ..datasets.cleaning.labels import settled_labels
-from ..datasets.cleaning.node_ids import check_id_column, have_gaps
+from ..datasets.cleaning.node_ids import have_gaps
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.raw import GivenLabels
 from ..datasets.cleaning.splits import make_split
-from ..datasets.readers.csv_file import is_text_read
-from ..datasets.readers.parquet import sets_of
-from ..datasets.schema.columns import Columns
+from ..datasets.readers.parquet import labels_of, sets_of, split_bits, times_of
+from ..datasets.schema.columns import Columns, is_list
 from . import features as feature_tasks
 from .arrays import Matrix, Piece, Written
 from .budget import Budget
 from .features import FeatureRows, feature_width, treatment_of
-from .names import NodeMap, index_names, name_ids, sort_ids
-from .scan import ascend, class_codes, file_of, scan_nodes
+from .names import NodeMap, file_of, name_ids, number_nodes
 from .source import Span, Table, spans_of
 from .tasks import Stages
 from .times import Times
@@ -82,31 +81,26 @@ class NodeTable:
         return self.table.num_rows * self.width * (1 if self.columns.id is None else 2)
 
     def number(self, ids_are_text: bool, options: ReadOptions, notes: list[str]) -> None:
-        """Number the nodes from their ids, which makes `map`; put labels and split as they are into files.
+        """Number the nodes from their ids, which makes `map`; put times, labels and split as they are into files.
 
         Raises:
             InputError: an id is null, belongs to two nodes, or is missing; or labels are no labels.
         """
         rows = max(1, min(self._budget.task_bytes // (4 * SCAN_BYTES), 1 << 20))
-        more = rows, ids_are_text, self.columns, self.labelled
-        items = [(self.folder, self.table, k, span, *more) for k, span in enumerate(self.spans)]
-        self.scanned = self._run("scan", "reading ids and labels", scan_nodes, items)
-        what, nulls = f"nodes.{self.columns.id}", sum(r["nulls"] for r in self.scanned)
-        check_id_column(what, pa.int64(), nulls, is_text_read(self.table.source, self.columns.id))
-        kind, ranges = "rows", self.ranges
-        if ids_are_text:
-            kind = "text"
-            self._run("number", "numbering names", index_names, [(self.folder, len(ranges), what)])
-        elif self.columns.id is not None and not all(r.get("are_rows") for r in self.scanned):
-            (ends,) = self._run("number", "sorting ids", sort_ids, [(self.folder, ranges, what)])
-            gaps = have_gaps(self.table.num_rows, ends["least"], ends["largest"], options, notes, what)
-            kind = "gaps" if gaps else "dense"
+        kind, key = "rows", self.columns.id
+        if key is not None:
+            item = (self.folder, self.table, key, ids_are_text, rows)
+            (found,) = self._run("number", "numbering nodes", number_nodes, [item])
+            if ids_are_text:
+                kind = "text"
+            elif not found["are_rows"]:
+                least, largest, what = found["least"], found["largest"], f"nodes.{key}"
+                kind = "gaps" if have_gaps(self.table.num_rows, least, largest, options, notes, what) else "dense"
         self.map = NodeMap(kind, self.folder, self.table.num_rows)
-
-    @property
-    def ranges(self) -> list[tuple[int, int]]:
-        """First row and number of rows of each span."""
-        return [(span.first, span.rows) for span in self.spans]
+        self.given = dict[str, Any]()
+        if self.labelled or self.columns.time:
+            item = (self.map, self.table, self.columns, self.labelled)
+            (self.given,) = self._run("read", "reading labels and times", read_values, [item])
 
     @property
     def is_named(self) -> bool:
@@ -146,10 +140,10 @@ class NodeTable:
         options = treatment.options
         work = feature_tasks.FeatureWork(self.folder, self.feature_rows(options), self.map, matrix, treatment)
         items: list[Any] = [(work, k, span) for k, span in enumerate(self.spans)]
-        moved, task = self.map.kind in ("dense", "gaps") and not ascend(self.scanned), feature_tasks.spill_features
+        moved, task = self.map.moved is not None, feature_tasks.spill_features
         if not moved:
             task = feature_tasks.write_features
-            ranges = [matrix.whole_chunks(first, first + rows) for first, rows in self.ranges]
+            ranges = [matrix.whole_chunks(span.first, span.first + span.rows) for span in self.spans]
             items = [(work, self._spans_in(k, end), begin, end) for k, (begin, end) in enumerate(ranges) if begin < end]
         written = self._run("features", "features", task, items)
         seen = sum(map(Seen.of_record, written), Seen.none(self.width))
@@ -167,10 +161,27 @@ class NodeTable:
         return [*takewhile(lambda span: span.first < end, islice(self.spans, number, None))]
 
 
+def read_values(nodes: NodeMap, table: Table, columns: Columns, labelled: bool) -> dict[str, Any]:
+    """Write the times of nodes, and if they are `labelled` labels and split, in the order of their numbers; return what
+    else is to know of labels."""
+    labels, title = columns.labels if labelled else (), columns.table
+    wanted = [*filter(None, (columns.time,)), *labels, *(columns.of_split if labelled else ())]
+    pieces = [*table.pieces(wanted)]
+    if any(is_list(table.schema.field(name).type) for name in labels):  # pieces have lists of several types
+        given = GivenLabels(np.concatenate([labels_of(piece, labels, title).values for piece in pieces]))
+        pieces = [piece.drop_columns([*labels]) for piece in pieces]
+    else:
+        given = labels_of(pa.concat_tables(pieces), labels, title)
+    rows = pa.concat_tables(pieces)
+    found = {"time": times_of(rows, columns.time, title), "label": given.values if labelled else None}
+    for what, values in present_items(found | {"split": split_bits(rows, columns) if labelled else None}).items():
+        np.save(file_of(nodes.folder, what), nodes.ordered(values))
+    return {"class_names": given.class_names, "nulls": given.nulls, "stripped": given.stripped}
+
+
 def settle_labels(
     nodes: NodeMap,
-    spans: Sequence[tuple[int, int]],
-    records: Sequence[dict[str, Any]],
+    labels: Mapping[str, Any],
     options: ReadOptions,
     split: str | None,
     seed: int,
@@ -182,11 +193,10 @@ def settle_labels(
     if is_link:  # pairs take the place of labels and sets
         given, stored = GivenLabels(np.zeros(nodes.num_nodes, np.int64)), {"train": np.ones(nodes.num_nodes, bool)}
     else:
-        class_names, codes = class_codes(records)
-        nulls, stripped = (sum(record[key] for record in records) for key in ("null_labels", "stripped"))
-        label_names = label_columns if options.named_labels else None
-        given = GivenLabels(nodes.gathered("label", spans, codes), class_names, label_names, nulls, stripped)
-        stored = sets_of(nodes.gathered("split", spans) if file_of(folder, "split", 0).exists() else None)
+        given_sets = file_of(folder, "split")
+        names = when_present(tuple, labels["class_names"]), label_columns if options.named_labels else None
+        given = GivenLabels(np.load(file_of(folder, "label")), *names, labels["nulls"], labels["stripped"])
+        stored = sets_of(np.load(given_sets) if given_sets.exists() else None)
     y, num_classes, task, class_names = settled_labels(given, options, notes)
     del given
     known = np.fromfile(times.file, times.of_nodes, len(y)) if times.of_nodes else None

@@ -201,7 +201,7 @@ class Ingest:
         if not (kind := self.times.of_nodes):
             return
         name, every = "node_time of '{}'" if self.typed else "node_time", zip(self.of_types.items(), self.offsets)
-        types = [(n.map, first, n.ranges, name.format(t) if n.columns.time else "") for (t, n), first in every]
+        types = [(n.map, first, name.format(t) if n.columns.time else "") for (t, n), first in every]
         with about(self.source.name):
             self.stages.run("times", "times of nodes", gather_times, [(self.times, types)])
         if self.target in self.of_types and self.of_types[self.target].columns.time:
@@ -212,7 +212,7 @@ class Ingest:
         nodes, others = next(iter(self.of_types.values())), sum(np.diff(self.offsets)[1:].tolist())
         chosen = self.settings.options, self.settings.split, self.settings.seed
         times = self.times if nodes.columns.time else NO_TIMES
-        item = (nodes.map, nodes.ranges, nodes.scanned, *chosen, nodes.columns.labels, times)
+        item = (nodes.map, nodes.given, *chosen, nodes.columns.labels, times)
         (self.labels,) = self.stages.run("labels", "labels and split", settle_labels, [item])
         (count, *entry), dtype, folder = self.labels["shape"], self.labels["dtype"], nodes.folder
         pieces = [Piece(folder / "labels", count)]

@@ -14,7 +14,7 @@ from ..datasets.cleaning.node_ids import is_text
 from ..datasets.cleaning.raw import AnyArray, about
 from ..datasets.readers.parquet import times_of
 from ..datasets.schema.columns import Columns
-from .names import NodeMap, Ranges
+from .names import NodeMap, file_of
 from .source import Table
 
 Opened = Sequence[tuple[Table, Columns]]
@@ -76,21 +76,21 @@ def _sample(table: Table, own: Columns) -> Any:
         return times_of(rows, own.time, own.table)
 
 
-def gather_times(times: Times, types: Sequence[tuple[NodeMap, int, Ranges, str]]) -> dict[str, Any]:
+def gather_times(times: Times, types: Sequence[tuple[NodeMap, int, str]]) -> dict[str, Any]:
     """Write the times of the nodes of all types, in the order of their numbers.
 
     Args:
         times: how they are kept.
-        types: of each type its nodes, the first one's number, its spans, and the name of its times; empty: it has none.
+        types: of each type its nodes, the first one's number, and the name of its times; empty: it has none.
 
     Raises:
         InputError: a node has no time.
     """
     total, kind = sum(nodes.num_nodes for nodes, *_ in types), np.dtype(times.of_nodes)
     out = np.full(total, ALWAYS[kind], kind)
-    for nodes, begin, spans, what in types:
+    for nodes, begin, what in types:
         if what:
-            given = times.converted(nodes.gathered("time", spans))
+            given = times.converted(np.load(file_of(nodes.folder, "time")))
             out[begin : begin + nodes.num_nodes] = as_times(given, what, nodes.num_nodes)
     out.tofile(times.file)
     return {}
