@@ -12,12 +12,13 @@ import pyarrow.compute
 
 from ...storage.graph import starts_of
 from ...storage.node_names import NodeNames
-from ..datasets.cleaning.node_ids import as_ids, check_id_column, given_ids, repeated
+from ..datasets.cleaning.node_ids import as_ids, check_id_column, given_ids, repeated, with_gaps
+from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.raw import AnyArray
 from ..datasets.readers.csv_file import is_text_read
 from .source import Table
 
-Kind = Literal["rows", "dense", "gaps", "text"]
+Kind = Literal["rows", "gaps", "text"]
 PIECE = 1 << 20
 """Entries handled at a time."""
 
@@ -32,7 +33,7 @@ class NodeMap:
     """From ids to the numbers of nodes."""
 
     kind: Kind
-    """rows: ids are absent, or the numbers of the rows; dense: 0 to V - 1, in another order; gaps: integers; text."""
+    """rows: ids are absent, or 0 to V - 1 in any order; gaps: other integers; text."""
     folder: Path
     num_nodes: int
 
@@ -106,11 +107,12 @@ def node_names(folder: Path) -> NodeNames:
     return NodeNames(letters, _mapped(folder / "starts.npy"))
 
 
-def number_nodes(folder: Path, table: Table, key: str, text: bool, rows: int) -> dict[str, Any]:
-    """Write what numbers the nodes with the ids in the column `key` of their table, which are read so many at a time.
+def number_nodes(folder: Path, table: Table, key: str, text: bool, options: ReadOptions, rows: int) -> dict[str, Any]:
+    """Write what numbers the nodes with the ids in the column `key` of their table, which are read so many at a time;
+    return the kind of ids, and notes.
 
     Raises:
-        InputError: an id is null, or two nodes have one.
+        InputError: an id is null, two nodes have one, or ids have gaps where that is an error.
     """
     what = f"nodes.{key}"
 
@@ -125,21 +127,16 @@ def number_nodes(folder: Path, table: Table, key: str, text: bool, rows: int) ->
 
     if text:
         _index_names(folder, columns(), what)
-        return {"are_rows": False}
-    ids = np.concatenate([as_ids(column, text=False, what=what).to_numpy() for column in columns()])
-    by_row = np.arange(len(ids))
-    if np.array_equal(ids, by_row):
-        return {"are_rows": True}
-    order = np.argsort(ids, kind="stable")
-    ids = ids[order]
-    if (again := ids[1:] == ids[:-1]).any():
-        raise repeated(str(ids[np.argmax(again)]), what)
-    np.save(folder / "ids.npy", ids)
+        return {"kind": "text", "notes": []}
+    ids, notes = np.concatenate([as_ids(column, text=False, what=what).to_numpy() for column in columns()]), list[str]()
+    order, by_row = np.argsort(ids, kind="stable"), np.arange(len(ids))
+    if (gaps := with_gaps(ids[order], options, notes, what)) is not None:
+        np.save(folder / "ids.npy", gaps)
     if not np.array_equal(order, by_row):
         numbers = np.empty_like(order)
         numbers[order] = by_row
         np.save(folder / "numbers.npy", numbers)
-    return {"are_rows": False, "least": int(ids[0]), "largest": int(ids[-1])}
+    return {"kind": "rows" if gaps is None else "gaps", "notes": notes}
 
 
 def _index_names(folder: Path, columns: Iterator[pa.ChunkedArray], what: str) -> None:

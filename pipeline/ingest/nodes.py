@@ -15,7 +15,6 @@ from ..datasets.cleaning import columns as columns_of
 from ..datasets.cleaning.columns import Card
 from ..datasets.cleaning.filling import Seen, Treatment
 from ..datasets.cleaning.labels import settled_labels
-from ..datasets.cleaning.node_ids import have_gaps
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.raw import GivenLabels
 from ..datasets.cleaning.splits import make_split
@@ -87,16 +86,12 @@ class NodeTable:
             InputError: an id is null, belongs to two nodes, or is missing; or labels are no labels.
         """
         rows = max(1, min(self._budget.task_bytes // (4 * SCAN_BYTES), 1 << 20))
-        kind, key = "rows", self.columns.id
-        if key is not None:
-            item = (self.folder, self.table, key, ids_are_text, rows)
+        found: dict[str, Any] = {"kind": "rows", "notes": []}
+        if self.columns.id is not None:
+            item = (self.folder, self.table, self.columns.id, ids_are_text, options, rows)
             (found,) = self._run("number", "numbering nodes", number_nodes, [item])
-            if ids_are_text:
-                kind = "text"
-            elif not found["are_rows"]:
-                least, largest, what = found["least"], found["largest"], f"nodes.{key}"
-                kind = "gaps" if have_gaps(self.table.num_rows, least, largest, options, notes, what) else "dense"
-        self.map = NodeMap(kind, self.folder, self.table.num_rows)
+        notes += found["notes"]
+        self.map = NodeMap(found["kind"], self.folder, self.table.num_rows)
         self.given = dict[str, Any]()
         if self.labelled or self.columns.time:
             item = (self.map, self.table, self.columns, self.labelled)

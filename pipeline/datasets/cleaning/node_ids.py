@@ -141,29 +141,23 @@ def numbered_by_name(
 
 
 def with_gaps(ids: AnyArray, options: ReadOptions, notes: list[str], what: str = "nodes.id") -> AnyArray | None:
-    """The ascending `ids` if edges must be renumbered; None if they are 0 to V - 1."""
-    if (ids[1:] == ids[:-1]).any():
-        raise repeated(str(ids[1:][ids[1:] == ids[:-1]][0]), what)
-    return ids if len(ids) and have_gaps(len(ids), ids[0], ids[-1], options, notes, what) else None
-
-
-def have_gaps(
-    count: int, least: Any, largest: Any, options: ReadOptions, notes: list[str], what: str = "nodes.id"
-) -> bool:
-    """True if `count` distinct ids are not 0 to V - 1, which is noted.
+    """The ascending `ids` if edges must be renumbered, which is noted; None if they are 0 to V - 1.
 
     Raises:
-        InputError: they are not, and that is an error.
+        InputError: two are the same; or they have gaps, and that is an error.
     """
-    if least == 0 and largest == count - 1:
-        return False
+    if (ids[1:] == ids[:-1]).any():
+        raise repeated(str(ids[1:][ids[1:] == ids[:-1]][0]), what)
+    count = len(ids)
+    if not count or (ids[0] == 0 and ids[-1] == count - 1):
+        return None
     if options.missing_ids == "error":
         raise InputError(
-            f"column {what} has gaps: {count} ids between {least} and {largest}; expected 0 to {count - 1}: set "
+            f"column {what} has gaps: {count} ids between {ids[0]} and {ids[-1]}; expected 0 to {count - 1}: set "
             "missing_ids=compact to renumber the nodes"
         )
     notes.append(f"Node ids had gaps: {count} nodes were renumbered from 0 in ascending order of id.")
-    return True
+    return ids
 
 
 def repeated(shown: str, what: str = "nodes.id") -> InputError:
