@@ -133,13 +133,8 @@ def _check_no_pairs(options: ReadOptions, why: str) -> None:
 
 
 def open_graph(spec: str | Path | object, options: ReadOptions, seed: int = 0) -> Dataset:
-    """Open the graph, features and names of a source whose labels are not wanted: they need not be there, and are 0.
-
-    Args:
-        spec: as in `open_dataset`; no source that is clean.
-        options: treatment of defects.
-        seed: as in `open_dataset`.
-    """
+    """Open the graph, features and names of a source, which is not clean, whose labels are not wanted: they need not be
+    there, and are 0."""
     return _opened(spec, Request(options=_of_graph(spec, options), seed=seed))
 
 

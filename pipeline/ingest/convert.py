@@ -195,16 +195,8 @@ def _plan(source: GraphTables, settings: Settings, memory: int, workers: int) ->
 def executing(
     job: Job, workers: int, in_process: bool, emit: Emit, gpus: int, seen: Sequence[File] = ()
 ) -> Iterator[tuple[Execute, int]]:
-    """Context with what runs tasks, and how many it runs at once.
-
-    Args:
-        job: its cluster's tasks run there.
-        workers: processes to start, unless the cluster runs already.
-        in_process: run them here instead.
-        emit: called with events.
-        gpus: see `opened`.
-        seen: what workers must see.
-    """
+    """Context with what runs tasks, and how many it runs at once: in this process, or on the job's cluster, by so many
+    `workers` unless it runs already, which must see the files `seen`. `gpus` as in `opened`."""
     if in_process:
         yield inline, 1
         return

@@ -50,17 +50,8 @@ class NodeTable:
         number: int | None = None,
         node_type: str = "",
     ) -> None:
-        """
-        Args:
-            table: at least one row.
-            folder: for their files.
-            stages: run the tasks.
-            budget: of a task.
-            columns: of the table, by role.
-            labelled: labels and split are read.
-            number: of the node type, which tells its stages from those of others; None: there is one.
-            node_type: its name.
-        """
+        """Labels and split are read if nodes are `labelled`. The `number` of the node type tells its stages from those
+        of others; None: there is one."""
         self.table, self.folder, self._stages, self._budget = table, folder, stages, budget
         self._of = ("", "") if number is None else (f"-{number}", f" of {node_type}")
         self.columns, self.labelled, feature_columns = columns, labelled, columns.features

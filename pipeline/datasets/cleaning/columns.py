@@ -30,16 +30,8 @@ def clean_features(
     card: Card | None = None,
     of: str = "nodes",
 ) -> npt.NDArray[np.float32]:
-    """Features float32 [V, F], C-contiguous.
-
-    Args:
-        features: [V, F] numbers, dense or SciPy sparse; None means absent, so that F is 0.
-        num_nodes: V.
-        options: treatment of NaN, and normalisation.
-        notes: a sentence is appended for each repair.
-        columns: see `column_names`.
-        card: gets a record of each column.
-        of: their node type, if there are several.
+    """Features float32 [V, F], C-contiguous, of numbers, dense or SciPy sparse, or of None, so that F is 0. `columns`
+    as in `column_names`; `of` is their node type, if there are several.
 
     Raises:
         InputError: names the defect and the option that resolves it.

@@ -61,15 +61,8 @@ def checked_edges(
     notes: list[str],
     card: Card | None = None,
 ) -> tuple[AnyArray, AnyArray, OfEdges]:
-    """Sources, destinations and values of the edges of a relation, or of all, as they are read.
-
-    Args:
-        kind: the relation; None: there is one.
-        own: its edges.
-        counts: nodes of the types of both ends.
-        options: treatment of weights, and of missing values.
-        notes: appended to.
-        card: gets a record of each column of features.
+    """Sources, destinations and values of the edges of a relation, or of all (None), as they are read; `counts` are of
+    the nodes of the types of both ends.
 
     Raises:
         InputError: names the defect, the relation if there are several, and the option that resolves it.
@@ -89,15 +82,8 @@ def checked_edges(
 def clean_edges(
     own: RawEdges, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str], card: Card | None = None
 ) -> Graph:
-    """Build the graph with the repairs that `options` allow, each noted in `notes`.
-
-    Args:
-        own: its edges.
-        num_nodes: V.
-        options: treatment of loops, duplicates, weights and direction.
-        hint: decides the direction if the options do not and the edges are not symmetric.
-        notes: appended to.
-        card: see `checked_edges`.
+    """Build the graph with the repairs that `options` allow, each noted in `notes`. The `hint` decides the direction if
+    the options do not and the edges are not symmetric.
 
     Raises:
         InputError: names the defect and the option that resolves it.

@@ -82,14 +82,8 @@ class Seen(Totals):
     def from_rows(
         cls, x: Rows, bad: Mask, numbers: int | npt.NDArray[np.integer] = 0, given: npt.NDArray[Any] | None = None
     ) -> "Seen":
-        """What rows without missing values hold.
-
-        Args:
-            x: float32 [n, F].
-            bad: where values were missing.
-            numbers: that of the first row, or those of all.
-            given: the rows before they were float32; None: as they are.
-        """
+        """What rows [n, F] hold whose values were missing where they are `bad`; `numbers` is that of the first row, or
+        those of all, `given` the rows before they were float32."""
         least, largest = x.min(0, initial=np.inf), x.max(0, initial=-np.inf)
         missing = np.zeros(x.shape[1], np.int64) if bad is None else bad.sum(0)
         for c in np.flatnonzero(missing):
@@ -131,14 +125,8 @@ class Seen(Totals):
         return max(float(self.largest[known].max(initial=0)), -float(self.least[known].min(initial=0)))
 
     def check(self, options: ReadOptions, notes: list[str], columns: Sequence[str], unit: str = "node") -> None:
-        """Note missing values, which are filled. Raises InputError if there are any and they are an error.
-
-        Args:
-            options: their treatment.
-            notes: gets a sentence.
-            columns: see `column_names`.
-            unit: whose features they are, node or edge.
-        """
+        """Note missing values of nodes or edges, the `unit`, which are filled; `columns` as in `column_names`. Raises
+        InputError if there are any and they are an error."""
         self._check_exact(notes, columns)
         if not (count := int(self.missing.sum())):
             return
@@ -301,13 +289,8 @@ def check_indicators(options: ReadOptions, card: Sequence[Mapping[str, Any]]) ->
 def treatment_by(
     options: ReadOptions, moments: Callable[[], Moments], counts: Callable[[str, Bins], Sequence[Counts]]
 ) -> Treatment:
-    """The treatment of features, by as many passes over their rows as it needs.
-
-    Args:
-        options: of scaling and filling.
-        moments: those of all rows.
-        counts: of the name of a pass and bins of columns, records of `value_counts` of all rows.
-    """
+    """The treatment of features, by as many passes over their rows as it needs: for the moments of all, and for counts,
+    records of `value_counts` for the name of a pass and bins of columns."""
     if not uses_statistics(options) and options.nan_features != "indicator":
         return Treatment(options)
     found, medians = moments(), None

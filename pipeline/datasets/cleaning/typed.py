@@ -33,14 +33,7 @@ def check_followed(name: str, options: ReadOptions, followed: tuple[str, ...] = 
 
 def typed_graph(raw: Raw, counts: Counts, options: ReadOptions, notes: list[str], card: Card) -> Graph:
     """The graph of several types of nodes and edges. Edges of a relation without times have those of their sources; a
-    type without any has been there always. Nodes have times if those of the target type do.
-
-    Args:
-        raw: has the edges, and times in one unit.
-        counts: nodes of each type.
-        options: treatment of weights, and of missing features.
-        notes: get what is remarkable.
-        card: gets a record of each column of features.
+    type without any has been there always. Nodes have times if those of the target type do. Times are in one unit.
 
     Raises:
         InputError: names the relation with the defect.

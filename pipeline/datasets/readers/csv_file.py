@@ -86,13 +86,8 @@ def read_csv(path: Path, as_text: AsText, example: str, as_label: AsText = never
 def read_blocks(path: Path, as_text: AsText, example: str, begin: Begin, as_label: AsText = never) -> None:
     """`read_csv` in blocks, so that they are never all in memory; columns get the same types.
 
-    Args:
-        path: the file.
-        as_text: see `read_csv`.
-        example: see `read_csv`.
-        begin: called with the schema; returns what is called with each block. It is called again, for all blocks, if
-            a later one shows that a column is of another type.
-        as_label: see `read_csv`.
+    `begin` is called with the schema, and returns what is called with each block. It is called again, for all blocks,
+    if a later one shows that a column is of another type.
     """
     layout = _Layout(path, as_text, example, as_label)
     try:

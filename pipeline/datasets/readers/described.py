@@ -99,15 +99,7 @@ def schema_of_open(
     draws_split: bool,
     has_edges: bool = True,
 ) -> Schema:
-    """The schema of a source whose tables are open, in their order.
-
-    Args:
-        source: has the tables.
-        tables: opened.
-        options: give columns roles.
-        notes: get those of the schema.
-        draws_split: without columns of a split, one is drawn.
-        has_edges: whether tables of edges have their rows.
+    """The schema of a source whose tables are open, in their order; `has_edges`: tables of edges have their rows.
 
     Raises:
         InputError: there are no nodes, or no edges; a column is missing, or its role is not clear.
