@@ -8,12 +8,12 @@ them, the same ranges through bare readers (by the cache of pages, and past it i
 both), and `torch.index_select` over a map with ``MADV_RANDOM`` for one minibatch.
 **Packed**: rows beside samples, and the same files read in order. **Runs**: GraphSAGE of width 128 on minibatches of
 1,024 seeds, fanout 10, 5, in a cgroup of each size: features in memory (no limit), mapped (as many minibatches together
-as memory allows; eight in 2 GiB, 25 in 4 GiB) and packed: an epoch of 100 minibatches, from its begin to its last step,
-with the first unit's reading and the last one's training. **Sweep**: three trainings over one packed store, from it
-alone, beside three live runs, which read the mapped features. **Predict**: exact outputs of all nodes in the smallest
-cgroup, on the random graph and on one whose neighbours lie near: seconds, passes over the features, and seconds until
-SIGINT in the midst has ended it. Units are read in 3 GiB, since a file that memory has room for goes through the
-cache of pages. Pages of the features are dropped before each measurement, in this machine; sides take
+as memory allows; eight in 2 GiB, 25 in 4 GiB, for ``--epochs``) and packed: an epoch of 100 minibatches, from its begin
+to its last step, with the first unit's reading and the last one's training. **Sweep**: three trainings over one packed
+store, from it alone, beside three live runs, which read the mapped features. **Predict**: exact outputs of all nodes in
+the smallest cgroup, on the random graph and on one whose neighbours lie near: seconds, passes over the features, and
+seconds until SIGINT in the midst has ended it. Units are read in 3 GiB, since a file that memory has room for goes
+through the cache of pages. Pages of the features are dropped before each measurement, in this machine; sides take
 turns; each line has the load, for machines that others use too. The last lines say which targets were met by the best
 of all rounds; some need ``--base``.
 """
@@ -280,7 +280,8 @@ def child(store: Path, features: str, out: Path, steps: int, together: int) -> N
             print(json.dumps({**found, **load()}), flush=True)
             os._exit(0)
 
-    job = {"epochs": 1, "batch_size": BATCH, "fanout": list(FANOUT), "hidden": 128, "layers": 2}
+    job: dict[str, Any] = {"epochs": -(-steps // EPOCH), "batch_size": BATCH, "fanout": list(FANOUT), "hidden": 128}
+    job |= {"layers": 2, "train": {"evaluate_every": 0}}
     if together:
         # Two units, and what is being read.
         job["bulk"] = {"prefetch_bytes": 2 * together * ROWS * WIDTH * 4 + (128 << 20)}
@@ -298,7 +299,8 @@ def runs(args: argparse.Namespace, store: Path, packed: Path, best_of: Best) -> 
         sides.append((f"disk, {gib:g} GiB", gib, "mapped", None, EPOCH, 0))
         if args.base is not None:
             sides.append((f"disk, {gib:g} GiB, base", gib, "mapped", args.base, args.base_steps, 0))
-    sides += [(f"disk, {k} together", gib, "mapped", None, EPOCH, k) for gib, k in ((2, 8), (4, STEPS))]
+    many = args.epochs * EPOCH
+    sides += [(f"disk, {k} together", gib, "mapped", None, many, k) for gib, k in ((2, 8), (4, STEPS))]
     sides.append(("packed, 2 GiB", 2, str(packed), None, EPOCH, 0))
     for number in range(args.rounds):
         for name, gib, features, base, steps, together in sides:
@@ -460,6 +462,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--nodes", type=int, default=4_000_000)
     parser.add_argument("--edges", type=int, default=64_000_000)
+    parser.add_argument("--epochs", type=int, default=1, help="epochs of runs with eight and with 25 together")
     parser.add_argument("--gib", type=float, nargs="*", default=[1, 2, 4], help="sizes of cgroups")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--base", type=Path, help="another checkout")
