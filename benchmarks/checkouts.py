@@ -9,13 +9,16 @@ little. The interval of the ratio, after over before, is a bootstrap over pairs.
 
 Work: ``sampling`` draws minibatches of 1024 seeds, fanout 15, 10, 5, from a graph of `graphs.py`; ``epoch`` trains
 GraphSAGE of three layers on an eighth of them by `mr.run`, 100 features, hidden width 256, 47 classes, an epoch a turn;
-``full-batch`` trains the same model under `sar` on the whole graph with one rank; ``typed`` draws minibatches of
-`typed.py`, fanout 25, 10 in every relation.
+``full-batch`` trains the same model under `sar` on the whole graph with one rank; ``evaluation`` predicts all nodes by
+that model; ``typed`` draws minibatches of `typed.py`, fanout 25, 10 in every relation; ``start`` is
+``millrace run`` of one epoch on 300 nodes, and ``import`` is ``import millrace``, by a new process each.
 """
 
 import argparse
+import hashlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -26,8 +29,11 @@ from typing import Any
 import numpy as np
 
 BATCH, BULK = 1024, 32
-FANOUT = {"sampling": (15, 10, 5), "epoch": (15, 10, 5), "full-batch": (15, 10, 5), "typed": (25, 10)}
-TRAINED = ("epoch", "full-batch")
+FANOUT = {"typed": (25, 10)} | dict.fromkeys(("sampling", "epoch", "full-batch", "evaluation"), (15, 10, 5))
+TRAINED = ("epoch", "full-batch", "evaluation")
+SMALL = ["--dataset", "sbm:nodes=300,classes=3,features=4", "--epochs", "1", "--fanout", "5,5", "--batch-size", "64"]
+ALONE = {"start": ["-m", "millrace", "run", *SMALL, "--out"], "import": ["-c", "import millrace"]}
+"""Words of a new Python process."""
 FEATURES, HIDDEN, CLASSES = 100, 256, 47
 
 
@@ -39,7 +45,11 @@ def serve(job: dict[str, Any]) -> None:
     import millrace as mr
 
     torch.set_num_threads(job["threads"])
-    folder, threads, fanout = Path(job["folder"]), job["threads"], FANOUT[job["work"]]
+    folder, threads, fanout = Path(job["folder"]), job["threads"], FANOUT.get(job["work"], ())
+    if job["work"] in ALONE:
+        print(json.dumps({"file": mr.__file__}), flush=True)
+        print(json.dumps({"outcome": _started(ALONE[job["work"]], job["turns"])}))
+        return
     lists: Any = [np.load(folder / f"{name}.npy") for name in ("indptr", "indices")]
     graph = mr.Graph(*lists)
     if job["work"] == "typed":
@@ -52,7 +62,9 @@ def serve(job: dict[str, Any]) -> None:
         seeds = np.random.default_rng(0).permutation(graph.num_nodes)
     seeds = seeds[: job["minibatches"] * BATCH]
     print(json.dumps({"file": mr.__file__}), flush=True)
-    if job["work"] in TRAINED:
+    if job["work"] == "evaluation":
+        outcome = _predicted(mr, graph, np.sort(seeds), _config(fanout, threads, "bulk"), job["turns"])
+    elif job["work"] in TRAINED:
         config = _config(fanout, threads, "sar" if job["work"] == "full-batch" else "bulk")
         outcome = _train(mr, graph, np.sort(seeds), config, job["turns"])
     else:
@@ -64,6 +76,22 @@ def serve(job: dict[str, Any]) -> None:
                 outcome += m.num_edges
             print(json.dumps({"seconds": time.process_time() - start}), flush=True)
     print(json.dumps({"outcome": outcome}))
+
+
+def _started(words: list[str], turns: int) -> int:
+    """Start a process for each line that comes, and wait for it."""
+    with tempfile.TemporaryDirectory() as out:
+        for turn in range(turns):
+            sys.stdin.readline()
+            each = [*words, f"{out}/{turn}"] if words[-1] == "--out" else words
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
+            done = subprocess.run([sys.executable, *each], capture_output=True, check=False)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            if done.returncode:
+                raise SystemExit(done.stderr.decode())
+            seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            print(json.dumps({"seconds": seconds}), flush=True)
+    return 0
 
 
 def _config(fanout: tuple[int, ...], threads: int, system: str) -> dict[str, Any]:
@@ -86,14 +114,7 @@ def _config(fanout: tuple[int, ...], threads: int, system: str) -> dict[str, Any
 def _train(mr: Any, graph: Any, seeds: Any, config: dict[str, Any], turns: int) -> str:
     """Train an epoch for each line that comes, between a first and a last one that do not count, in one run, which
     waits in the watcher of its events. Returns the digest of its parameters."""
-    rng, none = np.random.default_rng(0), np.empty(0, np.int64)
-    features = rng.standard_normal((graph.num_nodes, FEATURES), np.float32)
-    labels = rng.integers(0, CLASSES, graph.num_nodes)
-    from millrace.storage import features as stores
-
-    # Its name in earlier checkouts.
-    in_memory = getattr(stores, "ArrayFeatures", None) or getattr(stores, "MemoryFeatures")  # noqa: B009
-    data = mr.Dataset("epoch", graph, in_memory(features), labels, mr.Split(seeds, none, none), CLASSES)
+    data = _dataset(mr, graph, seeds)
     marks: list[float] = []
 
     def watch(event: Any) -> None:
@@ -107,6 +128,32 @@ def _train(mr: Any, graph: Any, seeds: Any, config: dict[str, Any], turns: int) 
 
     with tempfile.TemporaryDirectory() as out:
         return mr.run(data, config=config, epochs=turns + 2, out=Path(out) / "run", emit=watch).parameters_sha256
+
+
+def _predicted(mr: Any, graph: Any, seeds: Any, config: dict[str, Any], turns: int) -> str:
+    """Predict all nodes for each line that comes, by a model of one epoch. Returns the digest of the outputs."""
+    data, outputs = _dataset(mr, graph, seeds), b""
+    with tempfile.TemporaryDirectory() as out:
+        mr.run(data, config=config, epochs=1, out=Path(out) / "run", emit=lambda _: None)
+        for _ in range(turns):
+            sys.stdin.readline()
+            start = time.process_time()
+            found = mr.predict(Path(out) / "run", data)
+            print(json.dumps({"seconds": time.process_time() - start}), flush=True)
+            outputs = np.ascontiguousarray(found.logits).tobytes()
+    return hashlib.sha256(outputs).hexdigest()
+
+
+def _dataset(mr: Any, graph: Any, seeds: Any) -> Any:
+    """Random features and labels, and `seeds` to train on."""
+    rng, none = np.random.default_rng(0), np.empty(0, np.int64)
+    features = rng.standard_normal((graph.num_nodes, FEATURES), np.float32)
+    labels = rng.integers(0, CLASSES, graph.num_nodes)
+    from millrace.storage import features as stores
+
+    # Its name in earlier checkouts.
+    in_memory = getattr(stores, "ArrayFeatures", None) or getattr(stores, "MemoryFeatures")  # noqa: B009
+    return mr.Dataset("epoch", graph, in_memory(features), labels, mr.Split(seeds, none, none), CLASSES)
 
 
 class Checkout:
@@ -196,8 +243,8 @@ def main() -> None:
     if args.serve:
         serve(args.serve)
         return
-    if unknown := set(args.work) - set(FANOUT):
-        parser.error(f"unknown work {', '.join(sorted(unknown))}; known are {', '.join(FANOUT)}")
+    if unknown := set(args.work) - {*FANOUT, *ALONE}:
+        parser.error(f"unknown work {', '.join(sorted(unknown))}; known are {', '.join([*FANOUT, *ALONE])}")
     # A process that stays on a slower CPU than the other would be measured by it.
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-args.threads :])
@@ -207,11 +254,12 @@ def main() -> None:
         import typed_graphs
 
         folder = typed_graphs.stored(1, args.cache) if work == "typed" else graphs.stored(args.graph, args.cache)
-        count = {"epoch": max(1, args.minibatches // 8), "full-batch": 1}.get(work, args.minibatches)
+        whole = dict.fromkeys(("full-batch", "evaluation", *ALONE), 1)
+        count = {"epoch": max(1, args.minibatches // 8), **whole}.get(work, args.minibatches)
         job = {"work": work, "folder": str(folder), "threads": args.threads, "minibatches": count}
         r = compare((args.before, args.after), job, args.pairs, args.starts)
         report.append(r)
-        unit = "an epoch" if work == "full-batch" else "a minibatch"
+        unit = "a turn" if work in whole else "a minibatch"
         print(
             f"{work}, {args.threads} threads: {r['before_ms']:.2f} -> {r['after_ms']:.2f} ms {unit}, "
             f"ratio {r['ratio']:.3f} ({r['low']:.3f} to {r['high']:.3f}), "
