@@ -192,6 +192,13 @@ def labels_digest(arrays: Mapping[str, str], hides_pairs: bool) -> str:
     return digest_record({"pairs": arrays["labels"], **of_pairs}) if of_pairs else arrays["labels"]
 
 
+def fingerprint_of(digests: Mapping[str, str]) -> dict[str, str]:
+    """A dataset's fingerprint, by the digests of its graph, its features, those of its edges, and single arrays."""
+    whole = {name: digests[name] for name in ("graph", "features", "edge_features") if name in digests}
+    of_arrays = {"labels": ("labels",), "split": SPLITS}.items()
+    return whole | {part: digest_record({name: digests[name] for name in names}) for part, names in of_arrays}
+
+
 class DatasetDigests:
     """Digests of the parts of a dataset, each made when first asked for unless it is known.
 
@@ -237,13 +244,8 @@ class DatasetDigests:
         return labels_digest({key: array_digest(a) for key, a in present_items(arrays).items()}, dataset.hides_pairs)
 
     def fingerprint(self) -> dict[str, str]:
-        return {
-            "graph": self["graph"],
-            "features": self["features"],
-            "labels": self.combined("labels"),
-            "split": self.combined(*SPLITS),
-            **({"edge_features": self["edge_features"]} if self._dataset.num_edge_features else {}),
-        }
+        of_edges = ["edge_features"] if self._dataset.num_edge_features else []
+        return fingerprint_of({name: self[name] for name in ("graph", "features", "labels", *SPLITS, *of_edges)})
 
 
 def dataset_fingerprint(

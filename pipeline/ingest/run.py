@@ -364,15 +364,11 @@ class Ingest:
             graph |= {"types": types.record(), "edge_type": digest_of["edge_type"]}
         digests = {**self.labels["digests"], "labels": digest_of["labels"]}
         of_rows = [each.fingerprint() for each in features]
-        fingerprint = {
-            "graph": fingerprints.digest_record(graph),
-            "features": of_rows[0] if types.is_single else fingerprints.typed_fingerprint(of_rows),
-            "labels": fingerprints.digest_record({"labels": digests["labels"]}),
-            "split": fingerprints.digest_record({name: digests[name] for name in SPLITS}),
-        }
+        rows = of_rows[0] if types.is_single else fingerprints.typed_fingerprint(of_rows)
+        found = {**digests, "graph": fingerprints.digest_record(graph), "features": rows}
         if OF_EDGES in digest_of:
             (shape,) = (o.shape for o in self.outputs if o.name == OF_EDGES)
-            fingerprint[OF_EDGES] = fingerprints.describe_features(shape[0], shape[1], np.float32, digest_of[OF_EDGES])
+            found[OF_EDGES] = fingerprints.describe_features(shape[0], shape[1], np.float32, digest_of[OF_EDGES])
         kind, names = self.settings.feature_dtype, self.labels["class_names"]
         for each in features:
             if each.matrix.npy:
@@ -403,4 +399,4 @@ class Ingest:
             meta["has_unknown"] = self.labels["has_unknown"] or total > self.labels["shape"][0]
         if not types.is_single:
             meta["types"] = types.record()
-        write_manifest(self.store, KIND, fingerprint, meta, entries | self.entries)
+        write_manifest(self.store, KIND, fingerprints.fingerprint_of(found), meta, entries | self.entries)

@@ -13,7 +13,7 @@ from ...stages.partition.quality import PartCounts, PartitionQuality
 from ...storage.dataset import PAIR_ARRAYS, SPLITS
 from ...storage.dataset_store import FEATURES_FILE, KIND, features_dtype, graph_access
 from ...storage.errors import InputError
-from ...storage.fingerprint import GRAPH_DIGESTS, digest_record
+from ...storage.fingerprint import GRAPH_DIGESTS, digest_record, fingerprint_of
 from ...storage.graph import degree_summary
 from ...storage.lazy_dataset import LazyDataset
 from ...storage.node_names import INTEGER_NAMES
@@ -201,12 +201,7 @@ class _Relabelling:
         counted = [(self.store, entries, offsets, part, *work) for part in range(self.cut.parts)]
         counts = self.stages.run("count", "counting cut edges", tasks.count_part, counted)
         digests, matrix, source = self.labels["digests"], self.matrix, self.source
-        fingerprint = {
-            "graph": digest_record(graph),
-            "features": features,
-            "labels": digest_record({"labels": digests["labels"]}),
-            "split": digest_record({name: digests[name] for name in SPLITS}),
-        }
+        fingerprint = fingerprint_of({**digests, "graph": digest_record(graph), "features": features})
         degrees = source.meta.get("in_degree")
         meta = {
             "features_format": "npy",
