@@ -1,6 +1,7 @@
 """The ``millrace`` command, also as ``python -m millrace.pipeline``."""
 
 import atexit
+import gc
 import sys
 
 from .cluster.signals import quiet_end, quiet_start
@@ -17,6 +18,8 @@ def main() -> None:
     finally:
         quiet_end()
         leave_in_time(getattr(sys.exc_info()[1], "code", 1))
+        # The interpreter's last collections would look at all that was imported: a fifth of a short command's time.
+        gc.freeze()
         # It gives its thread a fifth of a second to end, and prints a traceback on a busy machine. The process ends.
         if zarr := sys.modules.get("zarr.core.sync"):
             atexit.unregister(zarr.cleanup_resources)

@@ -46,3 +46,16 @@ def test_a_busy_machine_is_not_seen_at_the_end() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_was_imported_is_not_looked_through_at_the_end() -> None:
+    """The interpreter's collections at its end skip what is frozen."""
+    code = (
+        "import atexit, gc, sys\n"
+        "atexit.register(lambda: print('frozen', gc.get_freeze_count() >= len(gc.get_objects())))\n"
+        "from millrace.pipeline.__main__ import main\n"
+        "sys.argv[1:] = ['--version']\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "frozen True"
