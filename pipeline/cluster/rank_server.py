@@ -173,11 +173,9 @@ def _keep(servers: _Servers) -> None:
 def _forget(servers: _Servers) -> None:
     """End servers that still wait."""
     with _LOCK:
-        waited = servers in _KEPT
-        if waited:
+        if servers in _KEPT:
             _KEPT.remove(servers)
-    if waited:
-        servers.end()
+            servers.end()
 
 
 def _of_workers() -> dict[str, str]:
