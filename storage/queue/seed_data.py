@@ -9,6 +9,7 @@ opens nothing else.
 # Properties become fields, which behave the same to readers.
 # pyrefly: ignore-errors[bad-override]
 
+import math
 import zlib
 from collections import deque
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from ..features import FloatArray
 from ..fingerprint import DatasetDigests
 from ..graph import Graph
 from ..optional import when_present
+from ..store.bytes_left import require_memory
 from ..store.manifest import are_sizes
 from ..store.npy import HEADER_BYTES, make_npy, put_npy
 from .location import Location
@@ -88,20 +90,27 @@ class SeedData:
         """That of a store. Raises StoreError if it is damaged."""
         meta = location.manifest(NAME, KIND)["meta"]
         try:
-            dtype = np.float32 if meta["task"] in MATRIX_TASKS else np.int64
-            train, labels = np.empty(meta["train_shape"], np.int64), np.empty(meta["labels_shape"], dtype)
+            rows, shape = meta["train_shape"], meta["labels_shape"]
             digests = {name: str(meta["digests"][name]) for name in DIGESTS}
-            is_sound = train.ndim == 1 and labels.ndim in (1, 2) and np.dtype(meta["dtype"]).kind == "f"
-            if not (is_sound and are_sizes([meta[key] for key in NUMBERS])):
-                raise ValueError(", ".join(f"{key} {str(meta[key])[:40]}" for key in ("dtype", *NUMBERS)))
+            is_sound = (
+                are_sizes([*rows, *shape, *(meta[key] for key in NUMBERS)]) and np.dtype(meta["dtype"]).kind == "f"
+            )
+            if not (is_sound and len(shape) in (1, 2) and rows == shape[:1] and rows[0] <= meta["num_nodes"]):
+                said = ("dtype", "train_shape", "labels_shape", *NUMBERS)
+                raise ValueError(", ".join(f"{key} {str(meta[key])[:40]}" for key in said))
         except (KeyError, TypeError, ValueError) as e:
             raise StoreError(f"{location.path(NAME)} does not say what it holds ({e!r}); sample again") from None
+        labels_of = rows[0] if meta["lacking"] else rows[0] + meta["num_nodes"]
+        wide, path = rows[0] + labels_of * math.prod(shape[1:]), location.path(NAME)
+        require_memory(8 * wide, f"{path}: what it says of nodes and labels", "if that is wrong, sample again")
+        train = np.empty(rows, np.int64)
+        labels = np.empty(shape, np.float32 if meta["task"] in MATRIX_TASKS else np.int64)
         for name, a in (("train", train), ("labels", labels)):
             if a.size:
                 deque(location.read(NAME, f"{name}.npy", HEADER_BYTES, a.reshape(-1).view(np.uint8).data), 0)
         found = cls({**meta, "digests": digests}, train, labels)
         in_graph = not train.size or 0 <= train.min() <= train.max() < meta.get("num_nodes", 0)
-        if not in_graph or len(train) != len(labels) or found._sum != meta.get("sum"):
+        if not in_graph or found._sum != meta.get("sum"):
             raise StoreError(f"{location.path(NAME)} does not match its checksum or graph; sample into another folder")
         return found
 

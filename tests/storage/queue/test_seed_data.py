@@ -59,6 +59,9 @@ def test_other_seeds_and_damage_are_told(tmp_path: Path) -> None:
         ("num_features", -1),
         ("num_nodes", 1 << 61),
         ("labels_shape", []),
+        ("labels_shape", [10**12]),
+        ("train_shape", [10**12]),
+        ("train_shape", [-1]),
         ("num_edges", None),
         ("dtype", "O"),
         ("task", "binary"),
@@ -75,3 +78,15 @@ def test_forged_facts_are_refused(tmp_path: Path, key: str, value: object) -> No
     sign(tmp_path / "seeds", body)
     with pytest.raises(StoreError, match=r"does not say what it holds|the store is damaged or was changed"):
         SeedData.read(place).dataset(str(tmp_path))
+
+
+def test_a_number_of_nodes_that_memory_has_no_room_for_is_refused_before_they_are_read(tmp_path: Path) -> None:
+    place = FolderLocation(tmp_path)
+    SeedData.of_dataset(mr.open_dataset("sbm:nodes=60,classes=3,train=0.4")).write(place)
+    body = manifest_of(tmp_path / "seeds")
+    body["meta"]["num_nodes"] = 10**14
+    sign(tmp_path / "seeds", body)
+    with pytest.raises(
+        StoreError, match=r"seeds: what it says of nodes .* MiB are left; if that is wrong, sample again"
+    ):
+        SeedData.read(place)
