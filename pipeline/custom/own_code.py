@@ -224,5 +224,4 @@ def _name_of(value: Any) -> str:
     if isinstance(value, str):
         return value
     of = value if hasattr(value, "__qualname__") else type(value)
-    text = f"{of.__module__}:{of.__qualname__}"
-    return "".join(c if c.isprintable() else "?" for c in text)[:200]
+    return "".join(c if c.isprintable() else "?" for c in f"{of.__module__}:{of.__qualname__}")[:200]

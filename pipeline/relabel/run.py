@@ -128,8 +128,7 @@ class _Relabelling:
         """Make the store, with its manifest."""
         self._check_space()
         bounds = self._number_nodes()
-        outputs = [*self._edges(bounds), *self._nodes()]
-        return self._write(outputs, self._features())
+        return self._write([*self._edges(bounds), *self._nodes()], self._features())
 
     def _check_space(self) -> None:
         edge = sum(field.nbytes for field in self.edges.fields)

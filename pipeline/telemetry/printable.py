@@ -12,5 +12,4 @@ def printable(text: str) -> str:
 
 def in_table(text: object) -> str:
     """A value for a cell of a table in Markdown, as text that is not read as markup."""
-    shown = " ".join(printable(str(text)).split())
-    return re.sub(r"([\\`<>|]|(?<=\])\()", r"\\\1", shown)
+    return re.sub(r"([\\`<>|]|(?<=\])\()", r"\\\1", " ".join(printable(str(text)).split()))

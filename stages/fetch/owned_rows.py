@@ -197,8 +197,7 @@ class OwnedRows:
         else:
             source, order = torch.sort(source, stable=True)
         last = torch.arange(size + 2, dtype=source.dtype, device=source.device)
-        ends = torch.searchsorted(source, last, right=True).tolist()
-        return order, np.diff(ends, prepend=0).tolist(), where[order]
+        return order, np.diff(torch.searchsorted(source, last, right=True).tolist(), prepend=0).tolist(), where[order]
 
 
 def opened(

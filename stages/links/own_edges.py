@@ -26,8 +26,7 @@ def ways(group: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Relations in which u -> v, and those in which v -> u, are edges of the pair (u, v) of one of several relations:
     the relation itself, and those that have its edges reversed. If the relation is symmetric, both in all."""
     relation, *reverses = group
-    straight = tuple(dict.fromkeys(group)) if relation in reverses else (relation,)
-    return straight, tuple(reverses)
+    return (tuple(dict.fromkeys(group)) if relation in reverses else (relation,)), tuple(reverses)
 
 
 def own_edges(pairs: PairArray, relation: Ids | None, types: GraphTypes) -> tuple[Ids, Ids, Ids | None]:

@@ -48,8 +48,7 @@ class GATConv(nn.Module):
         """[n, H, width_in] sums of each head -> [n, width_out]."""
         if self.concat:
             return per_head(out, by_head, self.bias, activation)
-        mean = by_head.transpose(0, 1).flatten(1) / self.heads
-        return linear(out.flatten(1), mean, self.bias, activation)
+        return linear(out.flatten(1), by_head.transpose(0, 1).flatten(1) / self.heads, self.bias, activation)
 
     def parts(self, counts: EdgeCounts, degree: Tensor) -> ConvParts:
         weight = self.linear.weight

@@ -73,8 +73,7 @@ class CutCounts:
     @property
     def work(self) -> float:
         """Share of all nodes and edges in the part with most of them; both count the same."""
-        edges = self.edges / max(1, self.edges.sum())
-        return float((self.nodes / max(1, self.nodes.sum()) + edges).max() / 2)
+        return float((self.nodes / max(1, self.nodes.sum()) + (self.edges / max(1, self.edges.sum()))).max() / 2)
 
 
 def count_cut(graph: Graph, book: PartitionBook, train: IdArray, num_layers: int) -> CutCounts:

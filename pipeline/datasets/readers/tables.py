@@ -122,8 +122,7 @@ def tables_of_edge_file(path: Path, options: ReadOptions, name: str | None = Non
     """One file of edges, and the file of their nodes (see `nodes_beside`), if they need one."""
     stem, tables = path.name.partition(".")[0], (SourceTable("edges", (path,)),)
     name = name or (path.resolve().parent.name if stem == "edges" else stem)
-    found = with_nodes_beside(GraphTables(name, path, tables), options)
-    return replace(found, hint=_hint_of(tables))
+    return replace(with_nodes_beside(GraphTables(name, path, tables), options), hint=_hint_of(tables))
 
 
 def with_nodes_beside(edges: GraphTables, options: ReadOptions) -> GraphTables:

@@ -156,8 +156,7 @@ class PhaseOptimizer:
         return self._own_optimizer or bool(self._schedulers.all) or self._lrs_changed
 
     def _first_with_rate(self) -> int:
-        groups = self.optimizer.param_groups
-        return next((k for k, group in enumerate(groups) if float(group["lr"])), 0)
+        return next((k for k, group in enumerate(self.optimizer.param_groups) if float(group["lr"])), 0)
 
     def factor(self, epoch: int, step: int, history: list[dict[str, float]]) -> float:
         """Factor of the schedule on learning rates at a step; see `step`."""
