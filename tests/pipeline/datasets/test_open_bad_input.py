@@ -397,3 +397,20 @@ def test_rows_and_lists_where_a_word_is_expected():
         from_networkx(graph, features=["x"])
     with pytest.raises(InputError, match="features is a ndarray, but says where a store's lie"):
         open_dataset("karate", features=np.zeros((34, 2)))
+
+
+def test_labels_beyond_int64_are_refused_of_typed_nodes_and_of_edges(tmp_path):
+    y = torch.from_numpy(np.array([0, 1, 2**64 - 1, 1], np.uint64))
+    data = HeteroData()
+    data["paper"].x, data["author"].x, data["paper"].y = torch.rand(4, 2), torch.rand(3, 2), y
+    data["author", "writes", "paper"].edge_index = torch.tensor([[0, 1, 2], [0, 1, 2]])
+    with pytest.raises(InputError, match="labels hold 18446744073709551615; expected class numbers"):
+        open_dataset(data)
+    options = ReadOptions(labels_of="edges", direction="directed")
+    edges = Data(x=torch.rand(4, 2), edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), edge_label=y)
+    with pytest.raises(InputError, match="labels hold 18446744073709551615; expected class numbers"):
+        open_dataset(edges, options=options)
+    table = tmp_path / "edges.csv"
+    table.write_text("src,dst,label\n0,1,0\n1,2,1\n2,3,18446744073709551615\n3,0,1\n")
+    with pytest.raises(InputError, match=r"labels are whole numbers to 1\.84467e\+19; number the classes"):
+        open_dataset(table, options=options)
