@@ -51,10 +51,7 @@ class Cells:
     many at most, so that a short one with many records is divided too."""
 
     def __init__(self, offsets: Sequence[int]) -> None:
-        """
-        Args:
-            offsets: first number of each range, and the end of the last.
-        """
+        """`offsets` are the first number of each range, and the end of the last."""
         self._offsets, counts = offsets, np.diff(offsets).tolist()
         most = max(1, CELLS // len(counts))
         self._shifts = [shift_of(count, most) for count in counts]

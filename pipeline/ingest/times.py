@@ -77,11 +77,8 @@ def _sample(table: Table, own: Columns) -> Any:
 
 
 def gather_times(times: Times, types: Sequence[tuple[NodeMap, int, str]]) -> dict[str, Any]:
-    """Write the times of the nodes of all types, in the order of their numbers.
-
-    Args:
-        times: how they are kept.
-        types: of each type its nodes, the first one's number, and the name of its times; empty: it has none.
+    """Write the times of the nodes of all types, in the order of their numbers. `types` are of each its nodes, the
+    first one's number, and the name of its times; empty: it has none.
 
     Raises:
         InputError: a node has no time.

@@ -36,11 +36,7 @@ class Numbered(NamedTuple):
 
 
 def numbered(labels: Any) -> Numbered:
-    """The classes of labels that are text.
-
-    Args:
-        labels: [V] text: a pyarrow array or chunked array, or a sequence of strings and None.
-    """
+    """The classes of labels [V] that are text: a pyarrow array or chunked array, or a sequence of strings and None."""
     import pyarrow as pa
 
     from .arrow import pc

@@ -306,12 +306,8 @@ class Assignment:
     # -- nodes
 
     def nodes(self, *, labelled: bool, why_not: str) -> Columns:
-        """Roles of the columns of a table of nodes.
-
-        Args:
-            labelled: labels and split of nodes are read.
-            why_not: the reason if they are not.
-        """
+        """Roles of the columns of a table of nodes, whose labels and split are read if they are `labelled`; else the
+        reason is `why_not`."""
         node_type = self.table.type if isinstance(self.table.type, str) else None
         by_key = self.options.id is not None and (self.options.id in (*self.names, NONE) or "id" not in self.elsewhere)
         candidates = [] if by_key or self.stated("id") else words.id_columns(self._may_be_id(), node_type)
