@@ -1,6 +1,5 @@
 """A sampled block, or a whole graph as one block, as a neighbourhood in the memory of this process."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from types import ModuleType
@@ -14,31 +13,28 @@ from torch import Tensor
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Block
-from ...storage.optional import moved, present
+from ...storage.optional import moved, when_present
 from ...storage.typed.graph_types import GraphTypes
-from ..kernels import aggregation_on
 from ..kernels.aggregation.attention_args import AttentionRule, EdgeNumbers
 from ..kernels.aggregation.lists import InLists, on_device
 from .base import Loops, Message, Reduce
-from .checked import BARE, CheckedNeighbourhood, Factors, Kind
-from .checks import absent_rows, as_matrix
-from .gradients import Attend, AttendBoth, AttendShared, AttentionOver, Maximum, Spmm, SpmmBeside
+from .checked import CheckedNeighbourhood, Factors, Kind
+from .gradients import Attend, AttendBoth, AttendShared, AttentionOver, SpmmBeside
+from .list_edges import ListEdges, weight_tensor
 from .loops import degrees_alone, loops_of_all
-from .relations import EdgeTypes, NodeRows, Relation, TypedRows, no_types
+from .relations import EdgeTypes, NodeRows, Relation, TypedEdges, TypedRows, no_types
 from .relations_cuda import DeviceTypedRows
 from .stacked import TypeMeans
 
 ATTENTION = {"each": Attend, "both": AttendBoth, "shared": AttendShared}
 
 
-class ListNeighbourhood(CheckedNeighbourhood):
+class ListNeighbourhood(ListEdges, CheckedNeighbourhood):
     """Aggregation over the edges of lists. See `Neighbourhood` for what each call computes.
 
     Results are on the device of the rows, in float32 or float64. A subclass provides the lists.
     """
 
-    lists: Any
-    """The edges as the kernels read them."""
     spans_ranks = False
     given_weight: Callable[[], Tensor | None] | None = None
     """What `own_weight` returns, set by whoever makes a sample; None: there is no correction."""
@@ -61,36 +57,16 @@ class ListNeighbourhood(CheckedNeighbourhood):
             numbers: keys of edges for attention dropout; by default their positions in the lists.
             edges: returns `edge_features`, called when a layer first needs them; None: there are none.
         """
-        self._edges = absent_rows if edges is None else edges
-        self._edge_rows: Tensor | None = None
+        super().__init__(kernels, edges)
         self._degree = degree
-        self._given = kernels
         self.names = names
         self._numbers = numbers
-
-    @property
-    @abstractmethod
-    def _edge_lists(self) -> Any:
-        """Lists in which every edge is a source of its own."""
-
-    @property
-    @abstractmethod
-    def weight(self) -> Tensor | None:
-        """`Block.weight` as a tensor, float32 [e]."""
 
     def own_weight(self) -> Tensor | None:
         """The edges' own weights, [e], without a sampler's correction; None: all are 1. Raises InputError if they are
         not there."""
         # A function kept in `__init__` would keep this object alive until garbage is collected.
         return self.weight if self.given_weight is None else self.given_weight()
-
-    @abstractmethod
-    def _row_scale(self, reduce: Reduce, dtype: torch.dtype) -> Tensor | None:
-        """Factor of each row's weighted sum, [num_dst]; None if it is 1."""
-
-    @abstractmethod
-    def _ends(self, lists: Any, device: torch.device) -> tuple[Tensor, Callable[[], Tensor]]:
-        """[e] sources of the edges, and a function that returns [e] destinations, on that device."""
 
     @property
     def degree_rows(self) -> Tensor:
@@ -108,25 +84,12 @@ class ListNeighbourhood(CheckedNeighbourhood):
         if (found := loops_of_all(rows := self.degree_rows, self.num_dst)) is None:
             return None
         # Of a sample the coefficients say how often each loop counts. Padding after the last edge is no row's.
-        of_loops = self.coefficients(rows.dtype) * self.is_loop(rows.device)
+        of_loops = self.coefficients(rows) * self.is_loop(rows.device)
         ones = rows.new_ones(self.num_src, 1)
         return found._replace(present=self._kernels(ones).spmm(self.lists, ones, of_loops)[:, 0])
 
     def is_loop(self, device: torch.device) -> Tensor:
-        src, dst = self._ends(self.lists, device)
-        return src == dst()
-
-    @property
-    def has_edge_features(self) -> bool:
-        """True if `edge_features` can be read."""
-        return self._edges is not absent_rows
-
-    @property
-    def edge_features(self) -> Tensor:
-        """See `Neighbourhood.edge_features`. Kept."""
-        if self._edge_rows is None:
-            self._edge_rows = self._edges()
-        return self._edge_rows
+        return self.lists.sources_on(device) == self._rows_on(self.lists, device)
 
     @property
     def _typed(self) -> Any:
@@ -161,39 +124,6 @@ class ListNeighbourhood(CheckedNeighbourhood):
         count = len(self.types.node_types)
         return self._typed.means(h, chosen or (True,) * count, flagged or (False,) * count)
 
-    def _kernels(self, x: Tensor) -> ModuleType:
-        return self._given or aggregation_on(x.device)
-
-    def _scale(self, reduce: Reduce, like: Tensor) -> Tensor | None:
-        return moved(self._row_scale(reduce, like.dtype), like.device)
-
-    def _weight(self, like: Tensor) -> Tensor | None:
-        return moved(self.weight, like.device)
-
-    def ends(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """int64 [e] each, the source and the destination of every edge, on that device."""
-        src, dst = self._ends(self.lists, device)
-        return src.long(), dst().long()
-
-    def coefficients(self, dtype: torch.dtype) -> Tensor:
-        """Coefficient of each edge in `sum`, [e], on the device of the degrees."""
-        scale = self._row_scale("sum", dtype)
-        if scale is None:
-            assert self.weight is not None
-            return self.weight.to(self.degree.device, dtype)
-        return scale[self._ends(self.lists, scale.device)[1]()]
-
-    def _reduce(self, lists: object, x: Tensor, reduce: Reduce, factors: Factors = BARE) -> Tensor:
-        if reduce == "max":
-            return Maximum.apply(x, self._kernels(x), lists)
-        if reduce == "plain":
-            return Spmm.apply(x, None, self._kernels(x), lists, None, None)
-        coef = self._weight(x)
-        if factors.of_sources is not None:
-            of_edge = factors.of_sources[self._ends(lists, x.device)[0]]
-            coef = of_edge if coef is None else of_edge.mul_(coef)
-        return Spmm.apply(x, factors.own, self._kernels(x), lists, coef, self._scale(reduce, x))
-
     def _sum(self, x: Tensor, factors: Factors) -> Tensor:
         return self._reduce(self.lists, x, "sum", factors)
 
@@ -224,11 +154,7 @@ class ListNeighbourhood(CheckedNeighbourhood):
         its result.
         """
         self._check_apply(h, reduce, edge, own)
-        src, dst = self._ends(self.lists, h.device)
-        weight = moved(self.weight, h.device, h.dtype)
-        messages = message(h[src], (h if own is None else own)[dst()], weight, *present([edge]), *params)
-        x = as_matrix(messages, self.num_edges, "the message's result")
-        return self._reduce(self._edge_lists, x, reduce).reshape(self.num_dst, *messages.shape[1:])
+        return self._applied(message, h, h if own is None else own, params, reduce, edge)
 
 
 class BlockNeighbourhood(ListNeighbourhood):
@@ -242,7 +168,7 @@ class BlockNeighbourhood(ListNeighbourhood):
         kernels: ModuleType | None = None,
         names: npt.NDArray[np.int64] | None = None,
         numbers: EdgeNumbers | None = None,
-        edge_types: EdgeTypes | TypedRows | DeviceTypedRows | None = None,
+        edge_types: EdgeTypes | TypedEdges | None = None,
         edges: Callable[[], Tensor] | None = None,
     ) -> None:
         """
@@ -273,7 +199,7 @@ class BlockNeighbourhood(ListNeighbourhood):
         edges = self._edge_types
         if edges is None:
             raise no_types()
-        if isinstance(edges, TypedRows | DeviceTypedRows):
+        if isinstance(edges, TypedEdges):
             return edges
         if edges.device is None:
             return TypedRows(self.block, lambda: self.degree, edges, self._given, lambda: self.edge_features)
@@ -290,32 +216,13 @@ class BlockNeighbourhood(ListNeighbourhood):
         return InLists.from_arrays(self.block.indptr, self.block.indices, self.num_src)
 
     @cached_property
-    def _edge_lists(self) -> InLists:
-        """Lists in which every edge is a source of its own."""
-        positions = np.arange(self.block.num_edges, dtype=self.block.indices.dtype)
-        return InLists.from_arrays(self.block.indptr, positions, self.block.num_edges)
-
-    @cached_property
     def weight(self) -> Tensor | None:
         """`Block.weight` as a tensor, float32 [e]."""
-        weight = self.block.weight
-        return None if weight is None else torch.from_numpy(np.require(weight, np.float32, ["C", "A", "W"]))
+        return when_present(weight_tensor, self.block.weight)
 
-    def _row_scale(self, reduce: Reduce, dtype: torch.dtype) -> Tensor | None:
-        """Factor of each row's weighted sum, [num_dst], on the host or on the device of the degrees; None if it is
-        1."""
-        if self.weight is None:
-            kept = torch.from_numpy(self.lists.kept).clamp(min=1).to(dtype)
-            return 1 / kept if reduce == "mean" else self.degree[: self.num_dst].to(dtype) / kept.to(self.degree.device)
-        if reduce == "sum":
-            return None
-        total = torch.from_numpy(
-            np.bincount(self.lists.rows, self.weight.numpy().astype(np.float64), minlength=self.num_dst)
-        )
-        return torch.where(total > 0, 1 / total, 0.0).to(dtype)
-
-    def _ends(self, lists: InLists, device: torch.device) -> tuple[Tensor, Callable[[], Tensor]]:
-        return torch.from_numpy(lists.indices).to(device), lambda: torch.from_numpy(lists.rows).to(device)
+    def _sum_scale(self, dtype: torch.dtype) -> Tensor:
+        kept = torch.from_numpy(self.lists.kept).clamp(min=1).to(dtype)
+        return self.degree[: self.num_dst].to(dtype) / kept.to(self.degree.device)
 
 
 def types_of_edges(graph: Graph, positions: Any, device: torch.device | None = None) -> EdgeTypes | None:

@@ -28,8 +28,7 @@ from .checked import BARE, CheckedNeighbourhood, Factors, Kind
 from .checks import as_matrix
 from .full_batch import FullBatch, Shard, View
 from .loops import loops_of_all
-from .relations import EdgeTypes, NodeRows, PartTypes, Relation, TypedRows
-from .relations_cuda import DeviceTypedRows
+from .relations import EdgeTypes, NodeRows, PartTypes, Relation, TypedEdges
 from .ring import KIND, Ring
 
 
@@ -177,7 +176,7 @@ class HaloNeighbourhood(CheckedNeighbourhood):
         return tuple(HaloRelation(r, self) for r in self._typed.relations)
 
     @property
-    def _typed(self) -> TypedRows | DeviceTypedRows:
+    def _typed(self) -> TypedEdges:
         return self._halo.neighbourhood._typed
 
     def _all_degrees(self) -> Tensor:

@@ -1,69 +1,19 @@
 """Relations of a block whose lists lie on a device: `relations` and `stacked` without a copy on the host."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...storage.optional import taken
 from ...storage.typed.graph_types import GraphTypes
 from ..kernels import aggregation_backend
 from ..kernels.aggregation.lists import DeviceLists
-from .base import Reduce
-from .checks import absent_rows, as_matrix
-from .gradients import Pieces, Spmm
-from .relations import NodeRows, Relation
-from .stacked import OWN, TypeMeans, lists_of_types, side_by_side
-
-
-class DeviceRelation(Relation):
-    """`Relation` over lists on a device."""
-
-    def _renumbered(self) -> tuple[Any, Any]:
-        lists, count = self.lists, len(self.sources)
-        indices = self._local[lists.indices.long()].to(lists.indices.dtype)
-        lists = DeviceLists(lists.indptr, indices, count, lists.longest, lists.limit)
-        return lists, torch.arange(count, device=indices.device)
-
-    @property
-    def kept(self) -> Tensor:
-        return torch.diff(self.lists.indptr)
-
-    def ends(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        return self.lists.indices.long(), rows_of(self.lists)
-
-    @cached_property
-    def _edges(self) -> Any:
-        every = torch.arange(self.num_edges, device=self.lists.indices.device)
-        return replace(self.lists, indices=every, num_src=self.num_edges)
-
-    @cached_property
-    def weight(self) -> Tensor | None:
-        return self._coefficient
-
-    def _row_scale(self, reduce: Reduce, like: Tensor) -> Tensor | None:
-        if self.weight is not None and reduce == "mean":
-            return share(self.lists, self.weight, aggregation_backend("cuda")).to(like.dtype)
-        return super()._row_scale(reduce, like)
-
-
-def rows_of(lists: DeviceLists) -> Tensor:
-    """int64 [e], the list of each edge."""
-    each = torch.arange(lists.num_dst, device=lists.indptr.device)
-    return torch.repeat_interleave(each, torch.diff(lists.indptr), output_size=lists.num_edges)
-
-
-def share(lists: DeviceLists, weight: Tensor | None, kernels: Any) -> Tensor:
-    """float64 [n], 1 over the sum of the weights of each list, 0 where that is 0."""
-    if weight is None:
-        total = torch.diff(lists.indptr).double()
-    else:
-        # Row by row, in the order of the edges: the same bits from run to run.
-        ones = torch.ones(lists.num_src, 1, dtype=torch.float64, device=weight.device)
-        total = kernels.spmm(lists, ones, weight)[:, 0]
-    return torch.where(total > 0, 1 / total, 0.0)
+from .checks import absent_rows
+from .list_edges import share
+from .relations import NodeRows, Relation, TypedEdges
+from .stacked import OWN, Stacked, lists_of_types
 
 
 class Groups:
@@ -103,7 +53,7 @@ class Groups:
         return out
 
 
-class DeviceTypedRows:
+class DeviceTypedRows(TypedEdges):
     """`TypedRows` of lists on a device. The host waits once, for the numbers of nodes and edges of each type."""
 
     def __init__(
@@ -126,54 +76,35 @@ class DeviceTypedRows:
             degree: returns the in-degrees of the sources, [num_src].
             rows: see `TypedRows`.
         """
-        self.types, self._lists, self._of_rows, self._weight = types, lists, of_rows, weight
-        self._kinds, self._degree, self._rows = kinds.int(), degree, rows
-        names = types.node_types
+        names, self._lists, self._of_rows, self._weight = types.node_types, lists, of_rows, weight
+        self._kinds = kinds.int()
         self._sources, self._targets = (Groups(x, len(names)) for x in (of_rows, of_rows[: lists.num_dst]))
         self._edges = Groups(self._kinds, types.num_relations)
         Groups.read(self._sources, self._targets, self._edges)
-        self._stacked: dict[Any, DeviceStacked] = {}
-        self.nodes: tuple[NodeRows, ...] = tuple(
-            NodeRows(name, self._sources.positions(t), self._targets.positions(t)) for t, name in enumerate(names)
-        )
-        """Rows of each node type, in their order."""
+        of = self._sources, self._targets
+        nodes = (NodeRows(name, *(each.positions(t) for each in of)) for t, name in enumerate(names))
+        super().__init__(types, nodes, degree, rows)
+
+    @property
+    def _kept(self) -> Tensor:
+        return self._lists.kept
 
     @cached_property
-    def relations(self) -> tuple[DeviceRelation, ...]:
-        places, rows = self._sources.ranks(self._of_rows), rows_of(self._lists)
+    def relations(self) -> tuple[Relation, ...]:
+        places, lists, found = self._sources.ranks(self._of_rows), self._lists, []
         # A destination is a source of the same number, so its place among the destinations of its type is that among
         # the sources.
-        return tuple(self._relation(r, places, places[rows]) for r in range(self.types.num_relations))
+        rows = places[lists.rows_on(places.device)]
+        for r, (_, dst) in enumerate(self.types.ends.tolist()):
+            at, count = self._edges.positions(r), len(self.nodes[dst].targets)
+            begin = torch.searchsorted(rows[at], torch.arange(count + 1, device=at.device))
+            own = DeviceLists(begin, lists.indices[at], lists.num_src, min(lists.longest, len(at)), lists.limit)
+            found.append(self._relation(r, own, at, taken(self._weight, at), places))
+        return tuple(found)
 
-    def _relation(self, r: int, places: Tensor, rows: Tensor) -> DeviceRelation:
-        (src, dst), at, lists = self.types.ends[r].tolist(), self._edges.positions(r), self._lists
-        targets = self.nodes[dst].targets
-        begin = torch.searchsorted(rows[at], torch.arange(len(targets) + 1, device=at.device))
-        own = DeviceLists(begin, lists.indices[at], lists.num_src, min(lists.longest, len(at)), lists.limit)
-
-        def scale() -> Tensor:
-            kept = torch.diff(lists.indptr).clamp(min=1)
-            return (self._degree()[: lists.num_dst].double() / kept)[targets]
-
-        def features() -> Tensor:
-            return self._rows()[at, : self.types.edge_widths[r]]
-
-        weight = None if self._weight is None else self._weight[at]
-        relation = DeviceRelation(
-            self.types.relations[r], own, self.nodes[src].sources, targets, weight, scale,
-            local=places, kernels=None, edges=features,
-        )  # fmt: skip
-        relation.positions = at
-        return relation
-
-    def means(self, h: Tensor, chosen: tuple[bool, ...], flagged: tuple[bool, ...]) -> list[TypeMeans]:
-        if (chosen, flagged) not in self._stacked:
-            self._stacked[chosen, flagged] = self._stack(chosen, flagged)
-        return self._stacked[chosen, flagged].means(h)
-
-    def _stack(self, chosen: Sequence[bool], flagged: Sequence[bool]) -> "DeviceStacked":
+    def _stack(self, chosen: tuple[bool, ...], flagged: tuple[bool, ...]) -> Stacked:
         lists, device, into = self._lists, self._kinds.device, self.types.ends[:, 1].tolist()
-        rows, own, kernels = rows_of(lists), self._of_rows[: lists.num_dst], aggregation_backend("cuda")
+        rows, own, kernels = lists.rows_on(device), self._of_rows[: lists.num_dst], aggregation_backend("cuda")
 
         def places(numbers: list[list[int]], some: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor, Tensor, list[int]]:
             """Edges of the relations that count and destinations that do themselves, with the place of each, and the
@@ -199,7 +130,7 @@ class DeviceTypedRows:
         sources = place[torch.cat([alone, lists.indices[edges].long()])][order]
         ends = torch.searchsorted(ordered, torch.arange(sum(sizes) + 1, device=device))
         num_src = sum(self._sources.size(t) for t, some in enumerate(chosen) if some)
-        stacked = DeviceLists(ends, sources.int(), num_src, max(lists.longest, 1), lists.limit)
+        into_types = DeviceLists(ends, sources.int(), num_src, max(lists.longest, 1), lists.limit)
         weight = self._weight
         if weight is not None:
             weight = torch.cat([weight.new_ones(len(alone)), weight[edges]])[order]
@@ -209,53 +140,11 @@ class DeviceTypedRows:
             # Edges of weight 0 do not count: they set the last number, which is cut off.
             to = torch.where(self._weight[flagged_edges] > 0, to, sum(flag_sizes))
         present[torch.cat([to_own, to])] = 1.0
-        present = present[:-1]
-        return DeviceStacked(
-            stacked,
-            weight,
-            share(stacked, weight, kernels),
-            present,
-            numbers,
-            sizes,
-            flags=flags,
-            flag_sizes=flag_sizes,
+        return Stacked(
+            lists=into_types,
+            weight=weight,
+            share=share(into_types, weight, kernels),
+            present=present[:-1],
+            numbers=(numbers, flags),
+            sizes=(sizes, flag_sizes),
         )
-
-
-class DeviceStacked:
-    """`StackedRelations` on a device."""
-
-    def __init__(
-        self,
-        lists: DeviceLists,
-        weight: Tensor | None,
-        scale: Tensor,
-        present: Tensor,
-        numbers: list[list[int]],
-        sizes: list[int],
-        flags: list[list[int]],
-        flag_sizes: list[int],
-    ) -> None:
-        """
-        Args:
-            lists: see `StackedRelations`.
-            weight: of their edges; None: all are 1.
-            scale: [lists], 1 over the sum of the weights of each.
-            present: one number for each destination and relation that is flagged, see `TypeMeans.present`.
-            numbers: relations of the lists of each destination, by node type.
-            sizes: lists of each node type.
-            flags: relations that are flagged, likewise.
-            flag_sizes: their flags.
-        """
-        self.lists, self._weight, self._share, self._present = lists, weight, scale, present
-        self._numbers, self._sizes, self._flags, self._flag_sizes = numbers, sizes, flags, flag_sizes
-
-    def means(self, h: Tensor) -> list[TypeMeans]:
-        x, kernels = as_matrix(h, self.lists.num_src, "h"), aggregation_backend("cuda")
-        lists: Any = self.lists
-        rows = Spmm.apply(x, None, kernels, lists, self._weight, self._share.to(x.dtype))
-        parts, flags = Pieces.apply(rows, self._sizes), self._present.to(x.dtype).split(self._flag_sizes)
-        return [
-            TypeMeans(side_by_side(part, of), of, side_by_side(flag[:, None], flagged), flagged)
-            for part, of, flag, flagged in zip(parts, self._numbers, flags, self._flags)
-        ]

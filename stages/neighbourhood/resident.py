@@ -87,35 +87,24 @@ class ResidentNeighbourhood(ListNeighbourhood):
         )
 
     @cached_property
-    def _edge_lists(self) -> DeviceLists:
-        x = self.lists
-        return DeviceLists(
-            x.indptr, torch.arange(x.num_edges, device=x.indices.device), x.num_edges, x.longest, x.limit
-        )
-
-    @cached_property
     def weight(self) -> Tensor | None:
         """`Block.weight` on the device, float32 [e]."""
         bulk, q, hop = self._where
         return bulk.weight_of(q, hop)
 
+    def _sum_scale(self, dtype: torch.dtype) -> Tensor:
+        bulk, q, hop = self._where
+        return self.degree[: self.num_dst].to(dtype) * bulk.inverse_kept(q, hop, dtype)
+
     def _row_scale(self, reduce: Reduce, dtype: torch.dtype) -> Tensor | None:
         bulk, q, hop = self._where
-        if self.weight is None:
-            inverse = bulk.inverse_kept(q, hop, dtype)
-            return self.degree[: self.num_dst].to(dtype) * inverse if reduce == "sum" else inverse
-        if reduce == "sum":
-            return None
-        # Row by row, in the order of the edges: the same bits from run to run, unlike a running sum over all edges.
-        ones = torch.ones(self.num_src, 1, dtype=torch.float64, device=self.weight.device)
-        total = self._kernels(ones).spmm(self.lists, ones, self.weight)[:, 0]
-        return torch.where(total > 0, 1 / total, 0.0).to(dtype)
+        if self.weight is None and reduce == "mean":
+            return bulk.inverse_kept(q, hop, dtype)
+        return super()._row_scale(reduce, dtype)
 
-    def _ends(self, lists: DeviceLists, device: torch.device) -> tuple[Tensor, Callable[[], Tensor]]:
-        kept = torch.diff(lists.indptr)
-        rows = torch.arange(len(kept), device=device)
-        if isinstance(self._where[0], Frame):
-            # Padding follows the last edge, and is given to the last row.
-            edges = torch.arange(len(lists.indices), dtype=lists.indptr.dtype, device=device)
-            return lists.indices.long(), lambda: torch.searchsorted(lists.indptr[1:-1], edges, right=True)
-        return lists.indices.long(), lambda: torch.repeat_interleave(rows, kept, output_size=lists.num_edges)
+    def _rows_on(self, lists: DeviceLists, device: torch.device) -> Tensor:
+        if not isinstance(self._where[0], Frame):
+            return super()._rows_on(lists, device)
+        # Padding follows the last edge, and is given to the last row.
+        edges = torch.arange(len(lists.indices), dtype=lists.indptr.dtype, device=device)
+        return torch.searchsorted(lists.indptr[1:-1], edges, right=True)

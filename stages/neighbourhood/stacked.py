@@ -1,6 +1,7 @@
 """Means over all relations of a block, and the destinations' own rows beside them, in one aggregation."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...storage.minibatch import Block
+from ...storage.optional import moved
 from ...storage.typed.graph_types import GraphTypes
 from ..kernels import aggregation_on
 from ..kernels.aggregation.lists import InLists
@@ -34,54 +36,23 @@ class TypeMeans(NamedTuple):
     """b numbers of relations, or `OWN`."""
 
 
-class StackedRelations:
+@dataclass(frozen=True, eq=False)
+class Stacked:
     """Edges of a block as lists: for each destination one that holds itself, and one for each relation into its
     type."""
 
-    def __init__(
-        self,
-        block: Block,
-        types: GraphTypes,
-        of_rows: npt.NDArray[np.int64],
-        kinds: npt.NDArray[Any],
-        chosen: Sequence[bool],
-        flagged: Sequence[bool],
-    ) -> None:
-        """
-        Args:
-            block: one layer's edges.
-            types: of the graph.
-            of_rows: node type of each of its sources, [num_src].
-            kinds: relation of each of its edges, [e].
-            chosen: True for node types whose rows are read, [T].
-            flagged: True for node types of whose nodes only the presence counts, [T].
-        """
-        from ..kernels.runtime.stacked import stack
-
-        n, ends_of = block.num_dst, types.ends[:, 0]
-        self._lists, self._flags = (lists_of_types(types, some) for some in (chosen, flagged))
-        rank = np.zeros((2, types.num_relations + 1), np.int64)
-        for row, several in zip(rank, (self._lists, self._flags)):
-            for numbers in several:
-                row[numbers] = np.arange(len(numbers))
-        begin, self._sizes = _places(self._lists, of_rows[:n])
-        begin_flags, self._flag_sizes = _places(self._flags, of_rows[:n])
-        read, flag = np.asarray(chosen, np.bool_), np.asarray(flagged, np.bool_)
-        place = np.cumsum(read[of_rows], dtype=np.int32) - np.int32(1)
-        e, lists, plain = block.num_edges, sum(self._sizes), block.weight is None
-        weight = np.ones(e, np.float32) if block.weight is None else np.asarray(block.weight, np.float32)
-        ends, total = np.zeros(lists + 1, np.int64), np.zeros(lists)
-        sources, coef = np.empty(e + n, np.int32), np.empty(e + n, np.float32)
-        flags = np.zeros(sum(self._flag_sizes), np.bool_)
-        stack(
-            np.asarray(block.indptr, np.int64), np.asarray(block.indices, np.int32), kinds, weight, place,
-            read[ends_of], flag[ends_of], rank, begin, begin_flags, read[of_rows[:n]], flag[of_rows[:n]], ends, total,
-            sources, coef, flags,
-        )  # fmt: skip
-        self.lists = InLists(ends, sources[: ends[-1]], int(place[-1]) + 1 if len(place) else 0)
-        self._weight = None if plain else torch.from_numpy(coef[: ends[-1]])
-        self._share = torch.from_numpy(np.divide(1, total, out=total, where=total > 0))
-        self._present = torch.from_numpy(flags)
+    lists: Any
+    """`InLists`, or `DeviceLists`."""
+    weight: Tensor | None
+    """Of their edges, [e]; None: all are 1."""
+    share: Tensor
+    """[lists], 1 over the sum of the weights of each."""
+    present: Tensor
+    """One number for each destination and relation that is flagged, see `TypeMeans.present`."""
+    numbers: tuple[list[list[int]], list[list[int]]]
+    """By node type, the relations of the lists of each destination, and those that are flagged."""
+    sizes: tuple[list[int], list[int]]
+    """By node type, the number of lists, and that of flags."""
 
     def means(self, h: Tensor, kernels: ModuleType | None) -> list[TypeMeans]:
         """Input of each node type: [n, D] -> [m, a D].
@@ -92,14 +63,64 @@ class StackedRelations:
         """
         x = as_matrix(h, self.lists.num_src, "h")
         backend: Any = kernels or aggregation_on(x.device)
-        weight = None if self._weight is None else self._weight.to(x.device)
-        rows = Spmm.apply(x, None, backend, self.lists, weight, self._share.to(x.device, x.dtype))
-        parts = Pieces.apply(rows, self._sizes)
-        flags = self._present.to(x.device, x.dtype).split(self._flag_sizes)
+        weight = moved(self.weight, x.device)
+        rows = Spmm.apply(x, None, backend, self.lists, weight, self.share.to(x.device, x.dtype))
+        parts = Pieces.apply(rows, self.sizes[0])
+        flags = self.present.to(x.device, x.dtype).split(self.sizes[1])
         return [
             TypeMeans(side_by_side(part, of), of, side_by_side(flag[:, None], flagged), flagged)
-            for part, of, flag, flagged in zip(parts, self._lists, flags, self._flags)
+            for part, of, flag, flagged in zip(parts, self.numbers[0], flags, self.numbers[1])
         ]
+
+
+def stacked(
+    block: Block,
+    types: GraphTypes,
+    of_rows: npt.NDArray[np.int64],
+    kinds: npt.NDArray[Any],
+    chosen: Sequence[bool],
+    flagged: Sequence[bool],
+) -> Stacked:
+    """Stacked lists of a block in host memory.
+
+    Args:
+        block: one layer's edges.
+        types: of the graph.
+        of_rows: node type of each of its sources, [num_src].
+        kinds: relation of each of its edges, [e].
+        chosen: True for node types whose rows are read, [T].
+        flagged: True for node types of whose nodes only the presence counts, [T].
+    """
+    from ..kernels.runtime.stacked import stack
+
+    n, ends_of = block.num_dst, types.ends[:, 0]
+    of, of_flags = (lists_of_types(types, some) for some in (chosen, flagged))
+    rank = np.zeros((2, types.num_relations + 1), np.int64)
+    for row, several in zip(rank, (of, of_flags)):
+        for numbers in several:
+            row[numbers] = np.arange(len(numbers))
+    begin, sizes = _places(of, of_rows[:n])
+    begin_flags, flag_sizes = _places(of_flags, of_rows[:n])
+    read, flag = np.asarray(chosen, np.bool_), np.asarray(flagged, np.bool_)
+    place = np.cumsum(read[of_rows], dtype=np.int32) - np.int32(1)
+    e, lists, plain = block.num_edges, sum(sizes), block.weight is None
+    weight = np.ones(e, np.float32) if block.weight is None else np.asarray(block.weight, np.float32)
+    ends, total = np.zeros(lists + 1, np.int64), np.zeros(lists)
+    sources, coef = np.empty(e + n, np.int32), np.empty(e + n, np.float32)
+    flags = np.zeros(sum(flag_sizes), np.bool_)
+    stack(
+        np.asarray(block.indptr, np.int64), np.asarray(block.indices, np.int32), kinds, weight, place,
+        read[ends_of], flag[ends_of], rank, begin, begin_flags, read[of_rows[:n]], flag[of_rows[:n]], ends, total,
+        sources, coef, flags,
+    )  # fmt: skip
+    return Stacked(
+        lists=InLists(ends, sources[: ends[-1]], int(place[-1]) + 1 if len(place) else 0),
+        weight=None if plain else torch.from_numpy(coef[: ends[-1]]),
+        share=torch.from_numpy(np.divide(1, total, out=total, where=total > 0)),
+        present=torch.from_numpy(flags),
+        numbers=(of, of_flags),
+        sizes=(sizes, flag_sizes),
+    )
 
 
 def lists_of_types(types: GraphTypes, some: Sequence[bool]) -> list[list[int]]:

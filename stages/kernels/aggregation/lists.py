@@ -79,6 +79,27 @@ class InLists:
         return np.repeat(np.arange(self.num_dst), self.kept)
 
     @cached_property
+    def of_edges(self) -> "InLists":
+        """Lists in which every edge is a source of its own."""
+        return InLists(self.indptr, np.arange(self.num_edges, dtype=self.indices.dtype), self.num_edges)
+
+    def renumbered(self, place: Any, num_src: int) -> "InLists":
+        """The lists with each source u as ``place[u]``, of that many."""
+        return InLists(self.indptr, np.asarray(place)[self.indices].astype(self.indices.dtype), num_src)
+
+    def sources_on(self, device: torch.device) -> Tensor:
+        """[e], `indices` on a device."""
+        return torch.from_numpy(self.indices).to(device)
+
+    def rows_on(self, device: torch.device) -> Tensor:
+        """int64 [e], `rows` on a device."""
+        return torch.from_numpy(self.rows).to(device)
+
+    def sums(self, weight: Tensor, kernels: Any) -> Tensor:
+        """float64 [n], sum of the weights [e] of each list."""
+        return torch.from_numpy(np.bincount(self.rows, weight.numpy().astype(np.float64), minlength=self.num_dst))
+
+    @cached_property
     def transposed(self) -> OutLists:
         """Lists by source, by counting sort; made when a gradient first needs them."""
         # Imported here, so that a machine with a GPU needs no compiler for its CPU.
@@ -161,6 +182,35 @@ class DeviceLists:
     def to_device(self, device: torch.device) -> "DeviceLists":
         """The lists themselves."""
         return self
+
+    @property
+    def kept(self) -> Tensor:
+        """[n], edges of each list."""
+        return self.end - self.begin
+
+    @cached_property
+    def of_edges(self) -> "DeviceLists":
+        """See `InLists.of_edges`."""
+        every = torch.arange(self.num_edges, device=self.indices.device)
+        return replace(self, indices=every, num_src=self.num_edges)
+
+    def renumbered(self, place: Tensor, num_src: int) -> "DeviceLists":
+        """See `InLists.renumbered`."""
+        return replace(self, indices=place[self.indices.long()].to(self.indices.dtype), num_src=num_src)
+
+    def sources_on(self, device: torch.device) -> Tensor:
+        """int64 [e], `indices`."""
+        return self.indices.long()
+
+    def rows_on(self, device: torch.device) -> Tensor:
+        """int64 [e], the list of each edge."""
+        each = torch.arange(self.num_dst, device=self.indptr.device)
+        return torch.repeat_interleave(each, self.kept, output_size=self.num_edges)
+
+    def sums(self, weight: Tensor, kernels: Any) -> Tensor:
+        """float64 [n], sum of the weights [e] of each list: row by row, in the order of the edges, so that the bits are
+        the same from run to run."""
+        return kernels.spmm(self, torch.ones(self.num_src, 1, dtype=torch.float64, device=weight.device), weight)[:, 0]
 
     @cached_property
     def begin(self) -> Tensor:

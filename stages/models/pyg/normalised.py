@@ -45,7 +45,7 @@ def reads_loops(conv: nn.Module) -> bool:
 def normalised(conv: nn.Module, neighbourhood: ListNeighbourhood, h: Tensor) -> Tensor:
     """A `GCNConv` with the weights of its normalised adjacency over the whole graph, in place of the block's."""
     edges = torch.stack(neighbourhood.ends(h.device))
-    coef = neighbourhood.coefficients(h.dtype).to(h.device)
+    coef = neighbourhood.coefficients(h)
     if conv.normalize:
         if conv.add_self_loops:
             loops, own = neighbourhood.loops, coef.new_ones(neighbourhood.num_dst)

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ....storage.optional import moved
-from ...neighbourhood.block import ListNeighbourhood
-from ...neighbourhood.relations import Relation
+from ...neighbourhood.list_edges import ListEdges
 from .edges import forward_parameters
 from .normalised import is_normalised
 
@@ -32,7 +31,7 @@ def needs_own_weights(module: nn.Module) -> bool:
 
 
 def weights_for(
-    conv: nn.Module, edges: ListNeighbourhood | Relation, own_weight: Callable[[], Tensor | None], like: Tensor
+    conv: nn.Module, edges: ListEdges, own_weight: Callable[[], Tensor | None], like: Tensor
 ) -> Tensor | None:
     """The `edge_weight` that a convolution gets, [e]; None: it takes none, or all are 1.
 
@@ -46,7 +45,7 @@ def weights_for(
     if not reads_weights(conv):
         return None
     if aggregates(conv, *SUMS):
-        return (edges.coefficients(like) if isinstance(edges, Relation) else edges.coefficients(like.dtype)).to(like)
+        return edges.coefficients(like)
     own, weight = moved(own_weight(), like), moved(edges.weight, like)
     if weight is None or not aggregates(conv, *MEANS):
         return own

@@ -271,6 +271,6 @@ def test_rows_on_a_device_over_what_lies_on_the_host(weighted: bool, on_device: 
         seen = call(rows.to(on_device))
         assert seen.device == on_device
         torch.testing.assert_close(seen.cpu(), call(rows))
-    seen = BlockNeighbourhood(block, over.degree.to(on_device)).coefficients(torch.float64)
+    seen = BlockNeighbourhood(block, over.degree.to(on_device)).coefficients(rows.to(on_device))
     assert seen.device == on_device
-    torch.testing.assert_close(seen.cpu(), over.coefficients(torch.float64))
+    torch.testing.assert_close(seen.cpu(), over.coefficients(rows))
