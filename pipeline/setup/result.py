@@ -160,21 +160,7 @@ class Lost(TypedDict):
 def _misshapen(result: dict[str, object]) -> str | None:
     """The first key whose value has another type than a run writes; missing keys are fine, since later versions add
     some."""
-    hints = get_type_hints(Result) | {
-        "seconds": dict[str, FiniteFloat | list[FiniteFloat]],
-        "bytes": dict[str, dict[str, Count] | list[dict[str, dict[str, Count]]]],
-        **dict.fromkeys(("num_nodes", "num_edges", "num_edge_features", "num_pair_features"), Count),
-        **dict.fromkeys(("ranks", "epochs", "minibatches", "sampled_edges"), Count),
-        **dict.fromkeys(("train_loss", "val_accuracy", "test_accuracy"), FiniteFloat | None),
-        **dict.fromkeys(("val_metrics", "test_metrics"), dict[str, FiniteFloat | None]),
-        "per_class": dict[str, list[FiniteFloat]] | None,
-        "confusion": list[list[Count]] | None,
-        "per_relation": dict[str, dict[str, FiniteFloat | None]] | None,
-        "best_epoch": Annotated[int, Field(ge=-1, lt=1 << 53)],
-        "peak_rss_bytes": list[Count],
-        "lost": list[Lost],
-    }
-    for key, kind in hints.items():
+    for key, kind in get_type_hints(Result, include_extras=True).items():
         if key in result:
             try:
                 TypeAdapter(kind, config=ConfigDict(strict=True)).validate_python(result[key])
@@ -197,9 +183,9 @@ class Result:
     """Name in the configuration, or the class of your own module."""
     dataset: str
     """Name, such as ``digits``, or the path that was given."""
-    num_nodes: int
+    num_nodes: Count
     """V."""
-    num_edges: int
+    num_edges: Count
     """E, the edges trained on, after cleaning by the `read` options."""
     num_features: int
     """F."""
@@ -213,31 +199,31 @@ class Result:
     """``cpu`` or ``cuda``."""
     dtype: str
     """``float32`` or ``float64``."""
-    ranks: int
+    ranks: Count
     """P."""
-    epochs: int
+    epochs: Count
     """Epochs trained (early stopping may end before those asked for)."""
     seed: int
     """The random seed."""
     minibatches_per_step: int
     """Minibatches in an optimiser step, over all ranks."""
-    train_loss: float | None
+    train_loss: FiniteFloat | None
     """Mean loss over the seeds of the last epoch; None if the run diverged, or was stopped in its first epoch."""
-    val_accuracy: float | None
+    val_accuracy: FiniteFloat | None
     """Validation accuracy of the best epoch; None for a regression, whose metrics are in `val_metrics`."""
-    test_accuracy: float | None
+    test_accuracy: FiniteFloat | None
     """Test accuracy with the parameters of the best epoch; None for a regression."""
-    best_epoch: int
+    best_epoch: Annotated[int, Field(ge=-1, lt=1 << 53)]
     """Epoch with the best validation, counted from 0; -1 without validation (the run then keeps the last
     parameters)."""
-    seconds: dict[str, Any]
+    seconds: dict[str, FiniteFloat | list[FiniteFloat]]
     """Seconds by stage, the largest over ranks; stages overlap, so they need not add up. ``per_epoch`` is a list."""
-    bytes: dict[str, Any]
+    bytes: dict[str, dict[str, Count] | list[dict[str, dict[str, Count]]]]
     """Payload bytes by kind (see `storage.ledger`)."""
     waits: dict[str, dict[str, int]]
     """Messages that the first rank waited for, one after the other, by channel and kind. Each costs a network
     latency."""
-    peak_rss_bytes: list[int]
+    peak_rss_bytes: list[Count]
     """Largest resident size of each rank's process."""
     memory_bytes: list[dict[str, int]]
     """For each rank: the ``graph``, all ``features`` wherever they are stored, and the buffers of a ``step``, which
@@ -247,14 +233,14 @@ class Result:
     minibatches ``asked`` for, the ``hits`` among them, and ``saved_bytes``. None if no rows travel."""
     peak_device_bytes: list[int]
     """For each rank: the most GPU memory that its tensors took, in bytes; 0 on a CPU."""
-    minibatches: int
+    minibatches: Count
     """Minibatches trained on; under `sar` and `retexo` a rank's share of a step counts as one."""
-    sampled_edges: int
+    sampled_edges: Count
     """Edges in these minibatches."""
     phases: list[dict[str, Any]]
     """In systems that train a part of the model per phase, a record for each phase: bytes read from other ranks,
     epochs, best epoch."""
-    lost: list[dict[str, int]]
+    lost: list[Lost]
     """Ranks that were lost while the others continued: the lost `rank`; `phase`, `epoch` and `step` of the first step
     without it; its number of `seeds`; and the number of `epochs` that miss these, in whole or in part. Phases, epochs
     and steps count from 0."""
@@ -266,28 +252,28 @@ class Result:
     """SHA-256 digest of the parameters after the last step."""
     out: str
     """The run's folder."""
-    val_metrics: dict[str, float | None] = field(default_factory=dict)
+    val_metrics: dict[str, FiniteFloat | None] = field(default_factory=dict)
     """Further metrics of the best epoch's validation, by name: those of `train.metrics`, and your own; of a regression
     always ``rmse``, ``mae`` and ``r2``."""
-    test_metrics: dict[str, float | None] = field(default_factory=dict)
+    test_metrics: dict[str, FiniteFloat | None] = field(default_factory=dict)
     """The same metrics of the test split."""
-    per_class: dict[str, list[float]] | None = None
+    per_class: dict[str, list[FiniteFloat]] | None = None
     """The test split by class: ``support`` (nodes of the class), ``precision``, ``recall`` and ``f1``, in the order of
     classes; 0 where a divisor is 0. None if nothing was tested."""
-    confusion: list[list[int]] | None = None
+    confusion: list[list[Count]] | None = None
     """Test nodes by their class (rows) and the class predicted (columns); None for several classes per node, and beyond
     256 classes."""
-    per_relation: dict[str, dict[str, float | None]] | None = None
+    per_relation: dict[str, dict[str, FiniteFloat | None]] | None = None
     """If links of several relations are predicted: for each relation (its three names joined by commas), the number of
     test ``pairs`` and their `test_metrics`; else None."""
     types: dict[str, Any] | None = None
     """Types of a graph with several: ``node_types``, ``offsets`` (first id of each type, and V), ``relations`` (source
     type, name, destination type) and ``widths`` of the features; else None."""
-    num_edge_features: int = 0
+    num_edge_features: Count = 0
     """D, columns of the edges' features that the model reads; 0 if it reads none."""
     labels_of: str = "nodes"
     """What labels, splits and metrics belong to: ``nodes`` or ``edges``."""
-    num_pair_features: int = 0
+    num_pair_features: Count = 0
     """K, the number of features of a labelled edge that its prediction reads; 0 if there are none."""
     files_sha256: dict[str, str] = field(default_factory=dict)
     """SHA-256 digests of the files ``model.pt`` and, with learnt features, ``learned.npy``. Whoever loads the run
