@@ -1,6 +1,6 @@
 """A sampled block, or a whole graph as one block, as a neighbourhood in the memory of this process."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from types import ModuleType
 from typing import Any
@@ -17,7 +17,7 @@ from ...storage.optional import moved, when_present
 from ...storage.typed.graph_types import GraphTypes
 from ..kernels.aggregation.attention_args import AttentionRule, EdgeNumbers
 from ..kernels.aggregation.lists import InLists, on_device
-from .base import Loops, Message, Reduce
+from .base import Loops
 from .checked import CheckedNeighbourhood, Factors, Kind
 from .gradients import Attend, AttendBoth, AttendShared, AttentionOver, SpmmBeside
 from .list_edges import ListEdges, weight_tensor
@@ -138,23 +138,6 @@ class ListNeighbourhood(ListEdges, CheckedNeighbourhood):
 
     def _attend(self, kind: Kind, z: Tensor, a_src: Tensor, dst: Tensor, rule: AttentionRule) -> Tensor:
         return ATTENTION[kind].apply(z, a_src, dst, AttentionOver(self._kernels(z), self.lists, rule, self._numbers))
-
-    def apply(
-        self,
-        message: Message,
-        h: Tensor,
-        params: Sequence[Tensor] = (),
-        reduce: Reduce = "sum",
-        edge: Tensor | None = None,
-        own: Tensor | None = None,
-    ) -> Tensor:
-        """User-defined message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...].
-
-        `message` gets each edge's `Block.weight`, if there is one; the coefficients of `sum` and `mean` are applied to
-        its result.
-        """
-        self._check_apply(h, reduce, edge, own)
-        return self._applied(message, h, h if own is None else own, params, reduce, edge)
 
 
 class BlockNeighbourhood(ListNeighbourhood):

@@ -1,13 +1,14 @@
 """What neighbourhoods share: calls check their arguments, and a subclass aggregates."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 from ...storage.optional import moved, when_present
 from ..kernels.aggregation.attention_args import AttentionRule
-from .base import Reduce
+from .base import Message, Reduce
 from .checks import (
     alike,
     as_matrix,
@@ -24,6 +25,14 @@ from .checks import (
 Kind = Literal["each", "both", "shared"]
 """Attention: ``each``: rows of each head, and logits of destinations; ``both``: logits of both ends come from rows of
 each head; ``shared``: all heads read the same rows."""
+
+
+class UserMessage(NamedTuple):
+    """A function of `Neighbourhood.apply`, with what it takes beside rows and edges."""
+
+    function: Message
+    params: Sequence[Tensor]
+    reduce: Reduce
 
 
 class Factors(NamedTuple):
@@ -72,6 +81,10 @@ class CheckedNeighbourhood(ABC):
     def _attend(self, kind: Kind, z: Tensor, a_src: Tensor, dst: Tensor, rule: AttentionRule) -> Tensor:
         """Attention of contiguous tensors; `dst` is `logit_dst`, or `a_dst`."""
 
+    @abstractmethod
+    def _applied(self, of: UserMessage, h: Tensor, own: Tensor | None, edge: Tensor | None) -> Tensor:
+        """A message of each edge, of its source's row of `h` and its destination's row of `own`, or of `h`, reduced."""
+
     def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
         """[num_src, ...], [num_src], [num_dst] -> [num_dst, ...]."""
         x = as_matrix(h, self.num_src, "h")
@@ -116,8 +129,18 @@ class CheckedNeighbourhood(ABC):
         check_shared(h, a_src, a_dst, self.num_src)
         return self._attend("shared", h, a_src, a_dst, attention_rule(slope, dropout))
 
-    def _check_apply(self, h: Tensor, reduce: Reduce, edge: Tensor | None, own: Tensor | None) -> None:
+    def apply(
+        self,
+        message: Message,
+        h: Tensor,
+        params: Sequence[Tensor] = (),
+        reduce: Reduce = "sum",
+        edge: Tensor | None = None,
+        own: Tensor | None = None,
+    ) -> Tensor:
+        """User-defined message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...]."""
         check_reduce(reduce)
         check_edge(edge, self.num_edges)
         check_own(own, self.num_dst)
         as_matrix(h, self.num_src, "h")
+        return self._applied(UserMessage(message, params, reduce), h, own, edge)

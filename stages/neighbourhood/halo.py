@@ -4,7 +4,6 @@ Faster than one rank after the other if memory allows it: one message for each p
 edges. A layer keeps the rows of other ranks for its backward pass too.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,9 +21,9 @@ from ..kernels.aggregation.attention_args import AttentionRule, EdgeNumbers
 from ..kernels.aggregation.lists import InLists
 from ..kernels.runtime.device_memory import to_device
 from ..memory.arena import empty
-from .base import Loops, Message, Reduce
+from .base import Loops
 from .block import BlockNeighbourhood
-from .checked import BARE, CheckedNeighbourhood, Factors, Kind
+from .checked import BARE, CheckedNeighbourhood, Factors, Kind, UserMessage
 from .checks import as_matrix
 from .full_batch import FullBatch, Shard, View
 from .loops import loops_of_all
@@ -209,30 +208,22 @@ class HaloNeighbourhood(CheckedNeighbourhood):
     def _attend(self, kind: Kind, z: Tensor, a_src: Tensor, dst: Tensor, rule: AttentionRule) -> Tensor:
         return self._halo.neighbourhood._attend(kind, self._all(z), a_src, dst, rule)
 
-    def apply(
-        self,
-        message: Message,
-        h: Tensor,
-        params: Sequence[Tensor] = (),
-        reduce: Reduce = "sum",
-        edge: Tensor | None = None,
-        own: Tensor | None = None,
-    ) -> Tensor:
-        """User-defined message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...]."""
-        return self._halo.neighbourhood.apply(message, self._all(h), params, reduce, edge, own)
+    def _applied(self, of: UserMessage, h: Tensor, own: Tensor | None, edge: Tensor | None) -> Tensor:
+        return self._halo.neighbourhood._applied(of, self._all(h), own, edge)
 
 
-class HaloRelation:
+class HaloRelation(Relation):
     """Edges of one relation over several ranks. See `Relation`; calls read the rows of this rank, and those of the
     others come in one exchange for all
     calls in turn with one h."""
 
     def __init__(self, relation: Relation, over: HaloNeighbourhood) -> None:
-        self._relation, self._over = relation, over
-        self.type, self.name, self.targets = relation.type, relation.name, relation.targets
-        self.num_dst, self.num_edges = relation.num_dst, relation.num_edges
-        self.sources = relation.sources[relation.sources < over.num_src]
-        self.num_src = over.num_src
+        sources = relation.sources[relation.sources < over.num_src]
+        super().__init__(
+            relation.type, relation.lists, sources, relation.targets, relation.weight, relation._make_scale,
+            local=None, kernels=relation._given, edges=lambda: relation.edge_features,
+        )  # fmt: skip
+        self._over, self.num_src = over, over.num_src
 
     @property
     def compact(self) -> "Relation":
@@ -242,40 +233,8 @@ class HaloRelation:
             "itself with all rows, or train with one rank"
         )
 
-    def sum(self, h: Tensor) -> Tensor:
-        return self._relation.sum(self._over.all_once(h))
-
-    def mean(self, h: Tensor) -> Tensor:
-        return self._relation.mean(self._over.all_once(h))
-
-    def max(self, h: Tensor) -> Tensor:
-        return self._relation.max(self._over.all_once(h))
-
-    @property
-    def edge_features(self) -> Tensor:
-        return self._relation.edge_features
-
-    def attend(
-        self,
-        z: Tensor,
-        a_src: Tensor,
-        logit_dst: Tensor,
-        slope: float = 0.2,
-        dropout: float = 0.0,
-        logit_edge: Tensor | None = None,
-    ) -> Tensor:
-        return self._relation.attend(self._over.all_once(z), a_src, logit_dst, slope, dropout, logit_edge)
-
-    def apply(
-        self,
-        message: Message,
-        h: Tensor,
-        own: Tensor,
-        params: Sequence[Tensor] = (),
-        reduce: Reduce = "sum",
-        edge: Tensor | None = None,
-    ) -> Tensor:
-        return self._relation.apply(message, self._over.all_once(h), own, params, reduce, edge)
+    def _all(self, h: Tensor) -> Tensor:
+        return self._over.all_once(h)
 
 
 class Exchange(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """What is aggregated over edges of lists, be they all edges of a block or those of one of its relations."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from types import ModuleType
 from typing import Any
@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ...storage.optional import moved, present
 from ..kernels import aggregation_on
-from .base import Message, Reduce
-from .checked import BARE, Factors
+from .base import Reduce
+from .checked import BARE, Factors, UserMessage
 from .checks import absent_rows, as_matrix
 from .gradients import Maximum, Spmm
 
@@ -109,15 +109,14 @@ class ListEdges(ABC):
             coef = of_edge if coef is None else of_edge.mul_(coef)
         return Spmm.apply(x, factors.own, self._kernels(x), lists, coef, self._scale(reduce, x))
 
-    def _applied(
-        self, message: Message, h: Tensor, own: Tensor, params: Sequence[Tensor], reduce: Reduce, edge: Tensor | None
-    ) -> Tensor:
-        """A message of each edge, of its source's row of `h` and its destination's row of `own`, reduced."""
+    def _applied(self, of: UserMessage, h: Tensor, own: Tensor | None, edge: Tensor | None) -> Tensor:
+        """A message of each edge, which gets its `Block.weight`, if there is one; the coefficients of `sum` and `mean`
+        are applied to its result."""
         weight = moved(self.weight, h.device, h.dtype)
         src, dst = self.lists.sources_on(h.device), self._rows_on(self.lists, h.device)
-        messages = message(h[src], own[dst], weight, *present([edge]), *params)
+        messages = of.function(h[src], (h if own is None else own)[dst], weight, *present([edge]), *of.params)
         x = as_matrix(messages, self.num_edges, "the message's result")
-        return self._reduce(self.lists.of_edges, x, reduce).reshape(self.num_dst, *messages.shape[1:])
+        return self._reduce(self.lists.of_edges, x, of.reduce).reshape(self.num_dst, *messages.shape[1:])
 
 
 def share(lists: Any, weight: Tensor | None, kernels: Any) -> Tensor:

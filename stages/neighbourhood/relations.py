@@ -20,6 +20,7 @@ from ...storage.optional import taken, when_present
 from ...storage.typed.graph_types import GraphTypes, RelationType
 from ..kernels.aggregation.lists import InLists
 from .base import Message, Reduce
+from .checked import UserMessage
 from .checks import absent_rows, alike, as_matrix, check_attention, check_edge, check_reduce, full_precision
 from .list_edges import ListEdges, weight_tensor
 from .stacked import Stacked, TypeMeans, stacked
@@ -116,8 +117,12 @@ class Relation(ListEdges):
     def _sum_scale(self, dtype: torch.dtype) -> Tensor:
         return self._make_scale().to(dtype)
 
+    def _all(self, h: Tensor) -> Tensor:
+        """Rows of all that lists read, of those that a call is given."""
+        return h
+
     def _rows(self, h: Tensor, reduce: Reduce) -> Tensor:
-        x = as_matrix(h, self.num_src, "h")
+        x = as_matrix(self._all(h), self.lists.num_src, "h")
         return self._reduce(self.lists, x, reduce).reshape(self.num_dst, *h.shape[1:])
 
     def sum(self, h: Tensor) -> Tensor:
@@ -156,8 +161,8 @@ class Relation(ListEdges):
         Returns:
             [num_dst, H, D].
         """
-        z, a_src, logit_dst = alike(z=z, a_src=a_src, logit_dst=logit_dst)
-        check_attention(z, a_src, logit_dst, self.num_src, self.num_dst)
+        z, a_src, logit_dst = alike(z=self._all(z), a_src=a_src, logit_dst=logit_dst)
+        check_attention(z, a_src, logit_dst, self.lists.num_src, self.num_dst)
         check_edge(logit_edge, self.num_edges)
         src, dst = self.ends(z.device)
         logits = (z * a_src).sum(-1)[src] + logit_dst[dst]
@@ -194,9 +199,10 @@ class Relation(ListEdges):
         """
         check_reduce(reduce)
         check_edge(edge, self.num_edges)
-        as_matrix(h, self.num_src, "h")
+        h = self._all(h)
+        as_matrix(h, self.lists.num_src, "h")
         as_matrix(own, self.num_dst, "own")
-        return self._applied(message, h, own, params, reduce, edge)
+        return self._applied(UserMessage(message, params, reduce), h, own, edge)
 
     def __repr__(self) -> str:
         return f"Relation({','.join(self.type)}: {self.num_edges:,} edges into {self.num_dst:,} rows)"

@@ -14,15 +14,12 @@ attend, apply                 rows are fetched again, coefficients and messages 
 If the input needs no gradient, nothing is sent back.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from ....storage.optional import when_present
 from ...kernels.aggregation.attention_args import AttentionRule
-from ..base import Message, Reduce
-from ..checked import Factors, Kind
+from ..checked import Factors, Kind, UserMessage
 from .attention import Attend
 from .layer import SequentialLayer
 from .messages import Apply, Messages, parameters_used
@@ -53,31 +50,21 @@ class SequentialNeighbourhood(SequentialLayer):
         """An online softmax over the ranks, of which only z travels, once for all heads."""
         return Attend.apply(z, a_src, z[: self.num_dst] @ dst.T if kind == "shared" else dst, self, rule, kind)
 
-    def apply(
-        self,
-        message: Message,
-        h: Tensor,
-        params: Sequence[Tensor] = (),
-        reduce: Reduce = "sum",
-        edge: Tensor | None = None,
-        own: Tensor | None = None,
-    ) -> Tensor:
-        """User-defined message function, reduced over in-edges: [num_src, ...] -> [num_dst, ...].
-
-        Messages are computed for some edges at a time, and again in the backward pass, so a function may be called any
-        number of times and must depend on its arguments only: parameters that it holds (a module's, or in a closure)
-        are found and get their gradients; random numbers that it draws from torch's generator are drawn alike both
-        times, but depend on the partitioning.
+    def _applied(self, of: UserMessage, h: Tensor, own: Tensor | None, edge: Tensor | None) -> Tensor:
+        """Messages are computed for some edges at a time, and again in the backward pass, so a function may be called
+        any number of times and must depend on its arguments only: parameters that it holds (a module's, or in a
+        closure) are found and get their gradients; random numbers that it draws from torch's generator are drawn alike
+        both times, but depend on the partitioning.
 
         Raises:
             InputError: it uses a tensor that was computed with gradients outside of it; pass that in `params`.
         """
-        self._check_apply(h, reduce, edge, own)
         h = h.contiguous()
-        held = parameters_used(message, h, self.own.weight_on(h.device), params, edge, own)
-        scale = self.mean_scale(h.dtype) if reduce == "mean" else None
+        held = parameters_used(of.function, h, self.own.weight_on(h.device), of.params, edge, own)
+        scale = self.mean_scale(h.dtype) if of.reduce == "mean" else None
         # Read but not consumed: the next layer's random numbers must not depend on how neighbours are read.
         state = torch.default_generator.get_state()
         key = int(torch.randint(2**62, ()).item())
         torch.default_generator.set_state(state)
-        return Apply.apply(h, edge, own, self, Messages(message, scale, reduce, key, len(params)), *params, *held)
+        messages = Messages(of.function, scale, of.reduce, key, len(of.params))
+        return Apply.apply(h, edge, own, self, messages, *of.params, *held)
