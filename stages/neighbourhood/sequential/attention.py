@@ -21,26 +21,13 @@ class Attend(torch.autograd.Function):
     def forward(
         ctx: Any, z: Tensor, a_src: Tensor, dst: Tensor, neighbourhood: SequentialLayer, rule: AttentionRule, kind: Kind
     ) -> Tensor:
-        kernels, call, here = neighbourhood.kernels, neighbourhood.begin(), neighbourhood.own
+        kernels, call = neighbourhood.kernels, neighbourhood.begin()
         both, spread = kind == "both", _Spread(len(a_src) if kind == "shared" else 0)
         logit_dst = kernels.dots(z[: neighbourhood.num_dst], dst[None]) if both else dst
         out = empty((neighbourhood.num_dst, *a_src.shape), z.dtype, z.device).zero_()
         log_sum = empty((neighbourhood.num_dst, len(a_src)), z.dtype, z.device).fill_(-torch.inf)
-        kernels.attend_into(
-            here.lists,
-            None,
-            neighbourhood.numbers(here),
-            spread(z),
-            a_src,
-            logit_dst,
-            rule=rule,
-            out=out,
-            log_sum=log_sum,
-            own=True,
-        )
-        kept = {}
-        for q, rows in neighbourhood.ring.rows(neighbourhood.view, z, call):
-            shard = neighbourhood.view.shards[q]
+
+        def attend(shard: Shard, rows: Tensor, own: bool) -> None:
             kernels.attend_into(
                 shard.lists,
                 shard.rows,
@@ -51,8 +38,13 @@ class Attend(torch.autograd.Function):
                 rule=rule,
                 out=out,
                 log_sum=log_sum,
-                own=False,
+                own=own,
             )
+
+        attend(neighbourhood.own, z, True)
+        kept = {}
+        for q, rows in neighbourhood.ring.rows(neighbourhood.view, z, call):
+            attend(neighbourhood.view.shards[q], rows, False)
             if neighbourhood.keep:
                 kept[q] = rows
             del rows
