@@ -25,6 +25,8 @@ BETWEEN_REPORTS = 1 << 32
 """Scores between two reports of progress: seconds of work."""
 CHUNKS_OF_THREAD = 4
 """Chunks of sources that a thread at least has between two reports, so that none waits long for the others."""
+KERNEL_ON = ("cpu",)
+"""Devices of rows whose best are kept by `best_of_rows`; others keep them by operations of torch."""
 Best = tuple[IdArray, npt.NDArray[np.floating]]
 """int64 [n, k], the best destinations of each source, the best first, and their scores; -1 and -inf where fewer than k
 candidates have a score."""
@@ -60,7 +62,6 @@ def best_destinations(
     padded = max(FEW, size)
     start = int(np.searchsorted(rows.nodes, known.candidates.start))
     candidates = rows.rows[start : start + len(known.candidates)]
-    best_of = _best_here if on_host else _best_on_device
     together = max(CHUNKS_OF_THREAD * get_num_threads(), BETWEEN_REPORTS // max(1, size * len(candidates)))
     for begin in range(0, total, step):
         end = min(begin + step, total)
@@ -71,7 +72,7 @@ def best_destinations(
             chunk = sources[np.arange(first, first + padded) % total]
             with torch.no_grad():
                 own = rows.rows[torch.from_numpy(rows.positions(chunk)).to(rows.rows.device)]
-                found = best_of(decoder, own, candidates, chunk, k, known, width=width)
+                found = _best_of(decoder, own, candidates, chunk, k, known, width=width)
             kept = slice(max(first, begin), min(first + size, end))
             for array, of_chunk in zip((ids, scores), found):
                 array[kept.start - begin : kept.stop - begin] = of_chunk[kept.start - first : kept.stop - first]
@@ -95,36 +96,24 @@ def _dtype(rows: Tensor) -> torch.dtype:
     return torch.float64 if rows.dtype == torch.float64 else torch.float32
 
 
-def _best_here(
+def _best_of(
     decoder: Any, sources: Tensor, candidates: Tensor, ids: IdArray, k: int, known: KnownPairs, width: int
 ) -> Best:
-    """The best of a few sources in host memory."""
-    width, among = min(len(candidates), width), known.candidates
-    best = torch.full((len(ids), k), -torch.inf, dtype=_dtype(sources)).numpy()
-    found = np.full((len(ids), k), -1)
-    for block in blocks_of_candidates(ids, known, width):
-        at = block.start - among.start
-        scores = scores_against(decoder, sources, candidates[at : at + width])
-        scores = scores.to(_dtype(sources)).contiguous()
-        block.leave_out(scores, -torch.inf)
-        keep_best(scores.numpy(), block.first - block.start, block.first, best, found)
-    order = np.lexsort((found, -best))
-    return np.take_along_axis(found, order, 1), np.take_along_axis(best, order, 1)
-
-
-def _best_on_device(
-    decoder: Any, sources: Tensor, candidates: Tensor, ids: IdArray, k: int, known: KnownPairs, width: int
-) -> Best:
-    """The best of a few sources, by operations of torch on the device of their rows."""
+    """The best of a few sources, on the device of their rows."""
     width, among = min(len(candidates), width), known.candidates
     best = torch.full((len(ids), k), -torch.inf, dtype=_dtype(sources), device=sources.device)
     found = torch.full((len(ids), k), -1, device=sources.device)
     for block in blocks_of_candidates(ids, known, width):
         at = block.start - among.start
-        scores = scores_against(decoder, sources, candidates[at : at + width]).to(best.dtype)
+        scores = scores_against(decoder, sources, candidates[at : at + width]).to(best.dtype).contiguous()
         block.leave_out(scores, -torch.inf)
-        best, found = merged(best, found, scores[:, block.first - block.start :], block.first)
-    return found.cpu().numpy(), best.cpu().numpy()
+        if sources.device.type in KERNEL_ON:
+            keep_best(scores.numpy(), block.first - block.start, block.first, best.numpy(), found.numpy())
+        else:
+            best, found = merged(best, found, scores[:, block.first - block.start :], block.first)
+    own, scored = found.cpu().numpy(), best.cpu().numpy()
+    order = np.lexsort((own, -scored))
+    return np.take_along_axis(own, order, 1), np.take_along_axis(scored, order, 1)
 
 
 def merged(best: Tensor, ids: Tensor, scores: Tensor, first: int) -> tuple[Tensor, Tensor]:

@@ -47,7 +47,7 @@ def found_in(decoder, rows, sources, k, known, size=SIZES[0], step=3, nodes=None
         for name, value in zip(("PAIRS", "NODES"), size):
             patch.setattr(links, name, value)
         if there:  # the operations of a device, on this one
-            patch.setattr(best_links, "_best_here", best_links._best_on_device)
+            patch.setattr(best_links, "KERNEL_ON", ())
         pieces = list(best_destinations(decoder, of, np.array(sources, np.int64), k, known, step))
     assert [len(ids) for ids, _ in pieces] == [min(step, len(sources) - a) for a in range(0, len(sources), step)]
     return tuple(np.concatenate(arrays) for arrays in zip(*pieces))
