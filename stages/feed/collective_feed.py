@@ -2,7 +2,6 @@
 others, into its own memory, or into a queue on disk that all ranks share."""
 
 import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -12,7 +11,6 @@ import numpy.typing as npt
 import torch
 
 from ...storage.minibatch import Bulk, Expected, MiniBatch
-from ...storage.queue.base import MinibatchQueue
 from ...storage.queue.bulk_codec import packed_bytes
 from ..assignment import SeedPlan, Sizes, Steps
 from ..comm.base import Group
@@ -23,9 +21,8 @@ from ..placement.grid_costs import Degrees, expected, sampler_kind
 from ..placement.row_blocks import BlockRows, Grid
 from ..placement.row_owners import Owners
 from ..placement.staged_rows import StagedRows
-from ..sample.base import Sampler
 from .draws import Draw, dealt_draws, lacking_rounds, own_draws
-from .queue_feed import WAIT_S, BulkSpan, BySampler, CheckedFeed, QueueFeed, own_queue
+from .queue_feed import WAIT_S, BulkSpan, BySampler, CheckedFeed, FilledFeed, QueueFeed, own_queue
 
 if TYPE_CHECKING:
     from ..placement.row_owners_cuda import OwnersOnDevice
@@ -159,33 +156,13 @@ class SampledByOwners(BySampler):
         return kind(*filled)
 
 
-class OwnersFeed(QueueFeed):
-    """A rank's own minibatches, and the thread that samples them. It begins what is due, or has room."""
+class OwnersFeed(FilledFeed):
+    """A rank's own minibatches, and the thread that samples them; `owners` are for that, and bytes those of this
+    rank."""
 
-    def __init__(
-        self,
-        queue: MinibatchQueue,
-        draws: Iterator[Draw],
-        sampler: Sampler,
-        owners: Owners,
-        max_bytes: int,
-        job: RankJob,
-    ) -> None:
-        """
-        Args:
-            queue: is filled; it has no bound of its own.
-            draws: to be done.
-            sampler: draws by owners.
-            owners: of the rows, for the thread.
-            max_bytes: of bulks that are not released, on this rank, for another one to be begun before it is due.
-            job: of this rank.
-        """
-        super().__init__(queue, None, job.ledger, lambda: True)
-        self._sampler, self._owners, self._max_bytes, self._ranks = sampler, owners, max_bytes, job.group.size
-        self._sample_s, self._expected_until = 0.0, (-1, -1)
-        self._held: deque[tuple[tuple[int, int], int]] = deque()
-        """Bulks that are not released: the last minibatch's epoch and index, and bytes."""
-        self._thread = Lockstep("sampling", owners.group, draws, self._has_room, self._sample, self._wake)
+    def _begin(self, draws: Iterator[Draw], job: RankJob) -> None:
+        self._expected_until = (-1, -1)
+        self._thread = Lockstep("sampling", self._owners.group, draws, self._has_room, self._sample, self._wake)
         self._thread.start()
 
     def _has_room(self, draw: Draw) -> bool:
@@ -217,10 +194,6 @@ class OwnersFeed(QueueFeed):
         self._expected_until = max(self._expected_until, (epoch, index))
         self._thread.notify()
 
-    @property
-    def sample_s(self) -> float:
-        return self._sample_s
-
     def get(self, epoch: int, index: int) -> MiniBatch:
         try:
             return super().get(epoch, index)
@@ -230,8 +203,6 @@ class OwnersFeed(QueueFeed):
 
     def release(self, epoch: int, index: int) -> None:
         super().release(epoch, index)
-        while self._held and self._held[0][0] <= (epoch, index):
-            self._held.popleft()
         self._thread.notify()
 
     def close(self) -> None:

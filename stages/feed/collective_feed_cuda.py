@@ -8,40 +8,27 @@ queue on disk that all ranks share, to which a thread writes them. See `placemen
 """
 
 import time
-from collections import deque
 from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from typing import Any
 
 import torch
 
 from ...storage.minibatch import Bulk
-from ...storage.queue.base import MinibatchQueue
 from ..messages import RankJob
-from ..placement.row_owners_cuda import OwnersOnDevice
 from .draws import Draw
-from .queue_feed import WAIT_S, CheckedFeed, QueueFeed
+from .queue_feed import WAIT_S, CheckedFeed, FilledFeed
 
 
-class OwnersFeedOnDevice(QueueFeed):
+class OwnersFeedOnDevice(FilledFeed):
     """A rank's own minibatches, drawn on a stream of their own by `release` and `expect`, which all ranks that draw
     together call at the same steps, in the thread that trains."""
 
-    def __init__(
-        self,
-        queue: MinibatchQueue,
-        draws: Iterator[Draw],
-        sampler: Any,
-        owners: OwnersOnDevice,
-        max_bytes: int,
-        job: RankJob,
-    ) -> None:
-        """See `OwnersFeed`; `owners` is for this thread, and `max_bytes` are of the rank with the most."""
-        super().__init__(queue, None, job.ledger, lambda: True)
-        self._coming, self._sampler, self._owners, self._max_bytes = draws, sampler, owners, max_bytes
-        self._sample_s, self._minibatches_per_step, self._ranks = 0.0, job.minibatches_per_step, job.group.size
-        self._stream = torch.cuda.Stream(owners.device) if owners.device.type == "cuda" else None
+    def _begin(self, draws: Iterator[Draw], job: RankJob) -> None:
+        """`owners` are for this thread, and bytes those of the rank with the most."""
+        self._coming, self._minibatches_per_step = draws, job.minibatches_per_step
+        there = self._owners.device
+        self._stream = torch.cuda.Stream(there) if there.type == "cuda" else None
         self._due = next(draws, None)
         """The bulks that are drawn next, or under way."""
         self._under_way: Coroutine[None, None, None] | None = None
@@ -49,8 +36,6 @@ class OwnersFeedOnDevice(QueueFeed):
         """Stages done of the bulk under way, and the bytes of the largest bulk so far."""
         self._per_step = 0
         """Stages of a bulk to be done after each step; 0: not known yet."""
-        self._held: deque[tuple[tuple[int, int], int]] = deque()
-        """Bulks that are not released: the last minibatch's epoch and index, and bytes on the rank with the most."""
 
     def expect(self, epoch: int, index: int) -> None:
         """See `QueueFeed.expect`: draws all bulks up to that of the minibatch."""
@@ -60,8 +45,6 @@ class OwnersFeedOnDevice(QueueFeed):
     def release(self, epoch: int, index: int) -> None:
         """See `Feed.release`: goes on with the next bulk."""
         super().release(epoch, index)
-        while self._held and self._held[0][0] <= (epoch, index):
-            self._held.popleft()
         for _ in range(self._per_step):
             if self._due is not None and (self._under_way is not None or self._has_room()):
                 self._go_on()
@@ -102,10 +85,6 @@ class OwnersFeedOnDevice(QueueFeed):
     def _waiting(self, most: int) -> int:
         """Bytes that wait when ranks have drawn, of bulks of at most so many each."""
         return most
-
-    @property
-    def sample_s(self) -> float:
-        return self._sample_s
 
     def close(self) -> None:
         """See `Feed.close`: a bulk under way is dropped."""

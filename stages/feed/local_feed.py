@@ -13,7 +13,6 @@ from ..assignment import SeedPlan, isolated_plan
 from ..comm.survivors import Survivors
 from ..kernels.runtime.device_memory import wait_for_copies
 from ..messages import Phase, Placement, RankJob
-from ..policies import Feed
 from .queue_feed import BulkDraws, BulkSpan, BySampler, Producer, QueueFeed, on_job_device
 
 QUIET = ("features", "activations", "graph")
@@ -79,23 +78,25 @@ class Local(BySampler):
             draws = BulkDraws(placement.graph, on_job_device(self.sampler, job), plan, job.kernel)
             begin = 0 if late else step // job.bulk_size
             producer = Producer(queue, draws, BulkSpan(range(first[0] + late, phase.last_epoch), plan.num_bulks, begin))
-        return LocalFeed(
-            QueueFeed(queue, producer, job.ledger, lambda: True), plan.num_minibatches, self.num_layers, job
-        )
+        return LocalFeed(queue, producer, plan.num_minibatches, self.num_layers, job)
 
 
-class LocalFeed(Feed):
+class LocalFeed(QueueFeed):
     """A rank's own minibatches."""
 
-    def __init__(self, feed: QueueFeed, minibatches: int, layers: int, job: RankJob) -> None:
+    def __init__(
+        self, queue: MemoryQueue, producer: Producer | None, minibatches: int, layers: int, job: RankJob
+    ) -> None:
         """
         Args:
-            feed: this rank's minibatches by their own numbers.
+            queue: this rank's minibatches by their own numbers.
+            producer: see `QueueFeed`.
             minibatches: number in an epoch.
             layers: L.
             job: of this rank.
         """
-        self._feed, self._minibatches, self._layers, self._job = feed, minibatches, layers, job
+        super().__init__(queue, producer, job.ledger, lambda: True)
+        self._minibatches, self._layers, self._job = minibatches, layers, job
         self._isolation = Isolation(job)
 
     def get(self, epoch: int, index: int) -> MiniBatch:
@@ -103,29 +104,22 @@ class LocalFeed(Feed):
         own = index // self._job.group.size
         if own >= self._minibatches:
             return nothing(epoch, index, self._layers)
-        return self._feed.get(epoch, own).renumbered(index)
+        return super().get(epoch, own).renumbered(index)
 
     def peek(self, epoch: int, index: int) -> MiniBatch | None:
         """See `Feed.peek`: for the rank's own minibatches."""
         own = index // self._job.group.size
-        work = self._feed.peek(epoch, own) if own < self._minibatches else None
+        work = super().peek(epoch, own) if own < self._minibatches else None
         return None if work is None else work.renumbered(index)
-
-    def give_up(self) -> None:
-        self._feed.give_up()
 
     def release(self, epoch: int, index: int) -> None:
         own = index // self._job.group.size
         if own < self._minibatches:
-            self._feed.release(epoch, own)
-
-    @property
-    def sample_s(self) -> float:
-        return self._feed.sample_s
+            super().release(epoch, own)
 
     def close(self) -> None:
         """See `Feed.close`. A phase has moved nothing but gradients and statistics."""
-        self._feed.close()
+        super().close()
         self._isolation.end()
 
 
