@@ -28,11 +28,13 @@ each head; ``shared``: all heads read the same rows."""
 
 
 class UserMessage(NamedTuple):
-    """A function of `Neighbourhood.apply`, with what it takes beside rows and edges."""
+    """A function of `Neighbourhood.apply`, with its other arguments but the rows."""
 
     function: Message
     params: Sequence[Tensor]
     reduce: Reduce
+    edge: Tensor | None
+    own: Tensor | None
 
 
 class Factors(NamedTuple):
@@ -82,8 +84,8 @@ class CheckedNeighbourhood(ABC):
         """Attention of contiguous tensors; `dst` is `logit_dst`, or `a_dst`."""
 
     @abstractmethod
-    def _applied(self, of: UserMessage, h: Tensor, own: Tensor | None, edge: Tensor | None) -> Tensor:
-        """A message of each edge, of its source's row of `h` and its destination's row of `own`, or of `h`, reduced."""
+    def _applied(self, of: UserMessage, h: Tensor) -> Tensor:
+        """A message of each edge, of its source's row of `h` and its destination's of `own`, else of `h`, reduced."""
 
     def sum(self, h: Tensor, factor: Tensor | None = None, own: Tensor | None = None) -> Tensor:
         """[num_src, ...], [num_src], [num_dst] -> [num_dst, ...]."""
@@ -143,4 +145,4 @@ class CheckedNeighbourhood(ABC):
         check_edge(edge, self.num_edges)
         check_own(own, self.num_dst)
         as_matrix(h, self.num_src, "h")
-        return self._applied(UserMessage(message, params, reduce), h, own, edge)
+        return self._applied(UserMessage(message, params, reduce, edge, own), h)

@@ -208,8 +208,8 @@ class HaloNeighbourhood(CheckedNeighbourhood):
     def _attend(self, kind: Kind, z: Tensor, a_src: Tensor, dst: Tensor, rule: AttentionRule) -> Tensor:
         return self._halo.neighbourhood._attend(kind, self._all(z), a_src, dst, rule)
 
-    def _applied(self, of: UserMessage, h: Tensor, own: Tensor | None, edge: Tensor | None) -> Tensor:
-        return self._halo.neighbourhood._applied(of, self._all(h), own, edge)
+    def _applied(self, of: UserMessage, h: Tensor) -> Tensor:
+        return self._halo.neighbourhood._applied(of, self._all(h))
 
 
 class HaloRelation(Relation):

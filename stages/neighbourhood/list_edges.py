@@ -109,12 +109,13 @@ class ListEdges(ABC):
             coef = of_edge if coef is None else of_edge.mul_(coef)
         return Spmm.apply(x, factors.own, self._kernels(x), lists, coef, self._scale(reduce, x))
 
-    def _applied(self, of: UserMessage, h: Tensor, own: Tensor | None, edge: Tensor | None) -> Tensor:
+    def _applied(self, of: UserMessage, h: Tensor) -> Tensor:
         """A message of each edge, which gets its `Block.weight`, if there is one; the coefficients of `sum` and `mean`
         are applied to its result."""
         weight = moved(self.weight, h.device, h.dtype)
         src, dst = self.lists.sources_on(h.device), self._rows_on(self.lists, h.device)
-        messages = of.function(h[src], (h if own is None else own)[dst], weight, *present([edge]), *of.params)
+        own = h if of.own is None else of.own
+        messages = of.function(h[src], own[dst], weight, *present([of.edge]), *of.params)
         x = as_matrix(messages, self.num_edges, "the message's result")
         return self._reduce(self.lists.of_edges, x, of.reduce).reshape(self.num_dst, *messages.shape[1:])
 

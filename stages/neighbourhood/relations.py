@@ -202,7 +202,7 @@ class Relation(ListEdges):
         h = self._all(h)
         as_matrix(h, self.lists.num_src, "h")
         as_matrix(own, self.num_dst, "own")
-        return self._applied(UserMessage(message, params, reduce), h, own, edge)
+        return self._applied(UserMessage(message, params, reduce, edge, own), h)
 
     def __repr__(self) -> str:
         return f"Relation({','.join(self.type)}: {self.num_edges:,} edges into {self.num_dst:,} rows)"

@@ -190,12 +190,12 @@ class DeviceLists:
 
     @cached_property
     def of_edges(self) -> "DeviceLists":
-        """See `InLists.of_edges`."""
+        """Lists in which every edge is a source of its own, as of `InLists`."""
         every = torch.arange(self.num_edges, device=self.indices.device)
         return replace(self, indices=every, num_src=self.num_edges)
 
     def renumbered(self, place: Tensor, num_src: int) -> "DeviceLists":
-        """See `InLists.renumbered`."""
+        """The lists with each source u as ``place[u]``, of that many, as of `InLists`."""
         return replace(self, indices=place[self.indices.long()].to(self.indices.dtype), num_src=num_src)
 
     def sources_on(self, device: torch.device) -> Tensor:

@@ -50,7 +50,7 @@ class SequentialNeighbourhood(SequentialLayer):
         """An online softmax over the ranks, of which only z travels, once for all heads."""
         return Attend.apply(z, a_src, z[: self.num_dst] @ dst.T if kind == "shared" else dst, self, rule, kind)
 
-    def _applied(self, of: UserMessage, h: Tensor, own: Tensor | None, edge: Tensor | None) -> Tensor:
+    def _applied(self, of: UserMessage, h: Tensor) -> Tensor:
         """Messages are computed for some edges at a time, and again in the backward pass, so a function may be called
         any number of times and must depend on its arguments only: parameters that it holds (a module's, or in a
         closure) are found and get their gradients; random numbers that it draws from torch's generator are drawn alike
@@ -60,11 +60,11 @@ class SequentialNeighbourhood(SequentialLayer):
             InputError: it uses a tensor that was computed with gradients outside of it; pass that in `params`.
         """
         h = h.contiguous()
-        held = parameters_used(of.function, h, self.own.weight_on(h.device), of.params, edge, own)
+        held = parameters_used(of.function, h, self.own.weight_on(h.device), of.params, of.edge, of.own)
         scale = self.mean_scale(h.dtype) if of.reduce == "mean" else None
         # Read but not consumed: the next layer's random numbers must not depend on how neighbours are read.
         state = torch.default_generator.get_state()
         key = int(torch.randint(2**62, ()).item())
         torch.default_generator.set_state(state)
         messages = Messages(of.function, scale, of.reduce, key, len(of.params))
-        return Apply.apply(h, edge, own, self, messages, *of.params, *held)
+        return Apply.apply(h, of.edge, of.own, self, messages, *of.params, *held)
