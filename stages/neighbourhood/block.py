@@ -19,6 +19,7 @@ from ..kernels.aggregation.attention_args import AttentionRule, EdgeNumbers
 from ..kernels.aggregation.lists import InLists, on_device
 from .base import Loops
 from .checked import CheckedNeighbourhood, Factors, Kind
+from .checks import absent_rows
 from .gradients import Attend, AttendBoth, AttendShared, AttentionOver, SpmmBeside
 from .list_edges import ListEdges, weight_tensor
 from .loops import degrees_alone, loops_of_all
@@ -95,6 +96,11 @@ class ListNeighbourhood(ListEdges, CheckedNeighbourhood):
     def _typed(self) -> Any:
         """Rows and edges by type: `TypedRows`, or the like. Raises InputError if the graph has one type of edges."""
         raise no_types()
+
+    @property
+    def has_edge_features(self) -> bool:
+        """True if `edge_features` can be read."""
+        return self._make_edges is not absent_rows
 
     def relations(self) -> tuple[Relation, ...]:
         """The block's edges by relation, in the order of the graph's relations. Raises InputError if the graph has one

@@ -48,11 +48,6 @@ class ListEdges(ABC):
     def _sum_scale(self, dtype: torch.dtype) -> Tensor:
         """Factor of each row's sum of edges without weights, [num_dst], on the host or on the device of the degrees."""
 
-    @property
-    def has_edge_features(self) -> bool:
-        """True if `edge_features` can be read."""
-        return self._make_edges is not absent_rows
-
     @cached_property
     def edge_features(self) -> Tensor:
         """[num_edges, D], features of the present edges; of a relation as many columns as it has, 0 if only edges of

@@ -25,6 +25,5 @@ def test_sums_are_those_of_edges_by_their_coefficients(weighted):
         torch.testing.assert_close(edges.sum(x), added)
         total = x.new_zeros(edges.num_dst).index_add(0, dst, coefficient)[:, None]
         torch.testing.assert_close(edges.mean(x), torch.where(total > 0, added / total, 0.0))
-        assert not edges.has_edge_features
         with pytest.raises(InputError, match="features of edges"):
             _ = edges.edge_features
