@@ -21,8 +21,8 @@ from ..placement.grid_costs import Degrees, expected, sampler_kind
 from ..placement.row_blocks import BlockRows, Grid
 from ..placement.row_owners import Owners
 from ..placement.staged_rows import StagedRows
-from .draws import Draw, dealt_draws, lacking_rounds, own_draws
-from .queue_feed import WAIT_S, BulkSpan, BySampler, CheckedFeed, FilledFeed, QueueFeed, own_queue
+from .draws import Draw, FilledFeed, dealt_draws, lacking_rounds, own_draws
+from .queue_feed import WAIT_S, BulkSpan, BySampler, CheckedFeed, QueueFeed, own_queue
 
 if TYPE_CHECKING:
     from ..placement.row_owners_cuda import OwnersOnDevice

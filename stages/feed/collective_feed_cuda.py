@@ -16,8 +16,8 @@ import torch
 
 from ...storage.minibatch import Bulk
 from ..messages import RankJob
-from .draws import Draw
-from .queue_feed import WAIT_S, CheckedFeed, FilledFeed
+from .draws import Draw, FilledFeed
+from .queue_feed import WAIT_S, CheckedFeed
 
 
 class OwnersFeedOnDevice(FilledFeed):

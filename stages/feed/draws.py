@@ -1,15 +1,19 @@
 """Bulks that ranks which hold blocks of rows draw together: each rank's own minibatches, or whole bulks that a store of
 minibatches lacks, dealt to them."""
 
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ...storage.queue.base import MinibatchQueue
 from ..assignment import BulkRequest, SeedPlan
 from ..comm.base import Group
-from .queue_feed import BulkSpan
+from ..messages import RankJob
+from .queue_feed import BulkSpan, QueueFeed
 
 Round = tuple[tuple[int, int], ...]
 """Epoch and number of the bulks that ranks draw at the same time: that of rank r is the r-th, if there are as many."""
@@ -58,3 +62,45 @@ def lacking_rounds(
     lacking = [*every.missing(queue)]
     group.all_reduce(torch.zeros(1, dtype=torch.int64), "control")
     return [tuple(lacking[i : i + group.size]) for i in range(0, len(lacking), group.size)]
+
+
+class FilledFeed(QueueFeed, ABC):
+    """A rank's own minibatches, which it draws together with other ranks. It begins what is due, or has room."""
+
+    def __init__(
+        self,
+        queue: MinibatchQueue,
+        draws: Iterator[Draw],
+        sampler: Any,
+        owners: Any,
+        max_bytes: int,
+        job: RankJob,
+    ) -> None:
+        """
+        Args:
+            queue: is filled; it has no bound of its own.
+            draws: to be done.
+            sampler: draws by owners.
+            owners: of the rows, for whoever draws.
+            max_bytes: of bulks that are not released, for another one to be begun before it is due.
+            job: of this rank.
+        """
+        super().__init__(queue, None, job.ledger, lambda: True)
+        self._sampler, self._owners, self._max_bytes, self._ranks = sampler, owners, max_bytes, job.group.size
+        self._sample_s = 0.0
+        self._held: deque[tuple[tuple[int, int], int]] = deque()
+        """Bulks that are not released: the last minibatch's epoch and index, and bytes."""
+        self._begin(draws, job)
+
+    @abstractmethod
+    def _begin(self, draws: Iterator[Draw], job: RankJob) -> None:
+        """Make ready for these draws."""
+
+    @property
+    def sample_s(self) -> float:
+        return self._sample_s
+
+    def release(self, epoch: int, index: int) -> None:
+        super().release(epoch, index)
+        while self._held and self._held[0][0] <= (epoch, index):
+            self._held.popleft()

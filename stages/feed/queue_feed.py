@@ -2,11 +2,9 @@
 
 import threading
 import time
-from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ...storage.errors import QueueTimeoutError, RunError
 from ...storage.graph import Graph
@@ -19,9 +17,6 @@ from ..kernels.runtime.threads import stand_back
 from ..messages import Phase, Placement, RankJob, Seeded
 from ..policies import Feed
 from ..sample.base import Sampler
-
-if TYPE_CHECKING:
-    from .draws import Draw
 
 WAIT_S = 1.0
 """Interval at which a producer polls while the queue is full."""
@@ -279,48 +274,6 @@ class QueueFeed(Feed):
     def close(self) -> None:
         if self._producer is not None:
             self._producer.close()
-
-
-class FilledFeed(QueueFeed, ABC):
-    """A rank's own minibatches, which it draws together with other ranks. It begins what is due, or has room."""
-
-    def __init__(
-        self,
-        queue: MinibatchQueue,
-        draws: Iterator["Draw"],
-        sampler: Any,
-        owners: Any,
-        max_bytes: int,
-        job: RankJob,
-    ) -> None:
-        """
-        Args:
-            queue: is filled; it has no bound of its own.
-            draws: to be done.
-            sampler: draws by owners.
-            owners: of the rows, for whoever draws.
-            max_bytes: of bulks that are not released, for another one to be begun before it is due.
-            job: of this rank.
-        """
-        super().__init__(queue, None, job.ledger, lambda: True)
-        self._sampler, self._owners, self._max_bytes, self._ranks = sampler, owners, max_bytes, job.group.size
-        self._sample_s = 0.0
-        self._held: deque[tuple[tuple[int, int], int]] = deque()
-        """Bulks that are not released: the last minibatch's epoch and index, and bytes."""
-        self._begin(draws, job)
-
-    @abstractmethod
-    def _begin(self, draws: Iterator["Draw"], job: RankJob) -> None:
-        """Make ready for these draws."""
-
-    @property
-    def sample_s(self) -> float:
-        return self._sample_s
-
-    def release(self, epoch: int, index: int) -> None:
-        super().release(epoch, index)
-        while self._held and self._held[0][0] <= (epoch, index):
-            self._held.popleft()
 
 
 class CheckedFeed(QueueFeed):
