@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from ..placement.row_owners_cuda import OwnersOnDevice
 
 
+LEFT_OUT = {"host_only": False, "rows_travel": False, "iterations": 0, "draws_by_owners_on_device": False}
+"""Attributes of `Sampler` that are those of the inner one, or else these."""
+
+
 @dataclass(frozen=True)
 class WithoutOwnEdges:
     """A sampler whose minibatches lack the edges of their positive pairs and the reverses, all of them where there are
@@ -42,25 +46,11 @@ class WithoutOwnEdges:
     def name(self) -> str:
         return self.inner.name
 
-    @property
-    def host_only(self) -> bool:
-        """As the inner sampler."""
-        return getattr(self.inner, "host_only", False)
-
-    @property
-    def rows_travel(self) -> bool:
-        """As the inner sampler."""
-        return getattr(self.inner, "rows_travel", False)
-
-    @property
-    def iterations(self) -> int:
-        """As the inner sampler."""
-        return getattr(self.inner, "iterations", 0)
-
-    @property
-    def draws_by_owners_on_device(self) -> bool:
-        """As the inner sampler."""
-        return getattr(self.inner, "draws_by_owners_on_device", False)
+    def __getattr__(self, name: str) -> Any:
+        """As the inner sampler, of attributes that a sampler may leave out."""
+        if name in LEFT_OUT:
+            return getattr(self.inner, name, LEFT_OUT[name])
+        raise AttributeError(name)
 
     @property
     def num_layers(self) -> int:
