@@ -19,8 +19,8 @@ from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from ..storage.array_kinds import IdArray, NumberArray, WordArray
 from ..storage.errors import InputError
 from .random import Purpose, permutation, stream
 
@@ -94,11 +94,11 @@ class BulkRequest:
     """Position among the bulks of the epoch."""
     first_index: int
     """Index of the first minibatch in the epoch."""
-    seeds: tuple[npt.NDArray[np.int64], ...]
+    seeds: tuple[IdArray, ...]
     """k vectors of distinct node ids."""
     indices: Sequence[int] = ()
     """Positions of the k minibatches in the epoch, ascending; by default they follow `first_index` without gaps."""
-    moments: tuple[npt.NDArray[np.number], ...] = ()
+    moments: tuple[NumberArray, ...] = ()
     """k vectors of times, those of the seeds, where samples go by time. Empty: a seed has the time of its node. A node
     may be a seed at several times."""
 
@@ -106,7 +106,7 @@ class BulkRequest:
         if not self.indices:
             object.__setattr__(self, "indices", range(self.first_index, self.first_index + len(self.seeds)))
 
-    def keys(self, hops: int, shared_by: int = 1) -> npt.NDArray[np.uint64]:
+    def keys(self, hops: int, shared_by: int = 1) -> WordArray:
         """uint64 [k, hops]: random stream of each minibatch and hop. It does not depend on bulks, ranks or threads.
 
         Each `shared_by` minibatches of an epoch, from the first on, have the same.
@@ -125,7 +125,7 @@ class SeedPlan:
     An epoch is a permutation of the seeds, cut into minibatches. The last one may be smaller and is kept.
     """
 
-    seeds: npt.NDArray[np.int64]
+    seeds: IdArray
     """[N] distinct node ids."""
     batch_size: int
     bulk_size: int
@@ -156,7 +156,7 @@ class SeedPlan:
         """The same plan without other ranks' minibatches in its bulks."""
         return replace(self, steps=Steps(self.num_minibatches, per_step, ranks, rank))
 
-    def order(self, epoch: int) -> npt.NDArray[np.int64]:
+    def order(self, epoch: int) -> IdArray:
         """The epoch's permutation of the seeds."""
         if not self.shuffle:
             return self.seeds
@@ -185,7 +185,7 @@ class SeedPlan:
 
 
 @lru_cache(maxsize=4)
-def _order(plan: SeedPlan, epoch: int) -> npt.NDArray[np.int64]:
+def _order(plan: SeedPlan, epoch: int) -> IdArray:
     order = permutation(stream(plan.seed, Purpose.SHUFFLE, epoch), plan.seeds)
     if plan.local:
         assert plan.steps is not None
@@ -194,9 +194,7 @@ def _order(plan: SeedPlan, epoch: int) -> npt.NDArray[np.int64]:
     return order
 
 
-def isolated_plan(
-    seeds: npt.NDArray[np.int64], batch_size: int, bulk_size: int, seed: int, steps: int, rank: int
-) -> SeedPlan:
+def isolated_plan(seeds: IdArray, batch_size: int, bulk_size: int, seed: int, steps: int, rank: int) -> SeedPlan:
     """The plan of a rank that trains on its own seeds in every step.
 
     Args:

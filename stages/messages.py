@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ..storage.array_kinds import Float64Array, IdArray, IntArray, NumberArray
 from ..storage.dataset import Split, Task
 from ..storage.errors import InputError
 from ..storage.features import FeatureStore
@@ -58,13 +58,13 @@ class Seeded(Protocol):
     def graph(self) -> Graph: ...
 
     @property
-    def seeds(self) -> npt.NDArray[np.int64]: ...
+    def seeds(self) -> IdArray: ...
 
     @property
     def pairs(self) -> Pairs | None: ...
 
     @property
-    def pair_time(self) -> npt.NDArray[np.number] | None: ...
+    def pair_time(self) -> NumberArray | None: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,9 +72,9 @@ class GraphAndSeeds:
     """A `Seeded` without rows and labels."""
 
     graph: Graph
-    seeds: npt.NDArray[np.int64]
+    seeds: IdArray
     pairs: Pairs | None = None
-    pair_time: npt.NDArray[np.number] | None = None
+    pair_time: NumberArray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ class Placement:
     pairs: Pairs | None = field(default=None, kw_only=True)
     """All pairs of a link task, or all labelled edges, of which `split` has the numbers of those to train on; None:
     nodes are labelled."""
-    pair_time: npt.NDArray[np.number] | None = field(default=None, kw_only=True)
+    pair_time: NumberArray | None = field(default=None, kw_only=True)
     """[N], times of the pairs; None: they have none."""
 
     column: Group | None = field(default=None, kw_only=True)
@@ -108,7 +108,7 @@ class Placement:
         return self.column
 
     @property
-    def seeds(self) -> npt.NDArray[np.int64]:
+    def seeds(self) -> IdArray:
         """Training nodes that the seed plan divides into minibatches."""
         return self.split.train
 
@@ -128,7 +128,7 @@ class Placement:
         """Labels by node, in the memory of a device; None: the host looks them up."""
         return self.labels.to(device)
 
-    def labels_of(self, seeds: npt.NDArray[np.integer]) -> Tensor:
+    def labels_of(self, seeds: IntArray) -> Tensor:
         """Labels of training nodes."""
         return self.labels[torch.from_numpy(seeds.astype(np.int64))]
 
@@ -170,7 +170,7 @@ class Part:
     """Data of a partition, as one rank opens it. Rows are local ids."""
 
     shards: EdgeShards
-    owned: npt.NDArray[np.int64]
+    owned: IdArray
     """[N] global ids."""
     features: FeatureStore
     """[N, F]."""
@@ -200,7 +200,7 @@ class Peers(Protocol):
     def part(self, number: int) -> Part:
         """A whole part."""
 
-    def rows(self, number: int, loops: bool) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
+    def rows(self, number: int, loops: bool) -> tuple[FeatureStore, Float64Array]:
         """[N, F] features of a part's nodes, and [N], the sum of their in-edges' weights in the whole graph; with
         `loops` [N, 3], see `stages.self_loops`."""
 

@@ -9,6 +9,7 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from ..storage.array_kinds import IdArray
 from ..storage.partition.splitmix import M1, M2, NODE, Words, mix, node_words
 
 __all__ = [
@@ -80,7 +81,7 @@ def draw(words: Words, i: int) -> Words:
     return draw_word(words, i) >> np.uint64(32)
 
 
-def permutation(key: int, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def permutation(key: int, values: IdArray) -> IdArray:
     """`values` in the order of their words: a uniform permutation that depends only on the key and the *set* of
     values."""
     # Distinct nodes have distinct words (mixing is one to one), so neither the order given nor the stability of the

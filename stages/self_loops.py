@@ -5,8 +5,8 @@ where it has none (as PyG's ``add_remaining_self_loops``: of several loops the l
 """
 
 import numpy as np
-import numpy.typing as npt
 
+from ..storage.array_kinds import Float64Array, FloatArray, IdArray, IntArray, NumberArray
 from ..storage.graph import Graph, row_ranges
 from .kernels.runtime.once_per_graph import once_per_graph
 
@@ -15,9 +15,7 @@ OTHERS, LOOP = 1, 2
 COLUMNS = 3
 
 
-def degree_rows(
-    degree: npt.NDArray[np.number], loops: npt.NDArray[np.integer], weight: npt.NDArray[np.floating]
-) -> npt.NDArray[np.float64]:
+def degree_rows(degree: NumberArray, loops: IntArray, weight: FloatArray) -> Float64Array:
     """float64 [n, 3], see above.
 
     Args:
@@ -33,7 +31,7 @@ def degree_rows(
     return rows
 
 
-def loops_of_rows(graph: Graph, first: int = 0) -> npt.NDArray[np.int64]:
+def loops_of_rows(graph: Graph, first: int = 0) -> IdArray:
     """int64 [l], positions of the edges from a node to itself, ascending; row 0 of the graph is the node `first`. The
     edges are read once, some rows at a time."""
     found = [np.empty(0, np.int64)]
@@ -44,7 +42,7 @@ def loops_of_rows(graph: Graph, first: int = 0) -> npt.NDArray[np.int64]:
     return np.concatenate(found)
 
 
-def with_loops(graph: Graph, first: int = 0) -> npt.NDArray[np.float64]:
+def with_loops(graph: Graph, first: int = 0) -> Float64Array:
     """`degree_rows` of a graph whose row 0 is the node `first`."""
     at = loops_of_rows(graph, first)
     rows = np.searchsorted(graph.indptr, at, side="right") - 1
@@ -52,17 +50,17 @@ def with_loops(graph: Graph, first: int = 0) -> npt.NDArray[np.float64]:
 
 
 @once_per_graph
-def _with_own_loops(graph: Graph) -> npt.NDArray[np.float64]:
+def _with_own_loops(graph: Graph) -> Float64Array:
     rows = with_loops(graph)
     return rows if has_loops(rows) else graph.degree
 
 
-def degree_of(graph: Graph, loops: bool) -> npt.NDArray[np.float64]:
+def degree_of(graph: Graph, loops: bool) -> Float64Array:
     """float64 [V], `Graph.degree`; if `loops` are asked for and the graph has any, its `with_loops`, [V, 3]."""
     return _with_own_loops(graph) if loops and len(graph.degree) else graph.degree
 
 
-def has_loops(rows: npt.NDArray[np.float64]) -> bool:
+def has_loops(rows: Float64Array) -> bool:
     """True if any of these rows of degrees has a self loop."""
     # A loop of weight 0 too takes the place of the one that is added.
     return bool((rows[:, 0] != rows[:, OTHERS]).any() or (rows[:, LOOP] != 1).any())

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .array_kinds import IdArray, IntArray, ValueArray
 from .errors import InputError, StoreError
 from .typed.graph_types import relation_dtype
 
@@ -35,7 +36,7 @@ def require_vector(array: Any, dtype: npt.DTypeLike, length: int | None, name: s
     require(fits, f"{name} is {shown}; expected {np.dtype(dtype)}[{'n' if length is None else length}]")
 
 
-def require_splits(splits: npt.NDArray[np.int64], count: int, end: int, name: str) -> None:
+def require_splits(splits: IdArray, count: int, end: int, name: str) -> None:
     """Raise InputError unless `splits` is int64 [count + 1] and rises from 0 to `end`."""
     require_vector(splits, np.int64, count + 1, name)
     require(
@@ -44,21 +45,21 @@ def require_splits(splits: npt.NDArray[np.int64], count: int, end: int, name: st
     )
 
 
-def require_within(ids: npt.NDArray[np.integer], stop: int, name: str) -> None:
+def require_within(ids: IntArray, stop: int, name: str) -> None:
     """Raise InputError unless all `ids` lie in [0, stop)."""
     if len(ids):
         low, high = int(ids.min()), int(ids.max())
         require(low >= 0 and high < stop, f"{name} lies in [{low}, {high}]; expected [0, {stop})")
 
 
-def require_ascending(ids: npt.NDArray[np.integer], name: str) -> None:
+def require_ascending(ids: IntArray, name: str) -> None:
     """Raise InputError unless `ids` are at least 0 and rise strictly."""
     require(
         not len(ids) or (ids[0] >= 0 and (ids[1:] > ids[:-1]).all()), f"{name} does not rise strictly from 0 or more"
     )
 
 
-def require_of_edges(num_edges: int, arrays: Mapping[str, npt.NDArray[np.generic]]) -> None:
+def require_of_edges(num_edges: int, arrays: Mapping[str, ValueArray]) -> None:
     """Raise InputError unless those of `arrays`, by name, that have an entry for each edge are sound: ``edge_weight``,
     ``edge_id`` and ``edge_type``."""
     dtypes: dict[str, npt.DTypeLike] = {"edge_weight": np.float32, "edge_id": np.int64}

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from .array_kinds import AnyArray, Float32Array, IdArray, Mask
 from .errors import InputError, MissingExtraError, install
 from .features import FeatureStore
 from .graph import ALWAYS, Graph, check_times
@@ -14,7 +15,6 @@ from .links.pairs import PairLabels, Pairs, by_relation, check_pairs, node_range
 from .optional import present_items, when_present
 from .plural import are, counted
 
-IdArray = npt.NDArray[np.int64]
 Task = Literal["multiclass", "multilabel", "binary", "regression", "link"]
 TASKS: tuple[Task, ...] = get_args(Task)
 MATRIX_TASKS = ("multilabel", "regression")
@@ -23,7 +23,7 @@ WITHOUT_ACCURACY = ("regression", "link")
 """Tasks whose outputs are no classes."""
 SPLITS = ("train", "val", "test")
 """The sets of a `Split`, in its order."""
-Check = Callable[["Dataset", npt.NDArray[Any]], None]
+Check = Callable[["Dataset", AnyArray], None]
 """Raises InputError if an array does not fit a dataset."""
 
 
@@ -83,7 +83,7 @@ class Dataset:
     graph: Graph
     features: FeatureStore
     """[V, F] rows; memory, memory-mapped or Zarr."""
-    labels: npt.NDArray[Any]
+    labels: AnyArray
     """Multi-class and binary: int64 [V], -1 for unlabelled. Multi-label: float32 [V, C] of 0 and 1. Regression: float32
     [V, C]. NaN in a matrix is not known. With `pairs` they have N rows in place of V. Link: int64 [N, 3], pairs in
     place of nodes, see `storage.links.pairs`."""
@@ -97,19 +97,19 @@ class Dataset:
     """Name of each node in the input: `NodeNames` if they were read. None if nodes are called by their numbers."""
     class_names: tuple[str, ...] | None = None
     """Name of each class, or target, in the input. None if they are called by their numbers."""
-    pair_time: npt.NDArray[Any] | None = field(
+    pair_time: AnyArray | None = field(
         default=None,
         metadata=_of_pairs("times", lambda data, a: check_times("pair_time", a, len(data.pair_table))),
     )
     """int64 or float64 [N], of links and labelled edges: the time of each pair, which is predicted from earlier edges
     only. None: pairs have no times."""
-    pairs: npt.NDArray[np.int64] | None = field(
+    pairs: IdArray | None = field(
         default=None,
         metadata=_of_pairs("pairs", lambda data, a: check_pairs(a, data.num_nodes, data.graph.types, columns=2)),
     )
     """int64 [N, 2], source and destination of the edges that `labels` and `split` are of. None: they are of nodes, or
     the task is link."""
-    pair_features: npt.NDArray[np.float32] | None = field(
+    pair_features: Float32Array | None = field(
         default=None, metadata=_of_pairs("features", lambda data, a: _check_pair_features(a, len(data.pair_table)))
     )
     """float32 [N, K], of `pairs`, which their prediction reads; None: they have none."""
@@ -142,7 +142,7 @@ class Dataset:
         return 0 if self.pair_features is None else self.pair_features.shape[1]
 
     @property
-    def pair_table(self) -> npt.NDArray[np.int64]:
+    def pair_table(self) -> IdArray:
         """int64 [N, 2], `pairs`; of a link task [N, 3], `labels`."""
         return self.labels if self.pairs is None else self.pairs
 
@@ -184,7 +184,7 @@ class Dataset:
         return self.task == "multilabel" and bool(np.isnan(self.labels).any())
 
     @property
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+    def arrays(self) -> dict[str, AnyArray]:
         """Arrays beside the graph and the features, by their names in a store: labels, sets and those of pairs."""
         sets = {name: getattr(self.split, name) for name in SPLITS}
         return {"labels": self.labels, **sets, **present_items({name: getattr(self, name) for name in PAIR_ARRAYS})}
@@ -366,7 +366,7 @@ PAIR_ARRAYS: dict[str, ArrayOfPairs] = {f.name: f.metadata["array"] for f in fie
 """Arrays of pairs, as they are declared."""
 
 
-def _check_pair_features(rows: npt.NDArray[Any], count: int) -> None:
+def _check_pair_features(rows: AnyArray, count: int) -> None:
     if rows.dtype != np.float32 or rows.ndim != 2 or len(rows) != count or not rows.shape[1]:
         raise InputError(
             f"features of labelled edges are {rows.dtype}{list(rows.shape)}; expected float32 [{count}, K]"
@@ -376,7 +376,7 @@ def _check_pair_features(rows: npt.NDArray[Any], count: int) -> None:
         raise InputError(f"features of labelled edges hold NaN or infinite values (first: row {bad}); correct them")
 
 
-def is_labelled(labels: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def is_labelled(labels: AnyArray) -> Mask:
     """[V], True for rows with a label: a class number from 0, or some value of a matrix that is not NaN."""
     return np.asarray(labels >= 0 if labels.ndim == 1 else ~np.isnan(labels).all(axis=1))
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from .array_checks import proving
+from .array_kinds import IdArray
 from .dataset import PAIR_ARRAYS, SPLITS, Dataset, Split, require_dataset
 from .errors import InputError, StoreError, nearest
 from .features import ArrayFeatures, FeatureStore, MappedFeatures, WidenedFeatures, ZarrFeatures
@@ -312,9 +312,9 @@ class StoredDataset:
     graph: StoredGraph
     features: FeatureStore
     edge_features: FeatureStore | None
-    labels: "StoredRows | npt.NDArray[np.int64]"
+    labels: "StoredRows | IdArray"
     """Labels of the nodes; 0 where pairs are labelled."""
-    split: "Mapping[str, StoredRows | npt.NDArray[np.int64]]"
+    split: "Mapping[str, StoredRows | IdArray]"
     """Node ids of each set, by its name; none where sets are of pairs."""
 
 

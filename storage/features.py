@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
+from .array_kinds import FloatArray, IdArray, IntArray
 from .errors import InputError, StoreError, first_line
 from .ledger import Ledger
 from .store.narrow import FeatureDtype, row_width, stored_dtype, stored_width, widen
@@ -16,7 +17,6 @@ from .store.regular import opened_file
 from .store.row_file import Reads, RowFile
 from .store.store import Store, open_store, write_store
 
-FloatArray = npt.NDArray[np.floating]
 KIND = "features"
 WIDENED_BYTES = 1 << 20
 """Bytes of narrow rows that are gathered together, so that they are widened in the processor's cache."""
@@ -38,7 +38,7 @@ class FeatureStore(Protocol):
     def dtype(self) -> np.dtype[np.floating]:
         """float32 or float64."""
 
-    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+    def gather(self, ids: IntArray, out: FloatArray | None = None) -> FloatArray:
         """Rows of `ids`, [n, F].
 
         Args:
@@ -51,7 +51,7 @@ class FeatureStore(Protocol):
         """
 
 
-def _check_ids(ids: npt.NDArray[np.integer], num_rows: int) -> None:
+def _check_ids(ids: IntArray, num_rows: int) -> None:
     if len(ids) and (ids.min() < 0 or ids.max() >= num_rows):
         raise IndexError(f"feature rows [{ids.min()}, {ids.max()}] asked for; there are {num_rows}")
 
@@ -70,7 +70,7 @@ class ArrayFeatures:
         self.rows, self.dtype = rows, rows.dtype
         self.num_rows, self.num_features = rows.shape
 
-    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+    def gather(self, ids: IntArray, out: FloatArray | None = None) -> FloatArray:
         _check_ids(ids, self.num_rows)
         # mode="clip" skips the buffering that mode="raise" needs with `out`; ids were checked above.
         return np.take(self.rows, ids, axis=0, out=out, mode="clip")
@@ -99,12 +99,12 @@ class MappedFeatures(ArrayFeatures):
         """What this thread has read from the disk."""
         return self._file.reads
 
-    def is_cached(self, ids: npt.NDArray[np.integer]) -> bool:
+    def is_cached(self, ids: IntArray) -> bool:
         """True if rows of `ids` are better read where they are mapped. Raises RunError if the file has become
         shorter."""
         return self._file.is_cached(ids)
 
-    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+    def gather(self, ids: IntArray, out: FloatArray | None = None) -> FloatArray:
         """See `FeatureStore.gather`. Raises RunError if the file has become shorter, or the disk fails."""
         _check_ids(ids, self.num_rows)
         if self.is_cached(ids):
@@ -147,7 +147,7 @@ class ZarrFeatures:
             )
         (self.num_rows, self.num_features), self.dtype = self._array.shape, np.dtype(self._array.dtype)
 
-    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+    def gather(self, ids: IntArray, out: FloatArray | None = None) -> FloatArray:
         _check_ids(ids, self.num_rows)
         if out is None:
             out = np.empty((len(ids), self.num_features), self.dtype)
@@ -193,7 +193,7 @@ class ConvertedFeatures:
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.num_rows, self.num_features = inner.num_rows, inner.num_features
 
-    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+    def gather(self, ids: IntArray, out: FloatArray | None = None) -> FloatArray:
         rows = self.inner.gather(ids)
         converted: Any = np.empty(rows.shape, self.dtype) if out is None else out
         converted[...] = rows
@@ -221,7 +221,7 @@ class WidenedFeatures:
         self.kind: FeatureDtype = kind
         self.num_rows, self.num_features = kept.num_rows, row_width(kind, columns)
 
-    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+    def gather(self, ids: IntArray, out: FloatArray | None = None) -> FloatArray:
         """See `FeatureStore.gather`. A few rows at a time are between the two forms."""
         ids = np.asarray(ids)
         if out is None:
@@ -242,7 +242,7 @@ class CountedFeatures:
         self.inner, self.ledger, self.channel = inner, ledger, channel
         self.num_rows, self.num_features, self.dtype = inner.num_rows, inner.num_features, inner.dtype
 
-    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+    def gather(self, ids: IntArray, out: FloatArray | None = None) -> FloatArray:
         rows = self.inner.gather(ids, out)
         self.count(len(rows))
         return rows
@@ -252,7 +252,7 @@ class CountedFeatures:
         self.ledger.add(self.channel, "features", rows * self.num_features * self.dtype.itemsize)
 
 
-def is_read_together(features: FeatureStore, ids: npt.NDArray[np.integer]) -> bool:
+def is_read_together(features: FeatureStore, ids: IntArray) -> bool:
     """True if reading rows of `ids` takes less time together than one after the other: they are on disk, in pages that
     the system has not cached, or in Zarr chunks. Raises RunError if a file has become shorter."""
     if isinstance(features, CountedFeatures | ConvertedFeatures):
@@ -262,7 +262,7 @@ def is_read_together(features: FeatureStore, ids: npt.NDArray[np.integer]) -> bo
     return isinstance(features, ZarrFeatures) or (isinstance(features, MappedFeatures) and not features.is_cached(ids))
 
 
-def in_place(features: FeatureStore, ids: npt.NDArray[np.integer]) -> FloatArray | None:
+def in_place(features: FeatureStore, ids: IntArray) -> FloatArray | None:
     """All rows as one C-contiguous array, in memory or mapped, for a caller that reads `ids` in place; None if they
     must be gathered.
 
@@ -287,11 +287,11 @@ def in_place(features: FeatureStore, ids: npt.NDArray[np.integer]) -> FloatArray
 class ReorderedFeatures:
     """Rows of a feature store under other numbers. See `FeatureStore`."""
 
-    def __init__(self, features: FeatureStore, order: npt.NDArray[np.int64]) -> None:
+    def __init__(self, features: FeatureStore, order: IdArray) -> None:
         self.features, self._order = features, order
         self.num_rows, self.num_features, self.dtype = len(order), features.num_features, features.dtype
 
-    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+    def gather(self, ids: IntArray, out: FloatArray | None = None) -> FloatArray:
         if len(ids) and (ids.min() < 0 or ids.max() >= self.num_rows):
             raise IndexError(f"feature rows [{ids.min()}, {ids.max()}] asked for; there are {self.num_rows}")
         return self.features.gather(self._order[ids], out)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .array_kinds import AnyArray, FloatArray, IdArray, ValueArray
 from .dataset import PAIR_ARRAYS, SPLITS, Dataset
 from .features import FeatureStore
 from .graph import GRAPH_ARRAYS, Graph
@@ -23,7 +24,7 @@ def leaf_rows(dtype: npt.DTypeLike, shape: tuple[int, ...]) -> int:
     return max(1, LEAF_BYTES // max(1, np.dtype(dtype).itemsize * int(np.prod(shape[1:], dtype=np.int64))))
 
 
-def digest_leaves(rows: npt.NDArray[np.generic], dtype: npt.DTypeLike) -> bytes:
+def digest_leaves(rows: ValueArray, dtype: npt.DTypeLike) -> bytes:
     """SHA-256 of each leaf of some rows that begin with a leaf, 32 bytes each, as if they had this `dtype`."""
     # Byte order is fixed, so that a digest is the same on every machine.
     wide, step = np.dtype(dtype).newbyteorder("<"), leaf_rows(dtype, rows.shape)
@@ -52,10 +53,10 @@ class ArrayDigest:
         assert not self._dtype.hasobject, "arrays of objects have no bytes to digest"
         self._step = leaf_rows(dtype, shape)
         self._leaves: list[bytes] = []
-        self._open: list[npt.NDArray[Any]] = []
+        self._open: list[AnyArray] = []
         self._held = 0
 
-    def update(self, rows: npt.NDArray[Any]) -> None:
+    def update(self, rows: AnyArray) -> None:
         """Add the next rows. They must not change before the digest is complete."""
         while len(rows):
             piece, rows = rows[: self._step - self._held], rows[self._step - self._held :]
@@ -76,13 +77,13 @@ class ArrayDigest:
         return digest_of_leaves(self._dtype, self._shape, self._leaves)
 
 
-def array_digest(value: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> str:
+def array_digest(value: AnyArray, dtype: npt.DTypeLike | None = None) -> str:
     """Digest of an array as if it had this `dtype`; copies at most one leaf at a time."""
     kind = np.dtype(dtype or value.dtype)
     return digest_of_leaves(kind, value.shape, [digest_leaves(np.atleast_1d(value), kind)])
 
 
-def flat_digest(value: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> str:
+def flat_digest(value: AnyArray, dtype: npt.DTypeLike | None = None) -> str:
     """Digest of an array as if it had this `dtype`, as stores of schema version 1 have it: the SHA-256 of dtype, shape
     and bytes."""
     kind = np.dtype(dtype or value.dtype).newbyteorder("<")
@@ -94,7 +95,7 @@ def flat_digest(value: npt.NDArray[Any], dtype: npt.DTypeLike | None = None) -> 
     return digest.hexdigest()
 
 
-def digest_arrays(**arrays: npt.NDArray[Any] | None) -> str:
+def digest_arrays(**arrays: AnyArray | None) -> str:
     """SHA-256 over name, dtype, shape and bytes of each array, whatever the order of the arguments.
 
     None stands for an array that is absent, and differs from an empty one. Byte order and memory layout do not matter.
@@ -167,12 +168,12 @@ SAMPLED_ROWS = 4096
 """Most rows of features that `feature_sample_digest` covers."""
 
 
-def sampled_rows(num_rows: int) -> npt.NDArray[np.int64]:
+def sampled_rows(num_rows: int) -> IdArray:
     """Evenly spaced rows, ascending: the sample that `feature_sample_digest` is made of."""
     return np.unique(np.linspace(0, max(num_rows - 1, 0), num=min(SAMPLED_ROWS, num_rows), dtype=np.int64))
 
 
-def feature_sample_digest(num_rows: int, rows: npt.NDArray[np.floating]) -> str:
+def feature_sample_digest(num_rows: int, rows: FloatArray) -> str:
     """Digest of shape, dtype and the `sampled_rows` of features, which notices a changed matrix without reading all of
     it."""
     return digest_arrays(shape=np.array([num_rows, rows.shape[1]]), rows=rows)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from .array_kinds import AnyArray, Float32Array, Float64Array, FloatArray, IdArray, IntArray, Mask, ValueArray
 from .errors import InputError
 from .optional import present, present_items, taken
 from .plural import are, counted
@@ -21,9 +22,6 @@ from .typed.graph_types import SINGLE, GraphTypes, check_edge_type
 
 if TYPE_CHECKING:
     from .features import FeatureStore
-
-IntArray = npt.NDArray[np.integer]
-IdArray = npt.NDArray[np.int64]
 
 
 MOST_NODES = math.isqrt(2**63 - 1)
@@ -39,34 +37,32 @@ def index_dtype(num_values: int) -> np.dtype:
 class TakenRows:
     """In-neighbour lists of n rows of a graph, in the graph's order."""
 
-    indptr: npt.NDArray[np.int64]
+    indptr: IdArray
     """int64 [n+1]."""
-    first_edge: npt.NDArray[np.int64]
+    first_edge: IdArray
     """int64 [n], position of the row's first edge in the edge arrays of the whole graph."""
     indices: IntArray
     """[e], source nodes."""
-    edge_weight: npt.NDArray[np.float32] | None
-    edge_id: npt.NDArray[np.int64] | None
-    edge_type: npt.NDArray[Any] | None = None
+    edge_weight: Float32Array | None
+    edge_id: IdArray | None
+    edge_type: AnyArray | None = None
 
 
-def starts_of(counts: npt.NDArray[np.integer | np.bool_] | Sequence[int]) -> npt.NDArray[np.int64]:
+def starts_of(counts: npt.NDArray[np.integer | np.bool_] | Sequence[int]) -> IdArray:
     """int64 [n+1], where groups of these sizes begin, one behind the other, and where the last one ends."""
     starts = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
     return starts
 
 
-def run_starts(*columns: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+def run_starts(*columns: ValueArray) -> Mask:
     """True where a run of rows begins that are equal in all columns."""
     first = np.ones(len(columns[0]), bool)
     first[1:] = np.logical_or.reduce([c[1:] != c[:-1] for c in columns])
     return first
 
 
-def edges_of_rows(
-    starts: npt.NDArray[np.int64], degree: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def edges_of_rows(starts: IdArray, degree: IdArray) -> tuple[IdArray, IdArray]:
     """``indptr`` of rows that begin at `starts`, and the positions of their edges."""
     indptr = starts_of(degree)
     return indptr, np.arange(indptr[-1]) + np.repeat(starts - indptr[:-1], degree)
@@ -79,7 +75,7 @@ class GraphArray:
 
     per: Literal["node", "edge", "graph"]
     """What an entry is of."""
-    check: Callable[["Graph", npt.NDArray[Any]], None]
+    check: Callable[["Graph", AnyArray], None]
     """Raises InputError if the array does not fit the graph."""
     digested_as: str = ""
     """Dtype in the record of the graph's digest, which has an entry whether the array is there or not; such arrays may
@@ -89,7 +85,7 @@ class GraphArray:
     or edges."""
 
 
-def _check_edge_type(graph: "Graph", array: npt.NDArray[np.generic]) -> None:
+def _check_edge_type(graph: "Graph", array: ValueArray) -> None:
     check_edge_type(graph.types, array, graph.indptr, graph.indices)
 
 
@@ -109,32 +105,32 @@ class Graph:
     """A directed graph as in-neighbour lists: ``indices[indptr[v]:indptr[v+1]]`` are the sources of the edges into
     v."""
 
-    indptr: npt.NDArray[np.int64] = field(
+    indptr: IdArray = field(
         metadata={"array": GraphArray("graph", lambda g, a: check_indptr(a, g.num_edges), "int64", later=False)}
     )
     """int64 [V+1], non-decreasing, starts at 0, ends at E."""
     indices: IntArray = field(metadata=_of_edges("indices", "int64"))
     """int32 or int64 [E], source node of each edge; ascending within a row when made by `from_edges`."""
-    edge_weight: npt.NDArray[np.float32] | None = field(default=None, metadata=_of_edges("edge_weight", "float32"))
+    edge_weight: Float32Array | None = field(default=None, metadata=_of_edges("edge_weight", "float32"))
     """float32 [E], finite and non-negative, or None for an unweighted graph."""
-    edge_id: npt.NDArray[np.int64] | None = field(default=None, metadata=_of_edges("edge_id", "int64"))
+    edge_id: IdArray | None = field(default=None, metadata=_of_edges("edge_id", "int64"))
     """int64 [E], the position of each edge in its input, or None."""
-    part_offsets: npt.NDArray[np.int64] | None = field(
+    part_offsets: IdArray | None = field(
         default=None, metadata={"array": GraphArray("graph", lambda g, a: check_offsets(a, g.num_nodes), later=False)}
     )
     """int64 [P+1], the first node of each part and V, if nodes were renumbered part by part; else None."""
     types: GraphTypes = SINGLE
     """Types of nodes and edges. With several, edges of a row are sorted by (relation, source)."""
-    edge_type: npt.NDArray[Any] | None = field(
+    edge_type: AnyArray | None = field(
         default=None, metadata={"array": GraphArray("edge", _check_edge_type, later=False)}
     )
     """[E] of `GraphTypes.edge_dtype`, the relation of each edge; None if there are no types."""
     edge_features: "FeatureStore | None" = None
     """[E, D], row e is of the edge at position e; memory, memory-mapped or Zarr. None: edges have none. With types, D
     is the widest relation's, and columns beyond the width of an edge's own relation are zero."""
-    edge_time: npt.NDArray[Any] | None = field(default=None, metadata=_times("edge", "edge_time"))
+    edge_time: AnyArray | None = field(default=None, metadata=_times("edge", "edge_time"))
     """int64 or float64 [E], the time of each edge, or None."""
-    node_time: npt.NDArray[Any] | None = field(default=None, metadata=_times("node", "node_time"))
+    node_time: AnyArray | None = field(default=None, metadata=_times("node", "node_time"))
     """int64 or float64 [V], the time of each node, or None: as a seed, it sees no later edge where samples go by
     time."""
     time_unit: str | None = None
@@ -157,13 +153,13 @@ class Graph:
         return self.edge_weight is not None
 
     @property
-    def edge_relations(self) -> npt.NDArray[np.integer]:
+    def edge_relations(self) -> IntArray:
         """[E], `edge_type` of a graph with several types."""
         assert self.edge_type is not None
         return self.edge_type
 
     @property
-    def input_edges(self) -> npt.NDArray[np.int64]:
+    def input_edges(self) -> IdArray:
         """int64 [E], `edge_id` of a graph that was made with it."""
         assert self.edge_id is not None
         return self.edge_id
@@ -195,12 +191,12 @@ class Graph:
         return f"Graph({counted(self.num_nodes, 'node')}, {counted(self.num_edges, 'edge')}{weighted})"
 
     @cached_property
-    def in_degree(self) -> npt.NDArray[np.int64]:
+    def in_degree(self) -> IdArray:
         """int64 [V], number of in-edges of each node."""
         return np.diff(self.indptr)
 
     @cached_property
-    def degree(self) -> npt.NDArray[np.float64]:
+    def degree(self) -> Float64Array:
         """float64 [V], the sum of each node's in-edge weights; without weights, the in-degree."""
         if self.edge_weight is None:
             return self.in_degree.astype(np.float64)
@@ -212,19 +208,17 @@ class Graph:
             total[first:stop] = np.bincount(rows, weight, minlength=stop - first)
         return total
 
-    def take(self, rows: npt.NDArray[np.int64]) -> TakenRows:
+    def take(self, rows: IdArray) -> TakenRows:
         """Rows of these ascending ids, with copies of their edges."""
         starts = self.indptr[rows]
         indptr, edges = edges_of_rows(starts, self.in_degree[rows])
         return self._taken(indptr, starts, edges)
 
-    def _taken(
-        self, indptr: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], edges: slice | npt.NDArray[np.int64]
-    ) -> TakenRows:
+    def _taken(self, indptr: IdArray, starts: IdArray, edges: slice | IdArray) -> TakenRows:
         weight, ids = taken(self.edge_weight, edges), taken(self.edge_id, edges)
         return TakenRows(indptr, starts, self.indices[edges], weight, ids, taken(self.edge_type, edges))
 
-    def first_edge(self, first: int, stop: int) -> npt.NDArray[np.int64]:
+    def first_edge(self, first: int, stop: int) -> IdArray:
         """int64, position of the first edge of each row in ``[first, stop)``; row V begins at E."""
         return self.indptr[first:stop]
 
@@ -238,7 +232,7 @@ class Graph:
         return getattr(self, name)
 
     @property
-    def later(self) -> dict[str, npt.NDArray[Any]]:
+    def later(self) -> dict[str, AnyArray]:
         """Arrays that are there of those declared so."""
         return present_items({name: getattr(self, name) for name, a in GRAPH_ARRAYS.items() if a.later})
 
@@ -278,7 +272,7 @@ GRAPH_ARRAYS: dict[str, GraphArray] = {f.name: f.metadata["array"] for f in fiel
 """All arrays of a graph but the features of its edges, as they are declared."""
 
 
-def degree_summary(degrees: npt.NDArray[np.integer], counts: npt.NDArray[np.integer]) -> dict[str, int]:
+def degree_summary(degrees: IntArray, counts: IntArray) -> dict[str, int]:
     """Median, largest and number of zeros of in-degrees, of which each of the ascending `degrees` occurs so often."""
     total = int(counts.sum())
     before = np.cumsum(counts)
@@ -295,7 +289,7 @@ AT_ONCE = 1 << 22
 """Edges that are looked at together, so that temporary arrays are small."""
 
 
-def row_ranges(indptr: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+def row_ranges(indptr: IdArray) -> Iterator[tuple[int, int]]:
     """Ranges of rows with about `AT_ONCE` edges and rows each, or of one row."""
     first, last = 0, len(indptr) - 1
     while first < last:
@@ -305,7 +299,7 @@ def row_ranges(indptr: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
         first = stop
 
 
-def check_indptr(p: npt.NDArray[np.integer], num_edges: int) -> None:
+def check_indptr(p: IntArray, num_edges: int) -> None:
     """Raise InputError unless `p` is int64 [V+1] and rises from 0 to E."""
     if p.dtype != np.int64 or p.ndim != 1 or len(p) < 1:
         raise InputError(f"indptr is {p.dtype}{list(p.shape)}; expected int64 [V+1]")
@@ -313,7 +307,7 @@ def check_indptr(p: npt.NDArray[np.integer], num_edges: int) -> None:
         raise InputError(f"indptr must rise from 0 to E={num_edges}; it runs from {p[0]} to {p[-1]}")
 
 
-def check_of_edges(name: str, a: npt.NDArray[Any], num_nodes: int, num_edges: int) -> None:
+def check_of_edges(name: str, a: AnyArray, num_nodes: int, num_edges: int) -> None:
     """Raise InputError unless `a` is sound as the array `name` of a graph, which has an entry for each edge."""
     if name == "indices":
         if a.dtype not in (np.int32, np.int64) or a.ndim != 1:
@@ -336,7 +330,7 @@ ALWAYS: dict[Any, Any] = {np.dtype(np.int64): np.iinfo(np.int64).min, np.dtype(n
 """By dtype, the time of what has been there always: nodes and edges of types that have no times."""
 
 
-def check_offsets(o: npt.NDArray[np.integer], num_nodes: int) -> None:
+def check_offsets(o: IntArray, num_nodes: int) -> None:
     """Raise InputError unless `o` is int64 [P+1] and rises from 0 to V."""
     vector = o.dtype == np.int64 and o.ndim == 1 and len(o) >= 2
     if not vector or o[0] != 0 or o[-1] != num_nodes or (np.diff(o) < 0).any():
@@ -414,7 +408,7 @@ def from_edges(
     ).check()
 
 
-def edge_rows(values: npt.ArrayLike, num_edges: int, dtype: npt.DTypeLike | None = None) -> npt.NDArray[np.floating]:
+def edge_rows(values: npt.ArrayLike, num_edges: int, dtype: npt.DTypeLike | None = None) -> FloatArray:
     """Features of edges in the order of `values`: [E, D] or [E] finite numbers, as `dtype`; by default float64 if they
     are, else float32.
 
@@ -431,7 +425,7 @@ def edge_rows(values: npt.ArrayLike, num_edges: int, dtype: npt.DTypeLike | None
     return x
 
 
-def edge_matrix(values: npt.ArrayLike, num_edges: int, dtype: npt.DTypeLike | None = None) -> npt.NDArray[np.floating]:
+def edge_matrix(values: npt.ArrayLike, num_edges: int, dtype: npt.DTypeLike | None = None) -> FloatArray:
     """`edge_rows` whose values may be missing. Raises InputError for another shape, or no numbers."""
     x = np.asarray(values)
     if x.dtype.kind not in "biuf":

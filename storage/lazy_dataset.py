@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from .array_checks import proving, require
+from .array_kinds import AnyArray
 from .dataset import PAIR_ARRAYS, SPLITS, Dataset, Split
 from .dataset_store import (
     KIND,
@@ -119,7 +119,7 @@ class LazyGraph(Graph):
         self.check()
         return {name: self._store.path.resolve() / f"{name}.npy" for name in GRAPH_DIGESTS if name in self._store}
 
-    def pieces(self, name: str, num_bytes: int) -> Iterator[npt.NDArray[Any]]:
+    def pieces(self, name: str, num_bytes: int) -> Iterator[AnyArray]:
         """The array `name`, about so many bytes at a time, which are not kept.
 
         Raises:

@@ -4,12 +4,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from .array_kinds import Float32Array, IntArray, Mask
 from .errors import StoreError
 from .optional import present, taken
-
-IntArray = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +21,7 @@ class Block:
     """int32 or int64 [num_dst + 1]."""
     indices: IntArray
     """int32 [e], positions in `src`."""
-    weight: npt.NDArray[np.float32] | None = None
+    weight: Float32Array | None = None
     """float32 [e], weight of each sampled edge in an estimate of the sum over the *full* neighbourhood: the edge's own
     weight times the sampler's correction. None: all edges weigh the same, and row v stands for its in_degree(v) true
     in-edges."""
@@ -117,7 +115,7 @@ def nested_blocks(
     node_ends: tuple[int, ...],
     indptr: IntArray,
     indices: IntArray,
-    weight: npt.NDArray[np.float32] | None = None,
+    weight: Float32Array | None = None,
     edge_id: IntArray | None = None,
 ) -> tuple[Block, ...]:
     """Blocks as views of one edge list, outermost first.
@@ -177,7 +175,7 @@ class Bulk:
 class Expected:
     """Expected properties of a job's minibatches. A store may hold anything, so each is checked when it is read."""
 
-    is_seed: npt.NDArray[np.bool_]
+    is_seed: Mask
     """[V], the nodes to train on."""
     num_layers: int | None
     """L, if known."""

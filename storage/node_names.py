@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .array_checks import proving
+from .array_kinds import AnyArray, IdArray, IntArray, Mask, ValueArray
 from .errors import InputError, StoreError
 from .graph import edges_of_rows, starts_of
 from .plural import are, counted
@@ -32,7 +33,7 @@ class NodeNames(Sequence[str]):
 
     text: npt.NDArray[np.uint8]
     """uint8 [N], all names end to end, in UTF-8."""
-    starts: npt.NDArray[np.int64]
+    starts: IdArray
     """int64 [V+1]; name v is ``text[starts[v]:starts[v + 1]]``."""
     integers: bool | None = None
     """True if the names are whole numbers in the input, False if they are text there; None: see `are_integers`."""
@@ -53,7 +54,7 @@ class NodeNames(Sequence[str]):
         return cls.of_integers(np.arange(count))
 
     @classmethod
-    def of_integers(cls, numbers: npt.NDArray[np.integer]) -> "NodeNames":
+    def of_integers(cls, numbers: IntArray) -> "NodeNames":
         """Numbers as names, one for each node."""
         import pyarrow as pa
 
@@ -94,7 +95,7 @@ class NodeNames(Sequence[str]):
         for start in range(0, len(self), 4096):
             yield from self[start : start + 4096]
 
-    def take(self, nodes: npt.NDArray[np.integer]) -> list[str]:
+    def take(self, nodes: IntArray) -> list[str]:
         """Names of `nodes`, in their order."""
         first, stop = self.starts[nodes].tolist(), self.starts[np.asarray(nodes) + 1].tolist()
         return [self.text[a:b].tobytes().decode("utf-8", "replace") for a, b in zip(first, stop)]
@@ -104,13 +105,13 @@ class NodeNames(Sequence[str]):
         starts = self.starts[nodes.start : nodes.stop + 1]
         return NodeNames(self.text[starts[0] : starts[-1]], starts - starts[0], self.integers)
 
-    def kept(self, keep: npt.NDArray[np.bool_]) -> "NodeNames":
+    def kept(self, keep: Mask) -> "NodeNames":
         """Names of the nodes in the mask `keep`."""
         lengths = np.diff(self.starts)
         starts = np.concatenate([[0], np.cumsum(lengths[keep])]).astype(np.int64)
         return NodeNames(self.text[np.repeat(keep, lengths)], starts, self.integers)
 
-    def reordered(self, order: npt.NDArray[np.integer]) -> "NodeNames":
+    def reordered(self, order: IntArray) -> "NodeNames":
         """Names of the nodes `order`, each of which may be there once, never, or many times."""
         starts, letters = edges_of_rows(self.starts[order], np.diff(self.starts)[order])
         return NodeNames(self.text[letters], starts, self.integers)
@@ -132,7 +133,7 @@ class NodeNames(Sequence[str]):
             return False
         return bool(len(self)) and bool(compute.all(compute.equal(as_numbers.cast(pa.large_string()), self.as_arrow())))
 
-    def called(self, nodes: npt.NDArray[np.integer], offsets: Sequence[int] = ()) -> list[str] | npt.NDArray[np.int64]:
+    def called(self, nodes: IntArray, offsets: Sequence[int] = ()) -> list[str] | IdArray:
         """Names of `nodes` as the input has them: text, or int64 where names are integers.
 
         Args:
@@ -149,7 +150,7 @@ class NodeNames(Sequence[str]):
             return self.take(nodes)
         return self.as_arrow().take(pa.array(nodes)).cast(pa.int64()).to_numpy(zero_copy_only=False)
 
-    def meant(self, given: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    def meant(self, given: AnyArray) -> IdArray:
         """Nodes that a caller names, int64 [n]: by names, or by integers, which are names where names are integers, and
         else numbers of nodes, in which case nothing says that there are such nodes.
 
@@ -170,7 +171,7 @@ class NodeNames(Sequence[str]):
             )
         return given.astype(np.int64)
 
-    def find(self, names: Iterable[str]) -> npt.NDArray[np.int64]:
+    def find(self, names: Iterable[str]) -> IdArray:
         """Nodes with these names, int64, in the order of `names`.
 
         Raises:
@@ -250,7 +251,7 @@ def first_names(store: Store, most: int) -> list[str] | None:
     return names[:most]
 
 
-def name_arrays(names: Sequence[str] | None) -> tuple[dict[str, npt.NDArray[np.generic]], bool | None]:
+def name_arrays(names: Sequence[str] | None) -> tuple[dict[str, ValueArray], bool | None]:
     """Arrays of a store with the names of nodes, and its entry `INTEGER_NAMES`, if there are any."""
     if names is None:
         return {}, None

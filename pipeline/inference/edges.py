@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...stages.evaluate.edges import edge_outputs
 from ...stages.evaluate.layerwise import evaluating
 from ...stages.links.decoders import decoder_beside
+from ...storage.array_kinds import FloatArray, ValueArray
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
 from ...storage.links.pairs import PairArray, node_ranges
@@ -130,9 +130,7 @@ def _noted(read: LabelledEdges, emit: Emit) -> LabelledEdges:
     return read
 
 
-def _of_dataset(
-    data: Dataset, name: str | None
-) -> tuple[PairArray, npt.NDArray[np.floating] | None, npt.NDArray[np.generic] | None]:
+def _of_dataset(data: Dataset, name: str | None) -> tuple[PairArray, FloatArray | None, ValueArray | None]:
     """Labelled edges of a dataset with their features and times: all, or those of a set."""
     if not data.has_edge_labels:
         raise InputError(f"{data.name} has no labelled edges; give the pairs that are to be predicted")
@@ -141,7 +139,7 @@ def _of_dataset(
     return data.pair_table[chosen], features, time
 
 
-def _features(given: object, count: int, width: int, name: str) -> npt.NDArray[np.floating] | None:
+def _features(given: object, count: int, width: int, name: str) -> FloatArray | None:
     """[n, K] features of edges, or None if the model reads none."""
     if not width:
         if given is not None:

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor, nn
 
 from ...stages.models.base import Model, keeps_edges, layered, reads_edges
 from ...stages.neighbourhood.base import Neighbourhood
 from ...stages.nodes import BY_LABELS, node_ids
+from ...storage.array_kinds import FloatArray
 from ...storage.dataset import IdArray
 from ...storage.errors import InputError
 from ..datasets import ReadOptions
@@ -28,7 +28,7 @@ class Embeddings(FileRows):
 
     nodes: IdArray
     """int64 [n], ids in the order of the request."""
-    rows: npt.NDArray[np.floating]
+    rows: FloatArray
     """[n, D]."""
     layer: int
     """Layers that have been applied, from 1."""
@@ -37,7 +37,7 @@ class Embeddings(FileRows):
 
     BY_ROW = ("nodes", "rows", "node_names")
 
-    def as_array(self) -> npt.NDArray[np.floating]:
+    def as_array(self) -> FloatArray:
         return self.rows
 
     def columns(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 
+from ...storage.array_kinds import AnyArray, IdArray, IntArray, ValueArray
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.node_names import NodeNames
@@ -35,7 +36,7 @@ class FileRows:
     BY_ROW: ClassVar[tuple[str, ...]] = ()
     """Fields with an entry for each row, or None; the first one has some."""
 
-    def as_array(self) -> npt.NDArray[np.generic]:
+    def as_array(self) -> ValueArray:
         """The numbers, [n] or [n, D]."""
         raise NotImplementedError
 
@@ -64,12 +65,12 @@ class FileRows:
         """Number of rows."""
         return len(getattr(self, self.BY_ROW[0]))
 
-    def __array__(self, *dtype: npt.DTypeLike, **copy: bool) -> npt.NDArray[np.generic]:
+    def __array__(self, *dtype: npt.DTypeLike, **copy: bool) -> ValueArray:
         # pyrefly: ignore[no-matching-overload]
         return np.array(self.as_array(), *dtype, **copy)
 
 
-def names_of(nodes: npt.NDArray[np.integer], data: Dataset) -> list[str] | npt.NDArray[np.int64] | None:
+def names_of(nodes: IntArray, data: Dataset) -> list[str] | IdArray | None:
     """Names of nodes as the input had them, text or integers; None where nodes have no names."""
     if data.node_names is None:
         return None
@@ -77,7 +78,7 @@ def names_of(nodes: npt.NDArray[np.integer], data: Dataset) -> list[str] | npt.N
     return NodeNames.from_values(data.node_names).called(nodes, types.offsets)
 
 
-def as_column(values: list[str] | npt.NDArray[Any]) -> npt.NDArray[Any]:
+def as_column(values: list[str] | AnyArray) -> AnyArray:
     """Names as an array of text, or of integers where all objects are integers."""
     if isinstance(values, list):
         return np.asarray(values, np.str_)
@@ -127,7 +128,7 @@ def write_rows(
     written(Path(path), write)
 
 
-def _write_npy(path: Path, num_rows: int, pieces: Iterable[npt.NDArray[np.generic]]) -> None:
+def _write_npy(path: Path, num_rows: int, pieces: Iterable[ValueArray]) -> None:
     """Write the rows of arrays as one array, for `numpy.load`."""
     file, at = None, 0
     for piece in pieces:

@@ -12,6 +12,7 @@ from ...stages.evaluate.layerwise import evaluating
 from ...stages.evaluate.links import score_pairs
 from ...stages.links.decoders import decoder_beside, of_relation
 from ...stages.links.plan import Ends
+from ...storage.array_kinds import FloatArray, IdArray, ValueArray
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.links.pairs import PairArray, node_ranges
@@ -36,9 +37,9 @@ class LinkScores(FileRows):
     """Scores of n pairs of nodes. A larger score means a likelier link. If the loss was ``bce`` without `pos_weight`,
     the sigmoid of a score is a probability."""
 
-    pairs: npt.NDArray[np.int64]
+    pairs: IdArray
     """int64 [n, 2], in the order of the request; ids within the types of the ends, where a graph has several."""
-    scores: npt.NDArray[np.floating]
+    scores: FloatArray
     """[n]."""
     relations: npt.NDArray[np.str_] | None = None
     """[n], names of the pairs' relations, where the run predicts several."""
@@ -47,7 +48,7 @@ class LinkScores(FileRows):
 
     BY_ROW = ("pairs", "scores", "relations", "node_names")
 
-    def as_array(self) -> npt.NDArray[np.floating]:
+    def as_array(self) -> FloatArray:
         return self.scores
 
     def columns(self) -> dict[str, Any]:
@@ -162,7 +163,7 @@ def ends_at(wanted: PairArray, times: object, read: object, found: Opened, train
     )
 
 
-def ends_called(wanted: PairArray, data: Dataset) -> npt.NDArray[np.generic] | None:
+def ends_called(wanted: PairArray, data: Dataset) -> ValueArray | None:
     """[n, 2], names of the nodes of pairs, where their dataset has names: int64 where they are integers, else text; or
     objects, if those of one end are integers and those of the other one text."""
     columns = [names_of(end, data) for end in wanted.T]

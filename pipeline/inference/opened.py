@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +14,7 @@ from ...stages.models.base import as_model, reads_loops
 from ...stages.sample import SAMPLERS
 from ...stages.sample.base import reads_times
 from ...stages.self_loops import degree_of
+from ...storage.array_kinds import AnyArray
 from ...storage.dataset import Dataset, IdArray, Task
 from ...storage.errors import InputError
 from ...storage.lazy_dataset import LazyDataset
@@ -72,7 +72,7 @@ class Opened:
         sampler.check(self.data.graph)
         return sampler
 
-    def check_times(self) -> npt.NDArray[Any]:
+    def check_times(self) -> AnyArray:
         """The times of the data's nodes, or of its pairs. Raises InputError if there are none."""
         data, what = self.data, "pairs" if self.data.of_pairs else "nodes"
         if (times := data.pair_time if data.of_pairs else data.graph.node_time) is None:
@@ -87,12 +87,7 @@ class Opened:
         return device_chunks(self.model, self.data, self.job, seeds)
 
     def outputs(
-        self,
-        model: nn.Module,
-        nodes: IdArray,
-        emit: Emit,
-        stage: str = "predict",
-        moments: npt.NDArray[Any] | None = None,
+        self, model: nn.Module, nodes: IdArray, emit: Emit, stage: str = "predict", moments: AnyArray | None = None
     ) -> Tensor:
         """[n, D], the outputs of the model, or of another one, for `nodes`; progress is that of `stage`. Where samples
         go by time they are at the nodes' own times, or at `moments` [n]. Raises InputError: see `temporal`; or nodes

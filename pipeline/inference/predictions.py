@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from ...storage.array_kinds import AnyArray, FloatArray, ValueArray
 from ...storage.dataset import SPLITS, Dataset, IdArray, Task, is_labelled
 from ...storage.errors import InputError
 from ...storage.optional import when_present
@@ -18,7 +18,6 @@ from .files import PIECE_ROWS, FileRows, as_column, check_suffix, write_rows
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FloatArray = npt.NDArray[np.floating]
 SEPARATOR = ";"
 """Separator between the classes of a node in a .csv file, where nodes can have several."""
 
@@ -93,7 +92,7 @@ class Predictions(FileRows):
         return (logits.softmax(1) if self.task == "multiclass" else logits.sigmoid()).numpy()
 
     @cached_property
-    def classes(self) -> npt.NDArray[Any]:
+    def classes(self) -> AnyArray:
         """Multi-class and binary: int64 [n], the most probable class. Multi-label: bool [n, C], True where the logit is
         above 0.
 
@@ -225,7 +224,7 @@ class Predictions(FileRows):
         return f"Predictions({len(self):,} nodes, {labels}, {self.task})"
 
 
-def _without_nulls(column: "pa.Array") -> npt.NDArray[np.generic]:
+def _without_nulls(column: "pa.Array") -> ValueArray:
     """A column as an array, with "", -1 or NaN in place of null."""
     import pyarrow as pa
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +15,7 @@ from ...stages.evaluate.links import KnownPairs
 from ...stages.links.decoders import decoder_beside, of_relation
 from ...stages.links.plan import before
 from ...stages.nodes import node_ids
+from ...storage.array_kinds import Mask
 from ...storage.dataset import SPLITS, Dataset, IdArray
 from ...storage.errors import InputError, whole_number
 from ...storage.graph import Graph
@@ -209,7 +209,7 @@ def _known(data: Dataset, of: Asked, when: Any, exclude: bool) -> KnownPairs:
     )
 
 
-def _of_relation(labels: Any, data: Dataset, of: Asked) -> npt.NDArray[np.bool_]:
+def _of_relation(labels: Any, data: Dataset, of: Asked) -> Mask:
     """True for each pair of a relation, in a table of the dataset's pairs."""
     types = data.graph.types
     if data.task != "link" or not types.predicts_several:

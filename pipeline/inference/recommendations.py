@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import FloatArray, ValueArray
 from ...storage.dataset import IdArray
 from ...storage.node_names import NodeNames
 from .files import PIECE_ROWS, FileRows, check_suffix, write_rows
@@ -26,7 +26,7 @@ class Recommendations(FileRows):
     several."""
     destinations: IdArray
     """int64 [n, k], ids within the type of the relation's destination; -1 where fewer than k are left."""
-    scores: npt.NDArray[np.floating]
+    scores: FloatArray
     """[n, k]; -inf where `destinations` is -1."""
     node_names: tuple[NodeNames, NodeNames] | None = None
     """Names of all nodes of the source's and of the destination's type, by id, where the dataset has names."""
@@ -38,12 +38,12 @@ class Recommendations(FileRows):
         return self.destinations
 
     @property
-    def source_names(self) -> npt.NDArray[np.generic] | None:
+    def source_names(self) -> ValueArray | None:
         """Names of `sources`, [n], text or integers; None if nodes have none."""
         return None if self.node_names is None else np.asarray(self.node_names[0].called(self.sources))
 
     @property
-    def destination_names(self) -> npt.NDArray[np.generic] | None:
+    def destination_names(self) -> ValueArray | None:
         """Names of `destinations`, [n, k], text or integers, empty or -1 where there are none; None if nodes have
         none."""
         if self.node_names is None:

@@ -3,11 +3,11 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ...stages.sample.single.trees import EdgeList
+from ...storage.array_kinds import IdArray, IntArray
 from ...storage.errors import InputError, MissingExtraError, install
 from ...storage.features import FeatureStore
 from ...storage.minibatch import MiniBatch
@@ -21,7 +21,7 @@ def sampler_output(found: EdgeList) -> Any:
     return make(**{n: torch.from_numpy(v) if isinstance(v, np.ndarray) else v for n, v in vars(found).items()})
 
 
-def sampled_graph(minibatch: MiniBatch, edge_id: npt.NDArray[np.int64] | None = None) -> Any:
+def sampled_graph(minibatch: MiniBatch, edge_id: IdArray | None = None) -> Any:
     """The single edge list of a minibatch, a `SamplerOutput`.
 
     Args:
@@ -147,7 +147,7 @@ def require_pyg(what: str) -> None:
         raise MissingExtraError(f"{what} needs PyTorch Geometric, which is not installed: {install('pyg')}") from None
 
 
-def _owned(array: npt.NDArray[np.integer]) -> Tensor:
+def _owned(array: IntArray) -> Tensor:
     """A copy as int64: a view would keep the whole bulk's buffer alive."""
     return torch.from_numpy(array.astype(np.int64))
 

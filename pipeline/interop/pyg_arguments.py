@@ -7,13 +7,13 @@ from operator import index
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ...stages.sample.neighbor import NeighborSampler
 from ...stages.sample.temporal import STRATEGIES
+from ...storage.array_kinds import Float32Array, Float64Array, IdArray, IntArray, NumberArray
 from ...storage.errors import InputError, nearest, whole_number
 
 SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
@@ -92,7 +92,7 @@ def subgraph_type(given: Any, directed: bool, disjoint: bool) -> str:
     return word
 
 
-def positions(given: Any, size: int, what: str) -> npt.NDArray[np.int64]:
+def positions(given: Any, size: int, what: str) -> IdArray:
     """Positions among `size` input nodes, int64 [B], from a tensor, an array or any sequence of whole numbers."""
     try:
         values = given.tolist() if hasattr(given, "tolist") else given
@@ -163,7 +163,7 @@ def check_kinds(seed: object, generator: object, **functions: object) -> None:
             raise InputError(f"{name} is {type(function).__name__}; expected a function")
 
 
-def input_nodes(given: Any, num_nodes: int, name: str = "input_nodes") -> tuple[npt.NDArray[np.int64], Tensor]:
+def input_nodes(given: Any, num_nodes: int, name: str = "input_nodes") -> tuple[IdArray, Tensor]:
     """The seeds, int64 [N], and the `input_id` of each, int64 [N]."""
     if given is None:
         return np.arange(num_nodes), torch.arange(num_nodes)
@@ -183,14 +183,14 @@ def input_nodes(given: Any, num_nodes: int, name: str = "input_nodes") -> tuple[
     return seeds, torch.arange(len(seeds))
 
 
-def numbers(name: str, value: Any) -> npt.NDArray[np.number]:
+def numbers(name: str, value: Any) -> NumberArray:
     array = tensor(name, value).numpy()
     if not (np.issubdtype(array.dtype, np.integer) or np.issubdtype(array.dtype, np.floating)):
         raise InputError(f"{name} is {array.dtype}; expected numbers")
     return array
 
 
-def edges(name: str, given: Any) -> npt.NDArray[np.integer]:
+def edges(name: str, given: Any) -> IntArray:
     """The edge list `name`, integers [2, E]."""
     if given is None:
         return np.empty((2, 0), np.int64)
@@ -199,7 +199,7 @@ def edges(name: str, given: Any) -> npt.NDArray[np.integer]:
     return tensor(name, given).numpy()
 
 
-def weights(name: str, given: Any, num_edges: int) -> npt.NDArray[np.float32]:
+def weights(name: str, given: Any, num_edges: int) -> Float32Array:
     """The edge attribute `name` as weights, float32 [E], finite and non-negative."""
     weight = tensor(name, given).numpy()
     if weight.shape != (num_edges,):
@@ -212,7 +212,7 @@ def weights(name: str, given: Any, num_edges: int) -> npt.NDArray[np.float32]:
     return weight
 
 
-def node_weights(neg_sampling: Any, name: str, ids: range) -> npt.NDArray[np.float64] | None:
+def node_weights(neg_sampling: Any, name: str, ids: range) -> Float64Array | None:
     """float64 [n], weights of the nodes `ids` as ends of negatives; None: uniform."""
     given = getattr(neg_sampling, name, None)
     if given is None:
@@ -226,7 +226,7 @@ def node_weights(neg_sampling: Any, name: str, ids: range) -> npt.NDArray[np.flo
     return weight
 
 
-def moments(name: str, given: Any, count: int, of: str) -> npt.NDArray[np.number]:
+def moments(name: str, given: Any, count: int, of: str) -> NumberArray:
     """Times of the inputs of a loader, [N]."""
     found = numbers(name, given)
     if found.shape != (count,):

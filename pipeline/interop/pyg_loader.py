@@ -7,7 +7,6 @@ from pkgutil import resolve_name
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -15,6 +14,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from ...stages.assignment import BulkRequest
 from ...stages.kernels import sampling_backend
 from ...stages.random import Purpose, permutation, stream
+from ...storage.array_kinds import IdArray
 from ...storage.errors import InputError, whole_number
 from . import pyg_arguments as arguments
 from .export import require_pyg
@@ -113,7 +113,7 @@ class BulkLoader(SamplingThreads, DataLoader[Any]):
             return self._seed
         return int(torch.empty((), dtype=torch.int64).random_(generator=self.generator).item())
 
-    def _cuts(self, seed: int, epoch: int) -> list[npt.NDArray[np.int64]]:
+    def _cuts(self, seed: int, epoch: int) -> list[IdArray]:
         """Positions of the inputs of each minibatch of the epoch."""
         if not self._own_order:
             assert self.batch_sampler is not None
@@ -125,11 +125,11 @@ class BulkLoader(SamplingThreads, DataLoader[Any]):
             order = permutation(stream(seed, Purpose.SHUFFLE, epoch), order)
         return [order[j * self.batch_size : (j + 1) * self.batch_size] for j in range(len(self))]
 
-    def _sample(self, request: BulkRequest, cuts: Sequence[npt.NDArray[np.int64]], workspace: Any = None) -> list[Any]:
+    def _sample(self, request: BulkRequest, cuts: Sequence[IdArray], workspace: Any = None) -> list[Any]:
         inputs = [self.input_data[torch.from_numpy(cut)] for cut in cuts]
         return self.sampler_of_bulks.sample_bulk(request, inputs, self.neg_sampling, workspace)
 
-    def _minibatches(self, seed: int, epoch: int, cuts: list[npt.NDArray[np.int64]]) -> Iterator[Any]:
+    def _minibatches(self, seed: int, epoch: int, cuts: list[IdArray]) -> Iterator[Any]:
         workspace = self._workspaces.pop() if self._workspaces else sampling_backend("cpu").Workspace()
 
         def make(number: int) -> list[Any]:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -17,13 +16,13 @@ from ...stages.kernels.row_block.relation_rows import RelationRows
 from ...stages.sample.neighbor import NeighborSampler
 from ...stages.sample.single.trees import Times, drawable
 from ...stages.sample.temporal import TimedGraph
+from ...storage.array_kinds import Float32Array, IdArray
 from ...storage.errors import InputError, nearest
 from ...storage.graph import Graph, index_dtype
 from ...storage.typed.graph_types import GraphTypes
 from ..datasets.cleaning.relations import graph_of_relations
 from . import pyg_arguments as arguments
 
-IdArray = npt.NDArray[np.int64]
 EdgeType = tuple[str, str, str]
 
 
@@ -89,7 +88,7 @@ class ManyTypes:
             raise InputError(f"{argument} is {name!r}; expected the name of an attribute of {what}{hint}")
         return with_it
 
-    def _weights(self, weight_attr: Any) -> npt.NDArray[np.float32]:
+    def _weights(self, weight_attr: Any) -> Float32Array:
         """float32 [E], by edge id."""
         weight = np.ones(self.first_edge[-1], np.float32)
         for r in self._attribute("weight_attr", weight_attr, self.types.relations, "an edge type"):

@@ -2,19 +2,16 @@
 
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ...stages.sample.neighbor import NeighborSampler
 from ...stages.sample.single.trees import Times
 from ...stages.sample.temporal import TimedGraph
+from ...storage.array_kinds import IdArray
 from ...storage.errors import InputError, nearest
 from ...storage.graph import from_edges
 from . import pyg_arguments as arguments
-
-IdArray = npt.NDArray[np.int64]
 
 
 class OneType:

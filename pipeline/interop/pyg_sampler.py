@@ -16,6 +16,7 @@ from ...stages.kernels import sampling_backend
 from ...stages.links.random_ends import RandomEnds
 from ...stages.random import Purpose, branches, stream
 from ...stages.sample.single.trees import Timed, both_ways, drawable, edges_among, sample_separately
+from ...storage.array_kinds import IdArray
 from ...storage.errors import InputError
 from . import pyg_arguments as arguments
 from .export import require_pyg, sampled_graph, sampler_output
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     Law, Input = pyg.NegativeSampling | None, pyg.NodeSamplerInput | pyg.EdgeSamplerInput
     Output = pyg.SamplerOutput | pyg.HeteroSamplerOutput
 
-IdArray = npt.NDArray[np.int64]
 Moments = npt.NDArray[np.number]
 ALONE = -1
 """Epoch of minibatches that are asked for one by one."""

@@ -4,13 +4,13 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from torch import nn
 
 from ...stages.models.base import reads_edges
 from ...stages.partition.cut_counts import CutCounts
 from ...stages.placement.chunk_schedule import ChunkSchedule
 from ...stages.sample.base import reads_times
+from ...storage.array_kinds import IntArray
 from ...storage.dataset import Dataset
 from ..config.load import Job
 from ..config.systems import System
@@ -173,7 +173,7 @@ class Candidate:
         """Parts that each rank sees in each phase."""
         return self.system.partition.schedule(self.job.seed_of("minibatches"), self.ranks)
 
-    def _train_by_parts(self, cut: CutCounts) -> npt.NDArray[np.integer]:
+    def _train_by_parts(self, cut: CutCounts) -> IntArray:
         """[P, P], train pairs by the parts of their sources and destinations; train nodes on the diagonal."""
         data = self.at.dataset
         if not data.of_pairs:

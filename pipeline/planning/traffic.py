@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ...stages.comm.gloo import ring_bytes, sum_waits
 from ...stages.comm.nccl import even_ring_bytes
@@ -21,6 +20,7 @@ from ...stages.models.phased import PhasedModel
 from ...stages.partition.cut_counts import ID_BYTES, CutCounts, halo_counts
 from ...stages.policies import InputRows
 from ...stages.reduce.seed_weighted import EXTRA_NUMBERS
+from ...storage.array_kinds import Float64Array
 from ...storage.dataset import Dataset
 from ...storage.ledger import KINDS
 from ..machine.gpus import backend
@@ -61,7 +61,7 @@ class Moved:
         """Time of an epoch's messages on a link, kinds one after the other. The rank that sends most sets the pace."""
         return sum(link.seconds(np.max(self.per_epoch["network", kind]), n) for kind, n in self.waits.items())
 
-    def add(self, kind: str, sent: npt.NDArray[np.float64], waits: float) -> None:
+    def add(self, kind: str, sent: Float64Array, waits: float) -> None:
         """Count network bytes of an epoch, [P]."""
         self.per_epoch["network", kind] += sent
         self.waits[kind] += waits

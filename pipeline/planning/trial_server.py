@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from ...stages.kernels import aggregation_backend, sampling_backend
 from ...stages.kernels.runtime.jit import prepare_numba
+from ...storage.array_kinds import IdArray
 from ...storage.dataset import Dataset
 from ...storage.errors import RunError
 from ..config.load import Job
@@ -35,7 +35,7 @@ from ..training.dynamo import leave_compiler_out
 
 AS_SPLIT: dict[str, Any] = {"split": None, "read": ReadOptions()}
 """Keys of a job whose dataset is read and split already."""
-Pages = list[tuple[int, npt.NDArray[np.int64]]]
+Pages = list[tuple[int, IdArray]]
 """Addresses of mapped files, and the numbers of those of their pages that are resident."""
 
 
@@ -109,12 +109,12 @@ def shortened(data: Dataset, seeds: int) -> Dataset:
     return data if kept is data.split.train else replace(data, split=replace(data.split, train=kept))
 
 
-def spread(train: npt.NDArray[np.int64], seeds: int) -> npt.NDArray[np.int64]:
+def spread(train: IdArray, seeds: int) -> IdArray:
     """At most `seeds` train nodes, evenly spaced since neighbouring ids may be alike."""
     return train if seeds >= len(train) else train[np.linspace(0, len(train) - 1, seeds).astype(np.int64)]
 
 
-def resident_pages() -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+def resident_pages() -> Iterator[tuple[int, IdArray]]:
     """Pages of files that this process has mapped and used. None where the system does not say."""
     with suppress(OSError), open("/proc/self/maps") as maps, open("/proc/self/pagemap", "rb", buffering=0) as table:
         for line in maps:

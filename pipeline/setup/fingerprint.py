@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...stages.kernels import OTHER_BITS
 from ...stages.sample.neighbor import NeighborSampler
+from ...storage.array_kinds import FloatArray, ValueArray
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.fingerprint import (
@@ -30,7 +30,7 @@ LATER_OF_LOSS = {"margin": 1.0, "temperature": 1.0}
 
 
 def fingerprint_of(
-    job: Job, dataset: Dataset, system: System, model: Any, start: npt.NDArray[np.floating] | None = None
+    job: Job, dataset: Dataset, system: System, model: Any, start: FloatArray | None = None
 ) -> dict[str, str]:
     """Digests of everything that affects the parameters of a run, except the number of epochs.
 
@@ -141,7 +141,7 @@ def _sets_of_version_1(dataset: Dataset) -> dict[str, str]:
     return {"seeds": _flat(train=split.train), "labels": _flat(labels=dataset.labels, val=split.val)}
 
 
-def _flat(**arrays: npt.NDArray[np.generic]) -> str:
+def _flat(**arrays: ValueArray) -> str:
     return digest_record({name: flat_digest(a) for name, a in arrays.items()})
 
 

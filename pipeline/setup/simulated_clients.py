@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...stages.partition.base import make_book
 from ...stages.partition.clustered import Clustered
 from ...stages.partition.given import Given
 from ...stages.placement.clients import client_traffic, packed, read_traffic, write_clients
+from ...storage.array_kinds import IdArray
 from ...storage.errors import InputError
 from .prepare import Prepared
 from .sampling import Sampling
@@ -95,5 +95,5 @@ def client_record(prepared: Prepared, folder: Path, phases: list[dict[str, Any]]
     }
 
 
-def _spread(values: npt.NDArray[np.int64]) -> dict[str, float]:
+def _spread(values: IdArray) -> dict[str, float]:
     return {"total": int(values.sum()), "median": float(np.median(values)), "max": int(values.max())}

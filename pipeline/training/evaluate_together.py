@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +27,7 @@ from ...stages.memory.arena import Arena, give_back, reusing
 from ...stages.models.base import layered
 from ...stages.placement.row_blocks import BlockRows
 from ...stages.placement.sharded import Share
+from ...storage.array_kinds import IdArray, Mask
 from ...storage.links.pairs import (
     POSITIVE,
     PairArray,
@@ -156,7 +156,7 @@ class KnownOfSet:
         return self.by_place[one.place]
 
     @property
-    def order(self) -> npt.NDArray[np.int64] | None:
+    def order(self) -> IdArray | None:
         return next(iter(self.by_place.values())).order
 
 
@@ -166,7 +166,7 @@ class KnownOfBlocks(KnownPairs):
 
     drawn: PairArray
     """Pairs that are not linked."""
-    order: npt.NDArray[np.int64] | None = None
+    order: IdArray | None = None
     """int64 [V], the nodes in the order in which keys and `drawn` number them, if types are no ranges otherwise."""
 
     @classmethod
@@ -187,7 +187,7 @@ class KnownOfBlocks(KnownPairs):
         def here(pairs: PairArray) -> PairArray:
             return pairs if new is None else new[pairs]
 
-        def known(drawn: PairArray) -> npt.NDArray[np.bool_]:
+        def known(drawn: PairArray) -> Mask:
             source, destination = here(np.stack(np.divmod(drawn, max(1, n))))
             keys = keys_of(source, destination, n)
             there = torch.from_numpy(contains(edges, keys).astype(np.int64))

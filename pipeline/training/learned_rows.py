@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -17,6 +16,7 @@ from ...stages.learned.beside import WithLearned
 from ...stages.learned.optimizers import OPTIMIZERS
 from ...stages.learned.table import LearnedTable
 from ...stages.messages import Part, Placement, RankJob
+from ...storage.array_kinds import IdArray
 from ...storage.features import ArrayFeatures, MappedFeatures
 from ...storage.store.full_disk import whole_file
 from ..config.systems import System
@@ -70,7 +70,7 @@ class _Nodes:
     total: int
     bounds: list[int] | None = None
     """See `LearnedTable`."""
-    names: npt.NDArray[np.int64] | None = None
+    names: IdArray | None = None
     """See `LearnedTable`."""
 
 

@@ -8,17 +8,16 @@ those of stage s are multiplied with.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import AnyArray, IdArray, IntArray
 from ...storage.graph import edges_of_rows, starts_of
 from .base import Group, Swap
 
-IdArray = npt.NDArray[np.int64]
 TAG = 0
 
 
@@ -30,10 +29,10 @@ class Rows:
     """int64 [n + 1]."""
     start: IdArray
     """int64 [n], position of each row's first entry in the whole matrix."""
-    values: tuple[npt.NDArray[Any], ...]
+    values: tuple[AnyArray, ...]
     """Each [e], of the entries: columns, and what else belongs to an entry."""
 
-    def take(self, rows: npt.NDArray[np.integer]) -> "Rows":
+    def take(self, rows: IntArray) -> "Rows":
         """Some rows, in that order."""
         indptr, at = edges_of_rows(self.indptr[rows], np.diff(self.indptr)[rows])
         return Rows(indptr, self.start[rows], tuple(v[at] for v in self.values))
@@ -60,7 +59,7 @@ class RowFetch:
         self,
         column: Group,
         owned: Rows,
-        wanted: Mapping[int, npt.NDArray[np.integer]],
+        wanted: Mapping[int, IntArray],
         dtype: npt.DTypeLike,
         *,
         starts: bool = False,
@@ -126,6 +125,6 @@ class RowFetch:
         self._sent.clear()
 
 
-def _bytes(*arrays: npt.NDArray[Any]) -> Tensor:
+def _bytes(*arrays: AnyArray) -> Tensor:
     packed = [np.ascontiguousarray(a).view(np.uint8) for a in arrays]
     return torch.from_numpy(packed[0] if len(packed) == 1 else np.concatenate(packed))

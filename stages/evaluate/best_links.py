@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import FloatArray
 from ...storage.dataset import IdArray
 from ..kernels.best_of_rows import keep_best
 from ..kernels.runtime.threads import get_num_threads, side_by_side
@@ -27,7 +27,7 @@ CHUNKS_OF_THREAD = 4
 """Chunks of sources that a thread at least has between two reports, so that none waits long for the others."""
 KERNEL_ON = ("cpu",)
 """Devices of rows whose best are kept by `best_of_rows`; others keep them by operations of torch."""
-Best = tuple[IdArray, npt.NDArray[np.floating]]
+Best = tuple[IdArray, FloatArray]
 """int64 [n, k], the best destinations of each source, the best first, and their scores; -1 and -inf where fewer than k
 candidates have a score."""
 

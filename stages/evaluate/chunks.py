@@ -11,10 +11,10 @@ from itertools import pairwise
 from types import ModuleType
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ...storage.array_kinds import IdArray, IntArray, Mask
 from ...storage.errors import InputError
 from ...storage.features import FeatureStore, in_place
 from ...storage.graph import Graph, edges_of_rows, starts_of
@@ -26,7 +26,6 @@ from ..models.base import keeps_edges, layered
 from ..models.parts import LayerCounts
 from ..neighbourhood.block import BlockNeighbourhood, types_of_edges
 
-IdArray = npt.NDArray[np.int64]
 ROWS_PER_EDGE = 4
 """Rows that a layer which keeps rows of edges has for each: its source's, its destination's, what is computed
 of its features, and the message."""
@@ -59,7 +58,7 @@ class Source:
         # One buffer for all chunks of a layer: fresh pages would cost as much as copying the rows.
         self._buffer = np.empty((0, self.width), self._dtype)
 
-    def gather(self, nodes: npt.NDArray[np.integer]) -> Tensor:
+    def gather(self, nodes: IntArray) -> Tensor:
         """[n, width], by global id; valid until the next call."""
         at = nodes if self.ids is None else np.searchsorted(self.ids, nodes)
         if isinstance(self.rows, Tensor):
@@ -71,7 +70,7 @@ class Source:
         return torch.from_numpy(self.rows.gather(at, self._buffer[: len(nodes)])).to(self.device, self.dtype)
 
 
-def layer_counts(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]]) -> list[LayerCounts]:
+def layer_counts(graph: Graph, needed: Sequence[Mask]) -> list[LayerCounts]:
     """Sizes of the layers, from L+1 masks [V]: sources of the first, and rows of each."""
     rows = [int(np.count_nonzero(mask)) for mask in needed]
     edges = [
@@ -81,7 +80,7 @@ def layer_counts(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]]) -> list[
     return [LayerCounts(a, b, e) for (a, b), e in zip(pairwise(rows), edges)]
 
 
-def needed_rows(graph: Graph, wanted: IdArray, layers: int) -> list[npt.NDArray[np.bool_]]:
+def needed_rows(graph: Graph, wanted: IdArray, layers: int) -> list[Mask]:
     """For each layer, first to last, a mask [V] of the rows it must compute: those of the next layer and their
     in-neighbours."""
     mask = np.zeros(graph.num_nodes, np.bool_)

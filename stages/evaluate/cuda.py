@@ -14,10 +14,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import Mask
 from ...storage.features import FeatureStore
 from ...storage.graph import Graph, edges_of_rows, starts_of
 from ...storage.minibatch import Block
@@ -74,9 +74,7 @@ class Layers:
         return rows
 
 
-def fits(
-    graph: Graph, needed: Sequence[npt.NDArray[np.bool_]], width: int, widest: int, itemsize: int, num_bytes: int
-) -> bool:
+def fits(graph: Graph, needed: Sequence[Mask], width: int, widest: int, itemsize: int, num_bytes: int) -> bool:
     """True if all layers fit, each as one block: the lists of all, and for one layer its rows, its results and two
     working copies of each. `needed`: L+1 times [V], sources of the first layer and rows of each; see `layers_for`."""
     counts, wide = layer_counts(graph, needed), max(width, widest) * itemsize
@@ -85,7 +83,7 @@ def fits(
     return lists + max(layer) <= num_bytes
 
 
-def _laid_out(graph: Graph, needed: Sequence[npt.NDArray[np.bool_]], degree: Tensor, budget: DeviceBudget) -> Layers:
+def _laid_out(graph: Graph, needed: Sequence[Mask], degree: Tensor, budget: DeviceBudget) -> Layers:
     times = np.add.reduce(needed, dtype=np.int16)
     nodes = np.flatnonzero(times)
     nodes = nodes[np.argsort(-times[nodes], kind="stable")]

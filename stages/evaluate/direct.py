@@ -10,13 +10,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import AnyArray, IdArray, Mask
 from ...storage.features import FeatureStore, in_place
 from ...storage.graph import Graph
 from ...storage.optional import present
@@ -31,7 +30,6 @@ from .far.blocks import Blocks, FarBlocks, FarRows, Wave
 from .far.rows import HostSink
 from .limits import Limits
 
-IdArray = npt.NDArray[np.int64]
 BLOCK_ROWS, BLOCK_EDGES = 1024, 1 << 16
 """Rows of a block, and in-edges beyond which it has fewer: it fits the cache, and takes milliseconds."""
 WAVE_BLOCKS = 64
@@ -45,12 +43,7 @@ PIECE_BYTES = 64 << 20
 
 
 def infer_in_parts(
-    model: Stack,
-    graph: Graph,
-    features: FeatureStore,
-    degree: Tensor,
-    needed: Sequence[npt.NDArray[np.bool_]],
-    limits: Limits,
+    model: Stack, graph: Graph, features: FeatureStore, degree: Tensor, needed: Sequence[Mask], limits: Limits
 ) -> Tensor:
     """Rows of the last layer, ascending, [n, C]. The model has parts, is in evaluation mode, and has its parameters on
     the host, in the dtype of the degrees. `needed`: L+1 masks [V], sources of the first layer and rows of each."""
@@ -97,7 +90,7 @@ class PartsRun:
         none = Destinations(self.graph, self.degree, np.empty(0, np.int64))
         return min(columns, part.aggregate(none).widths(columns)[0])
 
-    def entered(self, part: ConvParts, features: FeatureStore, mask: npt.NDArray[np.bool_]) -> LayerRows | FarRows:
+    def entered(self, part: ConvParts, features: FeatureStore, mask: Mask) -> LayerRows | FarRows:
         """The rows that the first layer aggregates: the features where they lie, if possible."""
         nodes = np.flatnonzero(mask)
         base = in_place(features, nodes) if features.dtype == self.dtype else None
@@ -120,7 +113,7 @@ class PartsRun:
             pass
         return self.left(sink, nodes, None if part.logits is None else logits.finish())
 
-    def left(self, sink: HostSink, nodes: IdArray, logits: npt.NDArray[Any] | None) -> LayerRows | FarRows:
+    def left(self, sink: HostSink, nodes: IdArray, logits: AnyArray | None) -> LayerRows | FarRows:
         """The rows that a layer has left for the next one, of ascending nodes."""
         whole = len(nodes) == self.graph.num_nodes
         place = np.empty(0, np.int32) if whole else positions(nodes, self.graph.num_nodes)
@@ -148,9 +141,7 @@ class PartsRun:
         row = max(1, features.num_features * max(self.dtype.itemsize, features.dtype.itemsize))
         return max(1, min(PIECE_BYTES, self.limits.max_bytes) // row)
 
-    def pieces(
-        self, features: FeatureStore, base: npt.NDArray[Any] | None, nodes: IdArray
-    ) -> Iterator[tuple[IdArray, Tensor]]:
+    def pieces(self, features: FeatureStore, base: AnyArray | None, nodes: IdArray) -> Iterator[tuple[IdArray, Tensor]]:
         """Some of the nodes and their features after the other, in the dtype of the model."""
         step = self.piece_rows(features)
         for first in range(0, max(1, len(nodes)), step):
@@ -252,7 +243,7 @@ class LayerBlocks:
         """Threads that stay below the limit together."""
         return max(1, self.run.limits.max_bytes // self._block_size()[2])
 
-    def _edges(self) -> npt.NDArray[np.int64]:
+    def _edges(self) -> IdArray:
         """In-degrees of the nodes."""
         indptr = self.run.graph.indptr
         return indptr[self.nodes + 1] - indptr[self.nodes]
@@ -270,7 +261,7 @@ class LayerBlocks:
         return cuts or [(0, 0)]
 
     def _into(
-        self, a: int, b: int, low: int, into: Sequence[npt.NDArray[Any]], aggregate: Callable[[int, int], Tensor]
+        self, a: int, b: int, low: int, into: Sequence[AnyArray], aggregate: Callable[[int, int], Tensor]
     ) -> None:
         with torch.no_grad(), reusing(self.run.arena()):
             for target, rows in zip(into, self._block(aggregate(a, b))):

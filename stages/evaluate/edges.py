@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import FloatArray
 from ...storage.dataset import IdArray
 from ...storage.links.pairs import PairArray
 
@@ -24,7 +24,7 @@ class NodeRows:
     rows: Tensor
     """[m, D]."""
 
-    def positions(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def positions(self, ids: IdArray) -> IdArray:
         """The positions of nodes, [n], or ends of pairs, [n, 2], among the rows."""
         # For many a table of at most twice their bytes, which takes a thirtieth of the search's time.
         if not len(self.nodes) or self.nodes[-1] >= 2 * ids.size:
@@ -34,9 +34,7 @@ class NodeRows:
         return table[ids]
 
 
-def edge_outputs(
-    head: Any, rows: Tensor, positions: PairArray, features: npt.NDArray[np.floating] | None = None
-) -> Tensor:
+def edge_outputs(head: Any, rows: Tensor, positions: PairArray, features: FloatArray | None = None) -> Tensor:
     """[n, C], outputs of a head (see `links.edge_head.EdgeHead`) for edges, in pieces, from the positions of their ends
     among the rows, [n, 2], and their features if they have any."""
     step = max(1, CHUNK_BYTES // max(1, 4 * rows.shape[1] * rows.element_size()))

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from ...storage.array_kinds import AnyArray
 from ...storage.dataset import Task
 
 RANKED = ("auc", "average_precision")
@@ -54,7 +55,7 @@ def _function(name: str) -> Callable[[Any, Any], float]:
     }[name]
 
 
-def _columns(task: Task, rows: FloatArray, labels: npt.NDArray[Any]) -> Iterator[tuple[npt.NDArray[Any], FloatArray]]:
+def _columns(task: Task, rows: FloatArray, labels: AnyArray) -> Iterator[tuple[AnyArray, FloatArray]]:
     """Labels and outputs of each class or target, where they are known."""
     if task == "binary":
         yield labels, rows[:, 0]
@@ -68,7 +69,7 @@ def _columns(task: Task, rows: FloatArray, labels: npt.NDArray[Any]) -> Iterator
         yield true > 0.5 if task == "multilabel" else true, rows[known, c]
 
 
-def _has(name: str, true: npt.NDArray[Any]) -> bool:
+def _has(name: str, true: AnyArray) -> bool:
     """True if the metric is defined for these labels of a column."""
     if name in RANKED:
         return bool(true.any() and not true.all())

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ...storage.array_kinds import AnyArray, FloatArray
 from ...storage.errors import RunError
 from ...storage.features import ArrayFeatures, FeatureStore, MappedFeatures
 from ...storage.graph import Graph, index_dtype
@@ -92,7 +92,7 @@ def lay_out(
         if name in standing:
             (folder / f"{name}.npy").symlink_to(standing[name])
             continue
-        pieces: Iterable[npt.NDArray[Any]] = [] if isinstance(graph, LazyGraph) else [getattr(graph, name)]
+        pieces: Iterable[AnyArray] = [] if isinstance(graph, LazyGraph) else [getattr(graph, name)]
         if isinstance(graph, LazyGraph):
             pieces = graph.pieces(name, PIECE_BYTES) if name != "indptr" else [graph.read_array(name)]
         _write(folder / f"{name}.npy", (length,), kind, pieces)
@@ -206,7 +206,7 @@ class FileLayers:
         else:
             yield from self._blocks(k, first, stop, sinks).waves()
 
-    def result(self) -> npt.NDArray[np.floating]:
+    def result(self) -> FloatArray:
         """[n, C], rows of the last layer; they stay readable when the file is removed."""
         return _mapped(self._file("rows", self.num_layers))
 
@@ -303,7 +303,7 @@ class _FileSink(HostSink):
             self._written(file.close)
 
 
-def _write(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike, pieces: Iterable[npt.NDArray[Any]]) -> None:
+def _write(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike, pieces: Iterable[AnyArray]) -> None:
     """Write an ``.npy`` file from pieces of it."""
     try:
         make_npy(path.parent, path.stem, shape, dtype)
@@ -315,7 +315,7 @@ def _write(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike, pieces: Ite
         raise RunError(f"cannot write to {path.parent} ({e.strerror or e}); free space there") from e
 
 
-def _mapped(path: Path) -> npt.NDArray[Any]:
+def _mapped(path: Path) -> AnyArray:
     """An ``.npy`` file's array, read when it is used. Copy-on-write: what is written to it stays in this process."""
     try:
         return np.asarray(np.load(path, mmap_mode="c"))

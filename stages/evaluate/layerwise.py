@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ...storage.array_kinds import Mask
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
 from ...storage.features import ArrayFeatures, FeatureStore, is_read_together
@@ -241,7 +242,7 @@ def _note_passes(chunks: Chunks, rows: IdArray, source: Source, limits: Limits) 
 
 def _in_chunks(
     chunks: Chunks,
-    needed: Sequence[npt.NDArray[np.bool_]],
+    needed: Sequence[Mask],
     source: Source,
     sink_of: Callable[[int], DeviceSink | HostSink],
     on_progress: Progress,

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import AnyArray, IdArray
 from ...storage.graph import Graph
 from ...storage.links.pairs import PairArray, by_relation, given_negatives
 from ...storage.typed.graph_types import SINGLE, GraphTypes
@@ -59,14 +59,14 @@ class OneRelation:
     """Names of its source type, itself and its destination type, joined by commas; empty: pairs are of one relation."""
     place: int | None
     """Among those that are predicted; None: one is."""
-    table: npt.NDArray[Any]
+    table: AnyArray
     """See `storage.links.pairs`; with the given negatives of this relation alone."""
-    rows: npt.NDArray[np.int64]
+    rows: IdArray
     """int64 [n], rows of all pairs."""
     types: GraphTypes
 
     @classmethod
-    def each(cls, table: npt.NDArray[Any], numbers: npt.NDArray[np.int64], types: GraphTypes) -> list["OneRelation"]:
+    def each(cls, table: AnyArray, numbers: IdArray, types: GraphTypes) -> list["OneRelation"]:
         """The pairs `numbers` of each predicted relation; those without any are left out if there are several."""
         if not types.predicts_several:
             return [cls("", None, table, numbers, types)]
@@ -82,7 +82,7 @@ Knows = Callable[[OneRelation], "KnownPairs"]
 """Returns the known pairs of a relation."""
 
 
-def known_of(graph: Graph, labels: npt.NDArray[Any]) -> Knows:
+def known_of(graph: Graph, labels: AnyArray) -> Knows:
     """The known pairs of each relation; made when they are first asked for."""
     made: dict[int | None, KnownPairs] = {}
 
@@ -98,9 +98,9 @@ def known_of(graph: Graph, labels: npt.NDArray[Any]) -> Knows:
 class PairsOfSet:
     """The positive pairs of a set, which are ranked."""
 
-    labels: npt.NDArray[Any]
+    labels: AnyArray
     """See `storage.links.pairs`."""
-    numbers: npt.NDArray[np.int64]
+    numbers: IdArray
     """int64 [n], of the positive pairs."""
     name: str
     """train, val or test."""

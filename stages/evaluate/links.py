@@ -12,10 +12,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import AnyArray, IntArray, Mask
 from ...storage.dataset import IdArray
 from ...storage.graph import Graph
 from ...storage.links.pairs import (
@@ -62,11 +62,7 @@ class KnownPairs:
 
     @classmethod
     def from_graph(
-        cls,
-        graph: Graph,
-        labels: npt.NDArray[Any],
-        edges: npt.NDArray[np.bool_] | None = None,
-        types: GraphTypes = SINGLE,
+        cls, graph: Graph, labels: AnyArray, edges: Mask | None = None, types: GraphTypes = SINGLE
     ) -> "KnownPairs":
         """Known pairs of the `edges`, a mask [E], or of all, and of `labels` of one relation (see
         `storage.links.pairs`): that of `types`, if not of the graph's."""
@@ -123,11 +119,7 @@ class Turned:
 
 
 def unknown_pairs(
-    num_nodes: int,
-    count: int,
-    name: str,
-    known: Callable[[PairArray], npt.NDArray[np.bool_]],
-    ends: tuple[range, range] | None = None,
+    num_nodes: int, count: int, name: str, known: Callable[[PairArray], Mask], ends: tuple[range, range] | None = None
 ) -> PairArray:
     """See `KnownPairs.unknown`; `known` says which keys are those of linked pairs."""
     ends = ends or (range(num_nodes), range(num_nodes))
@@ -152,7 +144,7 @@ def score_pairs(decoder: Any, rows: Tensor, pairs: PairArray) -> Tensor:
     return torch.cat([*found, rows.new_zeros(0)])
 
 
-def _on_device(ids: npt.NDArray[np.integer], rows: Tensor) -> Tensor:
+def _on_device(ids: IntArray, rows: Tensor) -> Tensor:
     """Copy of some ids on the device of the rows; the same memory, if that is the host."""
     return torch.from_numpy(np.ascontiguousarray(ids)).to(rows.device)
 

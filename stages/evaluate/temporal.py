@@ -6,10 +6,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ...storage.array_kinds import Mask
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.features import FeatureStore
@@ -164,7 +164,7 @@ def temporal_link_metrics(
     return of_relations(found, names)
 
 
-def _ranked(scores: Tensor, valid: npt.NDArray[np.bool_]) -> Ranked:
+def _ranked(scores: Tensor, valid: Mask) -> Ranked:
     """See `_with_negatives` for `valid`, [n, NEGATIVES]; scores [n, 1 + NEGATIVES] are those of the pairs there."""
     own, others = scores[:, 0], scores[:, 1:]
     if not scores.isfinite().all():
@@ -174,9 +174,7 @@ def _ranked(scores: Tensor, valid: npt.NDArray[np.bool_]) -> Ranked:
     return Ranked(1 + larger + same / 2, own, others[:, 0][others[:, 0].isfinite()])
 
 
-def _with_negatives(
-    pairs: PairArray, destinations: IdArray, known: KnownPairs, name: str
-) -> tuple[PairArray, npt.NDArray[np.bool_]]:
+def _with_negatives(pairs: PairArray, destinations: IdArray, known: KnownPairs, name: str) -> tuple[PairArray, Mask]:
     """int64 [n, 1 + NEGATIVES, 2], each pair and its negatives; and [n, NEGATIVES], False for those that are no
     negatives, where hardly any are there."""
     every = np.repeat(pairs[:, None], 1 + NEGATIVES, axis=1)

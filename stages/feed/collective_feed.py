@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from ...storage.array_kinds import Mask
 from ...storage.minibatch import Bulk, Expected, MiniBatch
 from ...storage.queue.bulk_codec import packed_bytes
 from ..assignment import SeedPlan, Sizes, Steps
@@ -61,7 +61,7 @@ class SampledByOwners(BySampler):
         steps = Steps(plan.num_minibatches, job.minibatches_per_step, ranks, job.group.rank)
         return replace(plan, bulk_size=plan.bulk_size * ranks, local=self.local_seeds, steps=steps)
 
-    def is_seed(self, placement: BlockRows) -> npt.NDArray[np.bool_]:
+    def is_seed(self, placement: BlockRows) -> Mask:
         """[V], the nodes that may be seeds of minibatches."""
         found = np.zeros(placement.num_nodes, np.bool_)
         found[placement.seeds] = True

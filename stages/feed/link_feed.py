@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from ...storage.array_kinds import Mask
 from ...storage.errors import InputError
 from ...storage.plural import counted
 from ..assignment import Sizes
@@ -66,7 +66,7 @@ class LinksByOwners(SampledByOwners):
         links = TrainPairs.of_rows(placement.graph, placement.num_nodes, placement.pairs, self.negatives)
         return LinkPlan(placement.seeds, sizes.batch_size, sizes.bulk_size, sizes.seed, links=links)
 
-    def is_seed(self, placement: BlockRows) -> npt.NDArray[np.bool_]:
+    def is_seed(self, placement: BlockRows) -> Mask:
         """See `SampledByOwners.is_seed`: any node may be the end of a negative."""
         return np.ones(placement.num_nodes, np.bool_)
 

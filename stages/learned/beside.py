@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import IntArray
 from ...storage.features import ConvertedFeatures, FeatureStore, FloatArray
 
 
@@ -43,7 +43,7 @@ class WithLearned:
         first = 0 if self.typed else self.num_features - self.width
         return slice(first, first + self.width)
 
-    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+    def gather(self, ids: IntArray, out: FloatArray | None = None) -> FloatArray:
         assert self.rows is not None, "there are no learnt rows yet"
         both: Any = np.empty((len(ids), self.num_features), self.dtype) if out is None else out
         if self.given is not None:

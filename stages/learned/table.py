@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import IdArray, Int32Array, IntArray
 from ...storage.features import FeatureStore
 from ...storage.optional import when_present
 from ...storage.store.full_disk import new_npy
@@ -53,7 +53,7 @@ class LearnedTable:
         optimizer: str = "adagrad",
         lr: float = 0.01,
         bounds: Sequence[int] | None = None,
-        names: npt.NDArray[np.int64] | None = None,
+        names: IdArray | None = None,
         own_only: bool = False,
         start: FeatureStore | None = None,
         device: torch.device | None = None,
@@ -89,11 +89,11 @@ class LearnedTable:
         self._ends = torch.tensor(self.bounds[1:], device=device)
         self._optimizer = OPTIMIZERS[optimizer](self.rows, lr)
         self._gradients: Gradients | None = None
-        self._place: npt.NDArray[np.int32] | None = None
+        self._place: Int32Array | None = None
         self._taken: list[tuple[Tensor, Tensor]] = []
         self._best: Tensor | None = None
 
-    def take(self, nodes: npt.NDArray[np.integer] | Tensor) -> Tensor:
+    def take(self, nodes: IntArray | Tensor) -> Tensor:
         """[n, D], the rows of `nodes`, an array or a tensor anywhere, whose gradient `sum_gradients` uses. All ranks
         call this at once; `nodes` may be empty."""
         ids = torch.as_tensor(nodes).to(self.rows.device, torch.int64)
@@ -263,7 +263,7 @@ class LearnedTable:
         return self.group.all_to_all([rows, *[rows[:0]] * (self.group.size - 1)], kind)[source]
 
 
-def initial_rows(nodes: npt.NDArray[np.int64], width: int, dtype: torch.dtype, seed: int) -> Tensor:
+def initial_rows(nodes: IdArray, width: int, dtype: torch.dtype, seed: int) -> Tensor:
     """Rows of some nodes, uniform in ±sqrt(3 / D): their mean square norm is 1. A function of the seed and the node as
     the dataset numbers it, whoever owns it."""
     words = node_words(stream(seed, Purpose.INIT, 1), nodes)

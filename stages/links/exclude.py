@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import AnyArray, IdArray, IntArray, Mask
 from ...storage.graph import Graph
 from ...storage.links.pairs import PairArray, contains, keys_of
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
@@ -106,10 +106,7 @@ class WithoutOwnEdges:
 
 
 def _left(
-    drawn: Bulk,
-    request: BulkRequest,
-    types: GraphTypes,
-    relations: Callable[[npt.NDArray[np.integer], GraphTypes], npt.NDArray[Any]],
+    drawn: Bulk, request: BulkRequest, types: GraphTypes, relations: Callable[[IntArray, GraphTypes], AnyArray]
 ) -> Bulk:
     assert isinstance(request, LinkRequest)
     kinds = None if types.is_single else EdgeKinds(types, lambda ids: relations(ids, types))
@@ -145,7 +142,7 @@ def without_pairs(
 class _OwnEdges:
     """Edges that are left out of the blocks of a minibatch."""
 
-    keys: npt.NDArray[np.int64]
+    keys: IdArray
     """Ascending: by destination, then source, as positions among the seeds, then by relation where pairs have one."""
     size: int
     """Number of seeds."""
@@ -180,7 +177,7 @@ class _OwnEdges:
             return block
         kept = np.delete(np.arange(starts[-1]), gone)
 
-        def left(of_edges: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        def left(of_edges: AnyArray) -> AnyArray:
             # The first rows move towards the others, which are many more.
             of_edges[len(gone) : starts[-1]] = of_edges[kept]
             return of_edges[len(gone) :]
@@ -196,7 +193,7 @@ class _OwnEdges:
             when_present(left, block.edge_id),
         )
 
-    def _have(self, block: Block, edges: npt.NDArray[np.int64], keys: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def _have(self, block: Block, edges: IdArray, keys: IdArray) -> Mask:
         """True for each of some edges of a block, with keys without relations, that is one of these."""
         if self.kinds is None:
             return contains(self.keys, keys)

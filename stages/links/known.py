@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import IdArray, Mask
 from ...storage.links.pairs import PairArray, contains, keys_of
 from .train_pairs import TrainPairs
 
@@ -36,7 +36,7 @@ class KnownTrainPairs:
             keys[r] = np.unique(keys_of(u, v, links.num_nodes))
         return cls(links, keys)
 
-    def mask(self, negatives: PairArray, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def mask(self, negatives: PairArray, numbers: IdArray) -> Mask:
         """bool [b, k], True for each of the negatives [b, k, 2] of the pairs `numbers` that is a train pair."""
         relations = self.links.relations
         if relations is None:
@@ -46,6 +46,6 @@ class KnownTrainPairs:
             found[relation == r] = self._known(r, negatives[relation == r])
         return found
 
-    def _known(self, relation: int, negatives: PairArray) -> npt.NDArray[np.bool_]:
+    def _known(self, relation: int, negatives: PairArray) -> Mask:
         keys = self.keys.get(relation, np.empty(0, np.int64))
         return contains(keys, keys_of(negatives[..., 0], negatives[..., 1], self.links.num_nodes))

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import IdArray, NumberArray
 from ...storage.links.pairs import PairArray
 from ..assignment import BulkRequest, SeedPlan
 from ..random import Purpose, stream
@@ -17,7 +17,7 @@ class LinkRequest(BulkRequest):
 
     positives: tuple[PairArray, ...] = ()
     """k arrays int64 [b, 2]: pairs whose edges, and their reverses, are left out of the samples."""
-    relations: tuple[npt.NDArray[np.int64], ...] = ()
+    relations: tuple[IdArray, ...] = ()
     """k arrays int64 [b], the relation of each; empty where pairs are of one."""
 
 
@@ -25,15 +25,15 @@ class LinkRequest(BulkRequest):
 class Ends:
     """The seeds of a minibatch of pairs."""
 
-    nodes: npt.NDArray[np.int64]
+    nodes: IdArray
     """int64 [B], the ends of the pairs, ascending; with times, ascending at each moment."""
-    moments: npt.NDArray[np.number] | None
+    moments: NumberArray | None
     """[B], the last moment before the pair, where pairs have times: the pair and all else at its time are not seen."""
-    positions: npt.NDArray[np.int64]
+    positions: IdArray
     """int64, of the shape of the pairs: positions of their ends in `nodes`."""
 
     @classmethod
-    def from_pairs(cls, pairs: PairArray, time: npt.NDArray[np.number] | None, num_nodes: int) -> "Ends":
+    def from_pairs(cls, pairs: PairArray, time: NumberArray | None, num_nodes: int) -> "Ends":
         """
         Args:
             pairs: int64 [b, ..., 2].
@@ -55,7 +55,7 @@ class Ends:
         return cls(nodes, distinct[moment], positions.reshape(pairs.shape))
 
 
-def before(time: npt.NDArray[np.number]) -> npt.NDArray[np.number]:
+def before(time: NumberArray) -> NumberArray:
     """The last moment before each time."""
     if np.issubdtype(time.dtype, np.floating):
         return np.nextafter(time, -np.inf)
@@ -97,7 +97,7 @@ class LinkPlan(SeedPlan):
         seeds = tuple(e.nodes for e in ends)
         positives = tuple(self.links.pairs[self.numbers(index, epoch)] for index in indices)
         moments = tuple(e.moments for e in ends if e.moments is not None)
-        relations: tuple[npt.NDArray[np.int64], ...] = ()
+        relations: tuple[IdArray, ...] = ()
         if (of_pairs := self.links.relations) is not None:
             relations = tuple(of_pairs[0][self.numbers(index, epoch)] for index in indices)
         where = (self.seed, epoch, number, given.first_index, seeds, given.indices, moments)

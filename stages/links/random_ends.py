@@ -1,20 +1,16 @@
 """Random ends of negative pairs by weight and time, as PyG's loaders ask for them."""
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import Float64Array, IdArray, NumberArray, WordArray
 from ...storage.optional import taken, when_present
 from ..random import draw_word
-
-IdArray = npt.NDArray[np.int64]
 
 
 class RandomEnds:
     """Random ends of negative pairs: nodes of one type, uniformly or by weight, of those that are there at a time."""
 
-    def __init__(
-        self, ids: range, weight: npt.NDArray[np.float64] | None, time: npt.NDArray[np.number] | None, draw: int
-    ) -> None:
+    def __init__(self, ids: range, weight: Float64Array | None, time: NumberArray | None, draw: int) -> None:
         """
         Args:
             ids: of the nodes.
@@ -29,7 +25,7 @@ class RandomEnds:
             self._order, self._time, weight = self._order[order], time[order], taken(weight, order)
         self._cumulative = when_present(np.cumsum, weight)
 
-    def draw(self, keys: npt.NDArray[np.uint64], moments: npt.NDArray[np.number] | None) -> IdArray:
+    def draw(self, keys: WordArray, moments: NumberArray | None) -> IdArray:
         """A node for each key, int64 [n], at the moments [n]. The earliest node if none is there, or none of weight."""
         x = (draw_word(keys, self._draw) >> np.uint64(11)) * 2.0**-53
         there = np.full(len(keys), len(self._order))

@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import Float32Array, Float64Array, IdArray, IntArray, Mask, NumberArray
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.links.pairs import (
@@ -126,30 +126,26 @@ class TrainPairs:
     """None: pairs are labelled."""
     given: PairArray
     """int64 [M, 2], given negatives of the train set."""
-    time: npt.NDArray[np.number] | None = None
+    time: NumberArray | None = None
     """[N], of the pairs; None: they have none."""
     num_nodes: int = field(kw_only=True)
     """V; of a rank that sees a part of the graph, the number of nodes that may be ends, the first ones."""
-    ends: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = field(default=None, kw_only=True)
+    ends: tuple[IdArray, IdArray] | None = field(default=None, kw_only=True)
     """Distinct sources and destinations of pairs of any set, ascending; None: those of `pairs`."""
-    own: npt.NDArray[np.float64] | None = field(default=None, kw_only=True)
+    own: Float64Array | None = field(default=None, kw_only=True)
     """See `own_weights`; None: computed of `graph` when they are first read."""
     labels: PairLabels | None = field(default=None, kw_only=True)
     """Labels of `pairs`; None: the task is link."""
-    relations: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = field(default=None, kw_only=True)
+    relations: tuple[IdArray, IdArray] | None = field(default=None, kw_only=True)
     """Relation of each of `pairs` [N] and of `given` [M]; None: all are of one, or have none."""
     types: GraphTypes = field(default=SINGLE, kw_only=True)
     """Types that say which relation pairs are of; None: those of the graph."""
-    train: npt.NDArray[np.int64] | None = field(default=None, kw_only=True)
+    train: IdArray | None = field(default=None, kw_only=True)
     """int64 [n], numbers of the train pairs; None: not known here."""
 
     @classmethod
     def from_graph(
-        cls,
-        graph: Graph,
-        pairs: Pairs,
-        negatives: Negatives | None,
-        time: npt.NDArray[np.number] | None = None,
+        cls, graph: Graph, pairs: Pairs, negatives: Negatives | None, time: NumberArray | None = None
     ) -> "TrainPairs":
         """
         Args:
@@ -167,12 +163,7 @@ class TrainPairs:
 
     @classmethod
     def of_rows(
-        cls,
-        rows: Graph,
-        num_nodes: int,
-        pairs: Pairs,
-        negatives: Negatives | None,
-        time: npt.NDArray[np.number] | None = None,
+        cls, rows: Graph, num_nodes: int, pairs: Pairs, negatives: Negatives | None, time: NumberArray | None = None
     ) -> "TrainPairs":
         """`of`, for a rank that has some rows of the graph, of V nodes. No negatives by degree."""
         table, given = pairs.table, given_negatives(pairs.table, "train")
@@ -194,7 +185,7 @@ class TrainPairs:
         """True if a minibatch's own edges are taken out of its samples, where pairs have no times."""
         return self.labels is None or self.labels.hidden
 
-    def with_negatives(self, numbers: npt.NDArray[np.int64], key: int) -> PairArray:
+    def with_negatives(self, numbers: IdArray, key: int) -> PairArray:
         """int64 [b, 1 + k, 2], the positive pairs of a minibatch, each followed by its negatives; [b, 1, 2] of labelled
         ones.
 
@@ -208,7 +199,7 @@ class TrainPairs:
         rows = 1 if self.negatives.shared else len(numbers)
         words = branches(key, np.arange(rows * count)).reshape(rows, count)
 
-        def uniform(i: int) -> npt.NDArray[np.float64]:
+        def uniform(i: int) -> Float64Array:
             # 53 bits, in [0, 1): the error of a node's probability is below 2**-53 V.
             drawn = (draw_word(words, i) >> np.uint64(11)).astype(np.float64) * 2.0**-53
             return np.broadcast_to(drawn, (len(numbers), count))
@@ -219,7 +210,7 @@ class TrainPairs:
             made[at, 1:] = links._negatives(positive[at], lambda i, at=at: uniform(i)[at])
         return made
 
-    def _by_relation(self, numbers: npt.NDArray[np.int64]) -> Iterator[tuple["TrainPairs", Any]]:
+    def _by_relation(self, numbers: IdArray) -> Iterator[tuple["TrainPairs", Any]]:
         """The pairs of each relation, and the positions in `numbers` of its own; or of relations whose negatives have
         the same law."""
         if self.relations is None:
@@ -230,7 +221,7 @@ class TrainPairs:
             yield self._of_relation[r], np.flatnonzero(relation == r)
 
     @cached_property
-    def _alike(self) -> npt.NDArray[np.int64]:
+    def _alike(self) -> IdArray:
         """int64 [R], for each relation the first one by whose law its negatives are drawn: uniform ones depend on the
         types of its ends only."""
         assert self.negatives is not None
@@ -259,7 +250,7 @@ class TrainPairs:
             for r in self.graph.types.predicted
         }
 
-    def _negatives(self, positive: PairArray, uniform: Callable[[int], npt.NDArray[np.float64]]) -> PairArray:
+    def _negatives(self, positive: PairArray, uniform: Callable[[int], Float64Array]) -> PairArray:
         """int64 [b, k, 2], negatives of positive pairs of one relation [b, 2]; `uniform` gives numbers [b, k]."""
         assert self.negatives is not None
         if self.negatives.law == "given":
@@ -274,14 +265,14 @@ class TrainPairs:
             made[:, of, 0] = self._drawn(0, positive, uniform(1)[rows, of])
         return made
 
-    def shares_all(self, numbers: npt.NDArray[np.int64]) -> bool:
+    def shares_all(self, numbers: IdArray) -> bool:
         """True if all pairs of a minibatch have the same drawn ends, of one column."""
         negatives = self.negatives
         if negatives is None or not negatives.shared or negatives.ends == "both":
             return False
         return self.relations is None or len(np.unique(self._alike[self.relations[0][numbers]])) == 1
 
-    def relation_indices(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+    def relation_indices(self, numbers: IdArray) -> IdArray | None:
         """int64 [b], of each pair the place of its relation among those predicted; None: all are of one."""
         if self.relations is None:
             return None
@@ -289,7 +280,7 @@ class TrainPairs:
         place[list(self.graph.types.predicted)] = np.arange(len(self.graph.types.predicted))
         return place[self.relations[0][numbers]]
 
-    def _drawn(self, column: int, positive: PairArray, x: npt.NDArray[np.float64]) -> npt.NDArray[np.integer]:
+    def _drawn(self, column: int, positive: PairArray, x: Float64Array) -> IntArray:
         """int64 [b, k], sources (column 0) or destinations (column 1) of negatives, by uniform numbers [b, k]."""
         assert self.negatives is not None
         law, graph, size = self.negatives.law, self.graph, len(positive)
@@ -316,35 +307,35 @@ class TrainPairs:
         return (x * self.num_nodes).astype(np.int64)
 
     @cached_property
-    def _ends(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def _ends(self) -> tuple[IdArray, IdArray]:
         """Distinct sources and destinations of all pairs, given negatives too."""
         return self.ends or (np.unique(self.pairs[:, 0]), np.unique(self.pairs[:, 1]))
 
     @cached_property
-    def _edges(self) -> slice | npt.NDArray[np.int64]:
+    def _edges(self) -> slice | IdArray:
         return of_pairs(self.graph, types=self.types)
 
     @cached_property
-    def _edge_sources(self) -> npt.NDArray[np.integer]:
+    def _edge_sources(self) -> IntArray:
         """Sources of the edges between nodes that may be ends."""
         sources = self.graph.indices[self._edges]
         return sources if self.num_nodes >= self.graph.num_nodes else sources[sources < self.num_nodes]
 
     @cached_property
-    def _own_weights(self) -> npt.NDArray[np.float64]:
+    def _own_weights(self) -> Float64Array:
         return self.own_weights() if self.own is None else self.own
 
-    def own_weights(self, first: int = 0) -> npt.NDArray[np.float64]:
+    def own_weights(self, first: int = 0) -> Float64Array:
         """See the function of this name; `first` is the node of row 0 of the graph."""
         if self.relations is None:
             return own_weights(self.graph, self.pairs, self.num_nodes, first)
         return own_weights_by_relation(self, first)
 
-    def is_edge_reversed(self, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def is_edge_reversed(self, numbers: IdArray) -> Mask:
         """bool [n], True for each of some pairs (u, v) if there is an edge v -> u: see `own_weights`."""
         return self._own_weights[numbers, 1] != 0
 
-    def lost_degree(self, numbers: npt.NDArray[np.int64], nodes: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
+    def lost_degree(self, numbers: IdArray, nodes: IntArray) -> Float64Array:
         """float64 [B], the weight of the in-edges that each of the ascending `nodes` loses with the edges of some pairs
         and their reverses; without weights, their number.
 
@@ -371,7 +362,7 @@ def num_edges_of_pairs(graph: Graph, types: GraphTypes = SINGLE) -> int:
     return graph.num_edges if isinstance(chosen, slice) else len(chosen)
 
 
-def own_weights(graph: Graph, pairs: PairArray, num_nodes: int, first: int = 0) -> npt.NDArray[np.float64]:
+def own_weights(graph: Graph, pairs: PairArray, num_nodes: int, first: int = 0) -> Float64Array:
     """float64 [N, 2], the sum of the weights of each pair's edges u -> v, and of those v -> u; without weights, their
     number. In a graph with types, of edges of the pairs' relation and of its reverses.
 
@@ -385,7 +376,7 @@ def own_weights(graph: Graph, pairs: PairArray, num_nodes: int, first: int = 0) 
     return _sums_of_both(edges, own, own, pairs, num_nodes)
 
 
-def own_weights_by_relation(links: TrainPairs, first: int = 0) -> npt.NDArray[np.float64]:
+def own_weights_by_relation(links: TrainPairs, first: int = 0) -> Float64Array:
     """`own_weights` of pairs of several relations: of the edges that `own_edges.ways` says are a pair's."""
     graph, types = links.graph, links.graph.types
     assert links.relations is not None
@@ -401,12 +392,12 @@ def own_weights_by_relation(links: TrainPairs, first: int = 0) -> npt.NDArray[np
 
 
 def _sums_of_both(
-    edges: tuple[PairArray, npt.NDArray[np.float32] | None],
+    edges: tuple[PairArray, Float32Array | None],
     straight: slice | PairArray,
     turned: slice | PairArray,
     pairs: PairArray,
     num_nodes: int,
-) -> npt.NDArray[np.float64]:
+) -> Float64Array:
     """float64 [N, 2], sums of the weights of the edges u -> v among those at positions `straight`, and v -> u among
     those `turned`, of pairs [N, 2]; `edges` are keys and weights of all."""
     u, v = pairs.T
@@ -414,9 +405,7 @@ def _sums_of_both(
     return np.stack([_sums(*edges, chosen, keys) for chosen, keys in zip((straight, turned), wanted)], axis=1)
 
 
-def _sums(
-    keys: PairArray, weight: npt.NDArray[np.float32] | None, chosen: slice | PairArray, wanted: PairArray
-) -> npt.NDArray[np.float64]:
+def _sums(keys: PairArray, weight: Float32Array | None, chosen: slice | PairArray, wanted: PairArray) -> Float64Array:
     distinct, at = np.unique(keys[chosen], return_inverse=True)
     if not len(distinct):
         return np.zeros(len(wanted))

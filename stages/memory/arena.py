@@ -16,6 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import FloatArray
+
 ALIGN = 64
 SMALL = 1 << 16
 """Bytes below which the allocator is used instead: it keeps such blocks anyway."""
@@ -106,7 +108,7 @@ class Arena:
             first = -raw.ctypes.data % ALIGN
             return torch.from_numpy(raw[first : first + size].view(kind).reshape(shape))
 
-    def array(self, shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[np.floating]:
+    def array(self, shape: Sequence[int], dtype: npt.DTypeLike) -> FloatArray:
         """An uninitialised array, as `empty` of NumPy."""
         kind = np.dtype(dtype)
         return self.empty((prod(shape) * kind.itemsize,), torch.uint8).numpy().view(kind).reshape(shape)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ...storage.array_kinds import AnyArray, FloatArray, IntArray
 from .arena import empty
 
 
@@ -28,15 +29,13 @@ class LazyRows(Tensor):
     this package read `base` through `ids`.
     """
 
-    base: npt.NDArray[np.floating] | Tensor | None
+    base: FloatArray | Tensor | None
     """[V, F], contiguous; a tensor if it lies on a device. None: see `LazyTypedRows`."""
-    ids: npt.NDArray[np.integer] | Tensor
+    ids: IntArray | Tensor
     """[n] rows of `base`; on the same device."""
 
     @staticmethod
-    def __new__(
-        cls: type["LazyRows"], base: npt.NDArray[np.floating] | Tensor, ids: npt.NDArray[np.integer] | Tensor
-    ) -> "LazyRows":
+    def __new__(cls: type["LazyRows"], base: FloatArray | Tensor, ids: IntArray | Tensor) -> "LazyRows":
         """`ids` must be in range."""
         make: Any = Tensor._make_wrapper_subclass
         there = (
@@ -77,7 +76,7 @@ class LazyRows(Tensor):
         args, kwargs = pytree.tree_map_only(LazyRows, LazyRows.gathered, (args, kwargs or {}))
         return func(*args, **kwargs)
 
-    def numpy(self, *, force: bool = False) -> npt.NDArray[Any]:
+    def numpy(self, *, force: bool = False) -> AnyArray:
         """The gathered rows."""
         return self.gathered().numpy(force=force)
 
@@ -99,14 +98,14 @@ class LazyRows(Tensor):
 class LazyTypedRows(LazyRows):
     """Rows of a graph with types, whose features lie in one matrix for each node type."""
 
-    bases: Sequence[npt.NDArray[np.floating]]
+    bases: Sequence[FloatArray]
     """Features of each node type, [., F] with F at most the width of this tensor."""
     offsets: Sequence[int]
     """See `GraphTypes.offsets`."""
 
     @staticmethod
     def __new__(
-        cls: type["LazyTypedRows"], bases: Sequence[npt.NDArray[np.floating]], offsets: Sequence[int], ids: Any
+        cls: type["LazyTypedRows"], bases: Sequence[FloatArray], offsets: Sequence[int], ids: Any
     ) -> "LazyTypedRows":
         """`bases` have one dtype; `ids` are [n] global ids, in range."""
         make: Any = Tensor._make_wrapper_subclass
@@ -132,7 +131,7 @@ class LazyTypedRows(LazyRows):
         return out
 
 
-def base_and_ids(x: Tensor) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.integer] | None]:
+def base_and_ids(x: Tensor) -> tuple[FloatArray, IntArray | None]:
     """Arrays for a kernel: row u of `x` is ``base[ids[u]]``, or ``base[u]`` without ids."""
     if isinstance(x, LazyRows) and x._rows is None and x.base is not None:
         return np.asarray(x.base), np.asarray(x.ids)

@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from ...storage.array_kinds import Float32Array, Float64Array, IdArray
 from ...storage.errors import InputError
 from ...storage.minibatch import Block
 from ...storage.optional import taken, when_present
@@ -31,13 +31,13 @@ class SmallGraph:
     """A graph of some types, or of one."""
 
     types: GraphTypes
-    ends: npt.NDArray[np.int64]
+    ends: IdArray
     """[2, E], sources and destinations."""
-    kinds: npt.NDArray[np.int64]
+    kinds: IdArray
     """[E], relations."""
     attr: Tensor
     """[E, D], features of edges; their type and device are those of rows."""
-    weight: npt.NDArray[np.float32] | None = None
+    weight: Float32Array | None = None
     """[E], weights of edges, or None."""
     nodes: int = SMALL
     """V of a graph of one type."""
@@ -65,14 +65,14 @@ class SmallGraph:
         return self.nodes if self.types.is_single else self.types.offsets[-1]
 
     @property
-    def _degrees(self) -> npt.NDArray[np.float64]:
+    def _degrees(self) -> Float64Array:
         """[V, 3], see `stages.self_loops`."""
         loops = np.flatnonzero(self.ends[0] == self.ends[1])
         degree = np.bincount(self.ends[1], self.weight, minlength=self.num_nodes)
         weight = np.ones(len(loops)) if self.weight is None else self.weight[loops]
         return degree_rows(degree, self.ends[1, loops], weight)
 
-    def block(self, names: npt.NDArray[np.int64], num_dst: int, copies: Any = ()) -> BlockNeighbourhood:
+    def block(self, names: IdArray, num_dst: int, copies: Any = ()) -> BlockNeighbourhood:
         """All in-edges of the first `num_dst` of the nodes `names`, which hold the sources of these; or a sample, whose
         edges each stand for so many, `copies` [E]."""
         place = np.full(self.num_nodes, self.num_nodes)
@@ -100,7 +100,7 @@ class SmallGraph:
         return found
 
 
-def weights_tried(count: int) -> npt.NDArray[np.float32]:
+def weights_tried(count: int) -> Float32Array:
     """Weights of so many edges, few of them alike."""
     return ((1 + np.arange(count) % 5) / 2).astype(np.float32)
 

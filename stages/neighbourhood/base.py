@@ -8,11 +8,10 @@ a layer is written once.
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import IdArray
 from ..memory.lazy_rows import head
 from ..nn.compile_boundary import untraced
 
@@ -78,7 +77,7 @@ class Neighbourhood(EdgeCounts, Protocol):
         """bool [num_edges] on that device, true for edges from a row to itself, in the order that `apply` takes."""
 
     @property
-    def names(self) -> npt.NDArray[np.int64] | None:
+    def names(self) -> IdArray | None:
         """int64 [num_src]: name of each row of `h` in random streams, independent of its place; None: its position."""
 
     @property

@@ -6,10 +6,10 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import IdArray
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Block
@@ -44,7 +44,7 @@ class ListNeighbourhood(ListEdges, CheckedNeighbourhood):
         self,
         degree: Tensor | Callable[[], Tensor],
         kernels: ModuleType | None = None,
-        names: npt.NDArray[np.int64] | None = None,
+        names: IdArray | None = None,
         numbers: EdgeNumbers | None = None,
         edges: Callable[[], Tensor] | None = None,
     ) -> None:
@@ -155,7 +155,7 @@ class BlockNeighbourhood(ListNeighbourhood):
         block: Block,
         degree: Tensor | Callable[[], Tensor],
         kernels: ModuleType | None = None,
-        names: npt.NDArray[np.int64] | None = None,
+        names: IdArray | None = None,
         numbers: EdgeNumbers | None = None,
         edge_types: EdgeTypes | TypedEdges | None = None,
         edges: Callable[[], Tensor] | None = None,

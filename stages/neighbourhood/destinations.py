@@ -12,24 +12,24 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from ...storage.array_kinds import FloatArray, IdArray, Int32Array, ValueArray
 from ...storage.graph import Graph
 from ..kernels import destinations_on_host
 from ..memory.arena import empty
 
 Lists = Any
 """`Flat` of the kernels."""
-FloatArray = npt.NDArray[np.floating]
-Matrix = npt.NDArray[np.floating] | npt.NDArray[np.uint16]
+Matrix = FloatArray | npt.NDArray[np.uint16]
 WEIGHED_ROWS = 256
 """Destinations whose edges have weights in memory at once, before sums go on."""
 
 
-def as_bfloat16(rows: npt.NDArray[np.generic]) -> Matrix:
+def as_bfloat16(rows: ValueArray) -> Matrix:
     """The bits of bfloat16, as kernels read them; other rows as they are."""
     return rows.view(np.uint16) if rows.dtype == np.int16 else rows  # pyrefly: ignore[bad-return]
 
 
-def positions(nodes: npt.NDArray[np.int64], num_nodes: int) -> npt.NDArray[np.int32]:
+def positions(nodes: IdArray, num_nodes: int) -> Int32Array:
     """[V], the position of each of these nodes among them; others have any value."""
     place = np.empty(num_nodes, np.int32)
     place[nodes] = np.arange(len(nodes), dtype=np.int32)
@@ -42,9 +42,9 @@ class LayerRows:
 
     matrix: Matrix
     """[N, P], C-contiguous: float32, float64, or bfloat16 as uint16."""
-    place: npt.NDArray[np.int32] | npt.NDArray[np.int64]
+    place: Int32Array | IdArray
     """[V], the row of each node that has one; empty: node v has row v."""
-    logits: npt.NDArray[np.floating] | None = None
+    logits: FloatArray | None = None
     """[N, 2H], each row's part of attention logits: as a source, then as a destination."""
 
 
@@ -57,16 +57,16 @@ class Destinations:
     """V nodes."""
     degree: Tensor
     """[V] or [V, 3], see `ListNeighbourhood.degree_rows`; its dtype is that of the results."""
-    nodes: npt.NDArray[np.int64]
+    nodes: IdArray
     """int64 [n], ascending."""
 
     @cached_property
-    def kept(self) -> npt.NDArray[np.int64]:
+    def kept(self) -> IdArray:
         """[n], number of in-edges."""
         return self.graph.indptr[self.nodes + 1] - self.graph.indptr[self.nodes]
 
     @cached_property
-    def reach(self) -> npt.NDArray[np.floating] | None:
+    def reach(self) -> FloatArray | None:
         """[n], how many edges each one stands for in sums: 1, unless degrees are given that say otherwise; None: edges
         have weights."""
         if self.graph.is_weighted:
@@ -80,7 +80,7 @@ class Destinations:
         """No numbers, of the dtype of the results."""
         return np.empty(0, self.degree.numpy().dtype)
 
-    def _mean_scale(self) -> npt.NDArray[np.floating]:
+    def _mean_scale(self) -> FloatArray:
         """One over each row's sum of coefficients, 0 for none."""
         total = self.kept.astype(np.float64)
         if self.graph.is_weighted:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ...storage.array_checks import pieces
+from ...storage.array_kinds import Float64Array, IdArray, Int32Array, IntArray
 from ...storage.graph import row_ranges, starts_of
 from ...storage.optional import present, taken, when_present
 from ...storage.partition.edge_shards import EdgeShards
@@ -26,8 +27,7 @@ from ..kernels.aggregation.lists import InLists, on_device
 from ..self_loops import degree_rows
 from .loops import agreed, degrees_alone
 
-IdArray = npt.NDArray[np.int64]
-RowIds = npt.NDArray[np.int32] | Tensor
+RowIds = Int32Array | Tensor
 """Numbers of rows, in the memory of the rows."""
 FAR = 255
 """Hops of a node that no layer needs."""
@@ -39,9 +39,9 @@ class Shard:
 
     lists: InLists
     """n lists over S sources."""
-    rows: npt.NDArray[np.int32] | None
+    rows: Int32Array | None
     """int32 [n], the row that each list belongs to, ascending; None: list i belongs to row i (the rank's own shard)."""
-    edge: npt.NDArray[np.integer]
+    edge: IntArray
     """[e], position of each edge among all edges of the rank, in the order of its part."""
     weight: Tensor | None
     """float32 [e]."""
@@ -57,11 +57,11 @@ class Shard:
         return 0 if self.is_own else self.lists.num_src
 
     @property
-    def targets(self) -> slice | npt.NDArray[np.int32]:
+    def targets(self) -> slice | Int32Array:
         """Index of the rows that the lists belong to."""
         return slice(None) if self.rows is None else self.rows
 
-    def rows_of(self, first: int, stop: int) -> npt.NDArray[np.int32]:
+    def rows_of(self, first: int, stop: int) -> Int32Array:
         """The row of each of lists [first, stop)."""
         return np.arange(first, stop, dtype=np.int32) if self.rows is None else self.rows[first:stop]
 
@@ -107,7 +107,7 @@ class View:
     num_src: int
     shards: tuple[Shard, ...]
     """By source rank."""
-    wanted: tuple[npt.NDArray[np.int32], ...]
+    wanted: tuple[Int32Array, ...]
     """By rank: rows of this rank that it reads, in the order in which it expects them. Empty for this rank."""
 
     @cached_property
@@ -147,7 +147,7 @@ class View:
         return kept
 
     @cached_property
-    def weights(self) -> npt.NDArray[np.float64] | None:
+    def weights(self) -> Float64Array | None:
         """[num_dst], sum of the edge weights of each row; None without weights."""
         weights = present(s.weight for s in self.shards)
         total = np.zeros(self.num_dst)
@@ -306,7 +306,7 @@ def arrange(
     return FullBatch(rank, owned[order], order, len(seeds), numbers, whole, layers=layers, degree_rows=rows)
 
 
-def _loops_beside(degree: npt.NDArray[np.float64], own: Shard) -> npt.NDArray[np.float64]:
+def _loops_beside(degree: Float64Array, own: Shard) -> Float64Array:
     """float64 [N, 3], see `stages.self_loops`; `own` are the edges between the rank's rows."""
     loops = np.flatnonzero(own.lists.indices == own.lists.rows)
     # In the order of the part, of which the last loop stays.
@@ -322,7 +322,7 @@ def _part_indptr(shards: EdgeShards, num_rows: int) -> IdArray:
     return np.cumsum(kept) - kept
 
 
-def _lists(shards: EdgeShards, q: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], slice]:
+def _lists(shards: EdgeShards, q: int) -> tuple[Int32Array, Int32Array, slice]:
     """Rows of shard q, edges of each, and positions of the edges."""
     of = slice(int(shards.row_splits[q]), int(shards.row_splits[q + 1]))
     return shards.rows[of], shards.counts[of], slice(int(shards.edge_splits[q]), int(shards.edge_splits[q + 1]))
@@ -354,7 +354,7 @@ def _spread(shards: EdgeShards, hops: npt.NDArray[np.uint8], num_layers: int, gr
             hops[ids[hops[ids] == FAR]] = hop
 
 
-def _runs(counts: npt.NDArray[np.integer], begin: int = 0) -> Iterator[tuple[int, int, slice]]:
+def _runs(counts: IntArray, begin: int = 0) -> Iterator[tuple[int, int, slice]]:
     """Runs of lists with so many edges each: first list, stop, and their edges, which begin at `begin`."""
     indptr = starts_of(counts)
     for first, stop in row_ranges(indptr):
@@ -362,7 +362,7 @@ def _runs(counts: npt.NDArray[np.integer], begin: int = 0) -> Iterator[tuple[int
 
 
 def _arranged(
-    shards: EdgeShards, q: int, place: npt.NDArray[np.int32], hops: npt.NDArray[np.uint8], empty: Empty
+    shards: EdgeShards, q: int, place: Int32Array, hops: npt.NDArray[np.uint8], empty: Empty
 ) -> tuple[Shard, npt.NDArray[np.uint8]]:
     """Shard q with its lists in the new order of rows, and for each source the level of the nearest row that reads
     it."""

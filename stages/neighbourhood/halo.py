@@ -7,10 +7,10 @@ edges. A layer keeps the rows of other ranks for its backward pass too.
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import IntArray
 from ...storage.errors import InputError
 from ...storage.graph import row_ranges, starts_of
 from ...storage.minibatch import Block
@@ -85,9 +85,7 @@ class Halo:
         """Degrees of all rows, including those of other ranks, once they have been needed."""
 
 
-def _types_of(
-    block: Block, view: View, types: PartTypes, edge: npt.NDArray[np.integer], device: torch.device | None
-) -> EdgeTypes:
+def _types_of(block: Block, view: View, types: PartTypes, edge: IntArray, device: torch.device | None) -> EdgeTypes:
     """Types of rows and edges. A row of another rank is here because an edge reads it, which says its type."""
     kinds, of_rows = types.of_edges[edge], np.zeros(block.num_src, np.int64)
     of_rows[block.indices] = types.types.ends[kinds, 0]

@@ -7,10 +7,10 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import FloatArray
 from ...storage.optional import moved, present
 from ..kernels import aggregation_on
 from .base import Reduce
@@ -121,6 +121,6 @@ def share(lists: Any, weight: Tensor | None, kernels: Any) -> Tensor:
     return torch.where(total > 0, 1 / total, 0.0)
 
 
-def weight_tensor(weight: npt.NDArray[np.floating]) -> Tensor:
+def weight_tensor(weight: FloatArray) -> Tensor:
     """`Block.weight` as a tensor, float32 [e]."""
     return torch.from_numpy(np.require(weight, np.float32, ["C", "A", "W"]))

@@ -1,10 +1,10 @@
 """Self loops of the whole graph, as a GCN reads them beside degrees."""
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import Float64Array
 from ..comm.base import Group
 from ..self_loops import LOOP, OTHERS, has_loops
 from .base import Loops, Neighbourhood, destinations
@@ -41,7 +41,7 @@ def gcn_norm(neighbourhood: Neighbourhood, dtype: torch.dtype) -> tuple[Tensor, 
     return scale, own * destinations(neighbourhood, scale)
 
 
-def agreed(rows: npt.NDArray[np.float64], group: Group) -> Tensor:
+def agreed(rows: Float64Array, group: Group) -> Tensor:
     """Rows [n, 3] if a node of any rank has a self loop, else their degrees alone, [n]. All ranks of the group call
     this at the same time."""
     return torch.from_numpy(rows if group.any(has_loops(rows)) else np.ascontiguousarray(rows[:, 0]))

@@ -8,11 +8,11 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...storage.array_kinds import AnyArray, IdArray, IntArray, ValueArray
 from ...storage.errors import InputError
 from ...storage.graph import starts_of
 from ...storage.minibatch import Block
@@ -31,9 +31,9 @@ class EdgeTypes:
     """Types of the edges of a block."""
 
     types: GraphTypes
-    of_edges: Callable[[], npt.NDArray[Any]]
+    of_edges: Callable[[], AnyArray]
     """Returns the relation of each edge of the block, [e]; called when a layer first needs it."""
-    of_rows: Callable[[], npt.NDArray[np.int64]] | None = None
+    of_rows: Callable[[], IdArray] | None = None
     """Returns the node type of each of the block's sources, [num_src]; None: their ids say it."""
     device: torch.device | None = None
     """Device of the rows that layers give to the block; None: the host."""
@@ -44,9 +44,9 @@ class PartTypes:
     """Types of the rows and the edges of one rank's part of a graph."""
 
     types: GraphTypes
-    of_rows: npt.NDArray[np.int64]
+    of_rows: IdArray
     """int64 [N], node type of each row."""
-    of_edges: npt.NDArray[Any]
+    of_edges: AnyArray
     """[e], relation of each edge, in the order of the part."""
 
 
@@ -353,12 +353,12 @@ class TypedRows(TypedEdges):
         self._block, self._of_rows, self._places, self._edges = block, of_rows, places, edges
 
     @cached_property
-    def _kinds(self) -> npt.NDArray[np.generic]:
+    def _kinds(self) -> ValueArray:
         """Relation of each edge, [e]."""
         return self._edges.of_edges()
 
     @property
-    def _kept(self) -> npt.NDArray[np.integer]:
+    def _kept(self) -> IntArray:
         return np.diff(self._block.indptr)
 
     def _stack(self, chosen: tuple[bool, ...], flagged: tuple[bool, ...]) -> Stacked:

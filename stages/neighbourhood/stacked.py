@@ -6,10 +6,10 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import AnyArray, IdArray
 from ...storage.minibatch import Block
 from ...storage.optional import moved
 from ...storage.typed.graph_types import GraphTypes
@@ -74,12 +74,7 @@ class Stacked:
 
 
 def stacked(
-    block: Block,
-    types: GraphTypes,
-    of_rows: npt.NDArray[np.int64],
-    kinds: npt.NDArray[Any],
-    chosen: Sequence[bool],
-    flagged: Sequence[bool],
+    block: Block, types: GraphTypes, of_rows: IdArray, kinds: AnyArray, chosen: Sequence[bool], flagged: Sequence[bool]
 ) -> Stacked:
     """Stacked lists of a block in host memory.
 
@@ -129,7 +124,7 @@ def lists_of_types(types: GraphTypes, some: Sequence[bool]) -> list[list[int]]:
     return [[OWN] * some[t] + [r for r, (a, b) in enumerate(ends) if b == t and some[a]] for t in range(len(some))]
 
 
-def _places(numbers: list[list[int]], of_rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], list[int]]:
+def _places(numbers: list[list[int]], of_rows: IdArray) -> tuple[IdArray, list[int]]:
     """First place of each destination, which has one for each number of its node type, and the places of each node
     type: they lie together, destination by destination."""
     steps = np.array([len(each) for each in numbers], np.int64)[of_rows]

@@ -4,9 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
-
+from ...storage.array_kinds import IdArray
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError, whole_number
 from ...storage.fingerprint import dataset_fingerprint
@@ -55,7 +53,7 @@ class InPasses(Protocol):
         parts: int,
         seed: int,
         *,
-        train: npt.NDArray[np.int64] | None = None,
+        train: IdArray | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> PartitionBook:
         """See `Partitioner.assign`.
@@ -79,7 +77,7 @@ def make_book(
     graph: Graph | RowSource,
     parts: int,
     seed: int,
-    train: npt.NDArray[np.int64] | None = None,
+    train: IdArray | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> PartitionBook:
     """`assign` of any partitioner.

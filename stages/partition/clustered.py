@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import IdArray
 from ...storage.errors import InputError, MillraceError, RunError, first_line
 from ...storage.partition.book import PartitionBook, TableBook
 from ..random import Purpose, stream
@@ -100,7 +100,7 @@ class Clustered:
                 part_of = lay_out(coarse, fine, work, parts)
         return TableBook(part_of, parts)
 
-    def _of_every_node(self, on_gpus: Communities, resolution: float, key: int) -> npt.NDArray[np.int64]:
+    def _of_every_node(self, on_gpus: Communities, resolution: float, key: int) -> IdArray:
         """int64 [V]: nodes without a neighbour are communities of their own, numbered from the end down."""
         nodes, found = on_gpus.find(self.algorithm, resolution, key)
         cluster, lacking = -1 - np.arange(len(on_gpus.joined)), on_gpus.joined.copy()

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import IdArray
 from ...storage.graph import Graph, run_starts
 from ...storage.partition.book import PartitionBook
 
-IdArray = npt.NDArray[np.int64]
 ID_BYTES = 8
 """Bytes of an id, or of a size, that is sent."""
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import IntArray
 from ...storage.errors import InputError, StoreError, first_line
 from ...storage.fingerprint import digest_arrays
 from ...storage.graph import Graph
@@ -18,7 +18,7 @@ from .base import check_parts
 class Given:
     """An owner for each node, as given: departments, hospitals, countries, or the result of another program."""
 
-    owners: npt.NDArray[np.integer] = field(repr=False, compare=False)
+    owners: IntArray = field(repr=False, compare=False)
     """int [V], parts in [0, P)."""
     digest: str = ""
     """Digest of the owners; computed by default."""

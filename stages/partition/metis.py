@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import scipy.sparse
 
+from ...storage.array_kinds import IdArray, Int32Array, IntArray
 from ...storage.errors import RunError
 from ...storage.graph import Graph
 from ...storage.optional import present
@@ -44,7 +44,7 @@ class Metis:
 
     name = "metis"
 
-    def node_weights(self, graph: Graph) -> npt.NDArray[np.int64] | None:
+    def node_weights(self, graph: Graph) -> IdArray | None:
         """Weight of each node in the balance, [V]; None: all alike."""
         return None
 
@@ -74,22 +74,16 @@ class MetisWork(Metis):
 
     name = "metis-work"
 
-    def node_weights(self, graph: Graph) -> npt.NDArray[np.int64]:
+    def node_weights(self, graph: Graph) -> IdArray:
         return work_of(graph.in_degree)
 
 
-def work_of(in_degree: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def work_of(in_degree: IdArray) -> IdArray:
     """Weight of nodes with these in-degrees by `MetisWork`."""
     return max(1, int(in_degree.sum()) // max(1, len(in_degree))) + in_degree
 
 
-def _here(
-    indptr: npt.NDArray[np.int64],
-    indices: npt.NDArray[np.integer],
-    node_weights: npt.NDArray[np.int64] | None,
-    parts: int,
-    seed: int,
-) -> npt.NDArray[np.int32] | None:
+def _here(indptr: IdArray, indices: IntArray, node_weights: IdArray | None, parts: int, seed: int) -> Int32Array | None:
     """Owner of every node, int32 [V]; None if there are only loops. More nodes than parts, and several parts."""
     adjacency = undirected(indptr, indices)
     if not adjacency.nnz:
@@ -101,12 +95,8 @@ def _here(
 
 
 def _apart(
-    indptr: npt.NDArray[np.int64],
-    indices: npt.NDArray[np.integer],
-    node_weights: npt.NDArray[np.int64] | None,
-    parts: int,
-    seed: int,
-) -> npt.NDArray[np.int32] | None:
+    indptr: IdArray, indices: IntArray, node_weights: IdArray | None, parts: int, seed: int
+) -> Int32Array | None:
     """`_here` in a process of its own, to which the arrays are piped. Raises RunError if it fails."""
     arrays = present((indptr, indices, node_weights))
     sent = json.dumps([parts, seed, [(a.dtype.str, len(a)) for a in arrays], os.getpid()])
@@ -164,7 +154,7 @@ def _main(writing: int, sent: str) -> None:
             sys.exit(1)
 
 
-def undirected(indptr: npt.NDArray[np.int64], indices: npt.NDArray[np.integer]) -> scipy.sparse.csr_array:
+def undirected(indptr: IdArray, indices: IntArray) -> scipy.sparse.csr_array:
     """[V, V]: the number of edges of these lists between two different nodes, in either direction."""
     ones, nodes = np.ones(len(indices), np.int32), len(indptr) - 1
     edges = scipy.sparse.csr_array((ones, indices, indptr), shape=(nodes, nodes))
@@ -175,9 +165,7 @@ def undirected(indptr: npt.NDArray[np.int64], indices: npt.NDArray[np.integer]) 
     return both
 
 
-def metis(
-    adjacency: scipy.sparse.csr_array, parts: int, key: int, node_weights: npt.NDArray[np.int64] | None = None
-) -> npt.NDArray[np.int32]:
+def metis(adjacency: scipy.sparse.csr_array, parts: int, key: int, node_weights: IdArray | None = None) -> Int32Array:
     """Owner of every node by METIS, int32 [V].
 
     Args:

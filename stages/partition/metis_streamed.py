@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import scipy.sparse
 
+from ...storage.array_kinds import IdArray, Int32Array, IntArray
 from ...storage.errors import InputError, whole_number
 from ...storage.graph import index_dtype
 from ...storage.partition.book import PartitionBook, TableBook
@@ -19,7 +19,6 @@ from .metis import metis
 from .packing import lay_out, pack
 from .rows import Passes, RowSource, in_degrees
 
-IdArray = npt.NDArray[np.int64]
 CLUSTERS = 16
 """A cluster weighs at most a part over this."""
 KEYS = 1 << 22
@@ -90,7 +89,7 @@ class MetisStreamed:
         self._refine(rows, part_of, weight, parts)
         return TableBook(part_of, parts)
 
-    def _weights(self, graph: RowSource, train: IdArray | None) -> npt.NDArray[np.int32]:
+    def _weights(self, graph: RowSource, train: IdArray | None) -> Int32Array:
         """int32 [V, K], of each node in each quantity that is balanced."""
         weight = np.ones((graph.num_nodes, 2 if self.balance == "train" else 1), np.int32)
         if self.balance == "edges":
@@ -100,7 +99,7 @@ class MetisStreamed:
             weight[train, 1] = 1
         return weight
 
-    def _clusters(self, rows: Passes, weight: npt.NDArray[np.int32], parts: int, key: int) -> npt.NDArray[np.integer]:
+    def _clusters(self, rows: Passes, weight: Int32Array, parts: int, key: int) -> IntArray:
         """Int [V], the cluster of each node, numbered from 0; more clusters than parts."""
         nodes, single = len(weight), _single(weight, parts)
         load, most = single.astype(np.int64), max(1, int(single.sum(dtype=np.int64)) // (CLUSTERS * parts))
@@ -116,9 +115,7 @@ class MetisStreamed:
         number[names] = np.arange(len(names))
         return number[cluster_of]
 
-    def _cut_clusters(
-        self, rows: Passes, cluster_of: npt.NDArray[np.integer], weight: npt.NDArray[np.int32], parts: int, key: int
-    ) -> npt.NDArray[np.int32]:
+    def _cut_clusters(self, rows: Passes, cluster_of: IntArray, weight: Int32Array, parts: int, key: int) -> Int32Array:
         """int32 [V], the part of each node, by that of its cluster."""
         clusters = int(cluster_of.max()) + 1
         keys, state = np.empty(max(KEYS, len(weight) // 2) // 2 * 2, np.int64), np.array([0, 1, 0])
@@ -131,7 +128,7 @@ class MetisStreamed:
         del keys
         return _parts_of_clusters(adjacency, load, parts, key)[cluster_of]
 
-    def _refine(self, rows: Passes, part_of: npt.NDArray[np.int32], weight: npt.NDArray[np.int32], parts: int) -> None:
+    def _refine(self, rows: Passes, part_of: Int32Array, weight: Int32Array, parts: int) -> None:
         """Improve the parts in all passes that are left. Each may do more harm than the one before to bring them within
         `slack`."""
         total = weight.sum(axis=0, dtype=np.int64)
@@ -145,7 +142,7 @@ class MetisStreamed:
                 refine(piece.indptr, piece.indices, first, weight, part_of, load, limit, count, loss)
 
 
-def _single(weight: npt.NDArray[np.int32], parts: int) -> npt.NDArray[np.int32]:
+def _single(weight: Int32Array, parts: int) -> Int32Array:
     """int32 [V], one weight for each node: of two quantities both count the same in total, unless a few nodes would
     then weigh as much as a part."""
     if weight.shape[1] == 1:
@@ -154,7 +151,7 @@ def _single(weight: npt.NDArray[np.int32], parts: int) -> npt.NDArray[np.int32]:
     return weight[:, 0] + np.int32(share) * weight[:, 1]
 
 
-def _parts_of_clusters(adjacency: scipy.sparse.csr_array, load: IdArray, parts: int, key: int) -> npt.NDArray[np.int32]:
+def _parts_of_clusters(adjacency: scipy.sparse.csr_array, load: IdArray, parts: int, key: int) -> Int32Array:
     """int32 [C], the part of each cluster: by METIS of those with edges, and of the others so that all stay even."""
     degree = np.diff(adjacency.indptr)
     linked, alone = np.flatnonzero(degree), np.flatnonzero(degree == 0)

@@ -3,12 +3,11 @@
 import heapq
 
 import numpy as np
-import numpy.typing as npt
 
-IntArray = npt.NDArray[np.integer]
+from ...storage.array_kinds import Int32Array, IntArray
 
 
-def pack(cluster: IntArray, weight: IntArray, parts: int) -> npt.NDArray[np.int32]:
+def pack(cluster: IntArray, weight: IntArray, parts: int) -> Int32Array:
     """Pack whole clusters into parts, the heaviest first, each into the lightest part (longest processing time first;
     Graham, 1969).
 
@@ -35,7 +34,7 @@ def pack(cluster: IntArray, weight: IntArray, parts: int) -> npt.NDArray[np.int3
     return part_of[member]
 
 
-def lay_out(coarse: IntArray, fine: IntArray, weight: IntArray, parts: int) -> npt.NDArray[np.int32]:
+def lay_out(coarse: IntArray, fine: IntArray, weight: IntArray, parts: int) -> Int32Array:
     """Lay clusters end to end, the heaviest first, and divide them into stretches of equal weight: few clusters have
     nodes in several parts.
 

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import IdArray
 from ...storage.graph import Graph
 from ...storage.partition.book import PartitionBook
 from ...storage.partition.partition import Partition, extract_partition
@@ -98,12 +98,12 @@ def count_part(partition: Partition, train: int) -> PartCounts:
     return PartCounts(partition.num_owned, train, partition.num_edges, cut, partition.num_halo)
 
 
-def train_per_part(book: PartitionBook, train: npt.NDArray[np.int64]) -> Sequence[int]:
+def train_per_part(book: PartitionBook, train: IdArray) -> Sequence[int]:
     """[P], training nodes that each part owns."""
     return np.bincount(book.part(train), minlength=book.num_parts).tolist()
 
 
-def measure(graph: Graph, book: PartitionBook, train: npt.NDArray[np.int64] | None = None) -> PartitionQuality:
+def measure(graph: Graph, book: PartitionBook, train: IdArray | None = None) -> PartitionQuality:
     """Measure the quality of a partition book for a graph, part after part, in the memory of the largest part.
 
     Args:

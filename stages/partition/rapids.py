@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import IdArray, IntArray, Mask
 from ...storage.errors import InputError
 from ...storage.graph import Graph, TakenRows, index_dtype
 from ..rapids import gpu_cluster
@@ -24,7 +24,7 @@ from .rows import RowSource
 Algorithm = Literal["louvain", "leiden"]
 Frame = Any
 """cuDF's."""
-Find = Callable[[Algorithm, float, int], tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]]
+Find = Callable[[Algorithm, float, int], tuple[IntArray, IntArray]]
 """(algorithm, resolution, seed) -> nodes, each once, and the community of each. Nodes without a neighbour may be
 absent."""
 
@@ -43,9 +43,9 @@ class Communities:
     their weight."""
 
     find: Find
-    in_degree: npt.NDArray[np.int64]
+    in_degree: IdArray
     """int64 [V], self loops included."""
-    joined: npt.NDArray[np.bool_]
+    joined: Mask
     """[V], True for nodes that have a neighbour."""
 
 
@@ -93,18 +93,18 @@ def communities(graph: RowSource, gpus: int) -> Iterator[Communities]:
                 yield Communities(find, in_degree, has_neighbour)
 
 
-def _degrees(rows: TakenRows) -> npt.NDArray[np.int64]:
+def _degrees(rows: TakenRows) -> IdArray:
     return np.diff(rows.indptr)
 
 
-def _ends(rows: TakenRows, first: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.integer]]:
+def _ends(rows: TakenRows, first: int) -> tuple[IdArray, IntArray]:
     """Both ends of each edge of the rows from node `first` on, without self loops."""
     dst = first + np.repeat(np.arange(len(rows.first_edge)), np.diff(rows.indptr))
     kept = dst != rows.indices
     return dst[kept], rows.indices[kept]
 
 
-def _joined(rows: TakenRows, first: int, num_nodes: int) -> npt.NDArray[np.bool_]:
+def _joined(rows: TakenRows, first: int, num_nodes: int) -> Mask:
     found = np.zeros(num_nodes, np.bool_)
     for ends in _ends(rows, first):
         found[ends] = True
@@ -197,9 +197,7 @@ def _on_one(frames: list[Frame], num_nodes: int) -> Any:
     return graph
 
 
-def _found(
-    graph: Any, algorithm: Algorithm, resolution: float, seed: int
-) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
+def _found(graph: Any, algorithm: Algorithm, resolution: float, seed: int) -> tuple[IntArray, IntArray]:
     import cugraph
 
     return _on_host(_called(cugraph, graph, algorithm, resolution, seed))
@@ -243,5 +241,5 @@ def _called(module: ModuleType, graph: Any, algorithm: Algorithm, resolution: fl
     return module.leiden(graph, resolution=resolution, random_state=seed)[0]
 
 
-def _on_host(frame: Frame) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
+def _on_host(frame: Frame) -> tuple[IntArray, IntArray]:
     return frame["vertex"].to_numpy(), frame["partition"].to_numpy()

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import IdArray, IntArray
 from ...storage.graph import TakenRows
 
 ROWS = 1 << 19
@@ -27,17 +27,17 @@ class RowSource(Protocol):
         """E."""
 
     @property
-    def part_offsets(self) -> npt.NDArray[np.int64] | None:
+    def part_offsets(self) -> IdArray | None:
         """int64 [P+1], the first node of each part and V, if nodes were renumbered part by part; else None."""
 
-    def first_edge(self, first: int, stop: int) -> npt.NDArray[np.int64]:
+    def first_edge(self, first: int, stop: int) -> IdArray:
         """int64, first edge of each of the rows ``[first, stop)``; V is a row that begins at E."""
 
     def rows(self, first: int, stop: int) -> TakenRows:
         """Rows ``[first, stop)``."""
 
 
-def in_degrees(graph: RowSource, out: npt.NDArray[np.integer]) -> None:
+def in_degrees(graph: RowSource, out: IntArray) -> None:
     """Add to `out` [V] the number of in-edges of each node."""
     for first in range(0, graph.num_nodes, ROWS):
         stop = min(first + ROWS, graph.num_nodes)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...storage.array_checks import proving, require, require_ascending, require_vector, require_within
+from ...storage.array_kinds import AnyArray, Float64Array, FloatArray, IdArray, ValueArray
 from ...storage.dataset import SPLITS, Dataset, Split, require_dataset, require_nodes
 from ...storage.dataset_store import open_stored
 from ...storage.errors import StoreError
@@ -83,7 +83,7 @@ class PartRows:
 
     features: FeatureStore
     """[N, F], read from the store as rows are gathered."""
-    labels: npt.NDArray[np.generic]
+    labels: ValueArray
     """int64 [N] or float32 [N, C]."""
     split: Split
     """Local ids."""
@@ -94,12 +94,12 @@ class PartRows:
 class _OwnedFeatures:
     """Feature rows of some nodes, or edges, by slices, so that they are never all in memory."""
 
-    def __init__(self, features: FeatureStore, owned: npt.NDArray[np.int64]) -> None:
+    def __init__(self, features: FeatureStore, owned: IdArray) -> None:
         self.features, self.owned = features, owned
         self.shape = (len(owned), features.num_features)
         self.dtype = features.dtype
 
-    def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
+    def __getitem__(self, rows: slice) -> AnyArray:
         return self.features.gather(self.owned[rows])
 
 
@@ -257,7 +257,7 @@ def parts_of_store(dataset: Path, out: Path) -> WriteParts:
     return write
 
 
-def own_rows(dataset: Dataset, owned: npt.NDArray[np.int64]) -> OwnRows:
+def own_rows(dataset: Dataset, owned: IdArray) -> OwnRows:
     """Rows of a dataset for the nodes that a part owns."""
     # Labelled pairs are read from the dataset by every rank.
     of_pairs, none = dataset.of_pairs, np.empty(0, np.int64)
@@ -295,13 +295,13 @@ def open_part(out: Path, part: int) -> tuple[Partition, PartRows]:
     return partition, _open_rows(folder, whole, partition.num_owned)
 
 
-def owned_nodes(out: Path, part: int) -> npt.NDArray[np.int64]:
+def owned_nodes(out: Path, part: int) -> IdArray:
     """The global ids of the rows of a part. Raises StoreError if the folder is damaged."""
     folder, whole = _opened(out, part)
     return open_store(folder / "graph", GRAPH_KIND, fingerprint=whole.fingerprint).read("owned")
 
 
-def open_shards(out: Path, part: int, empty: Empty = in_memory) -> tuple[EdgeShards, npt.NDArray[np.int64], PartRows]:
+def open_shards(out: Path, part: int, empty: Empty = in_memory) -> tuple[EdgeShards, IdArray, PartRows]:
     """Open part `part` of a folder that `partition_dataset` wrote: its edges by the owner of their source, in arrays
     that `empty` makes, the global ids of its rows, and the rows.
 
@@ -334,7 +334,7 @@ def open_shards(out: Path, part: int, empty: Empty = in_memory) -> tuple[EdgeSha
     return shards, owned, _open_rows(folder, whole, len(owned))
 
 
-def open_neighbours(out: Path, part: int, loops: bool) -> tuple[FeatureStore, npt.NDArray[np.float64]]:
+def open_neighbours(out: Path, part: int, loops: bool) -> tuple[FeatureStore, Float64Array]:
     """Open the data that other parts may need of the nodes of part `part`: their features, and the sum of their
     in-edges' weights, [N]; with `loops` also their self loops, [N, 3].
 
@@ -365,14 +365,14 @@ def open_neighbours(out: Path, part: int, loops: bool) -> tuple[FeatureStore, np
     return features, degree_rows(degree, own, weight)
 
 
-def _self_loops(partition: Partition) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.floating]]:
+def _self_loops(partition: Partition) -> tuple[IdArray, FloatArray]:
     """The row of each self loop in the order of edges, and its weight."""
     rows = np.repeat(np.arange(partition.num_owned), np.diff(partition.indptr))
     at = np.flatnonzero(partition.indices == rows)
     return rows[at], np.ones(len(at)) if partition.edge_weight is None else partition.edge_weight[at]
 
 
-def _weighted_degree(partition: Partition) -> npt.NDArray[np.float64]:
+def _weighted_degree(partition: Partition) -> Float64Array:
     """float64 [N], the sum of the weights of each node's in-edges."""
     assert partition.edge_weight is not None
     rows = np.repeat(np.arange(partition.num_owned), np.diff(partition.indptr))

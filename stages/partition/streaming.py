@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ...storage.array_kinds import IdArray
 from ...storage.errors import InputError, whole_number
 from ...storage.partition.book import TableBook
 from ..kernels.partition.stream import assign
@@ -45,7 +46,7 @@ class _Streamed:
         parts: int,
         seed: int,
         *,
-        train: npt.NDArray[np.int64] | None = None,
+        train: IdArray | None = None,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> TableBook:
         """See `base.InPasses.assign`; train nodes count as others do."""

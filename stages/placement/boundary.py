@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import IdArray, IntArray, Mask
 from ...storage.graph import edges_of_rows, starts_of
 from ...storage.minibatch import Block
 from ..comm.base import Group
@@ -19,7 +19,6 @@ from ..self_loops import degree_rows
 from .base import PartTraffic
 from .sharded import Sharded, Share
 
-IdArray = npt.NDArray[np.int64]
 ABSENT = {"train": ("val", "test"), "val": ("test",)}
 """Splits whose edges are left out of the graphs of inductive training."""
 
@@ -87,7 +86,7 @@ class Boundary:
         group.all_to_all(list(rows.split(lengths)), kind, list(into.split(self.counts)))
         return into
 
-    def _edges(self, present: npt.NDArray[np.bool_] | None) -> "Edges":
+    def _edges(self, present: Mask | None) -> "Edges":
         lists, edge, weight = self.whole.lists, self.whole.edge, self.whole.weight
         degree = self.batch.degree_rows[: self.view.num_dst]
         if present is not None:
@@ -117,7 +116,7 @@ class Edges:
     """In-edges of N rows over N + B rows."""
 
     lists: InLists
-    edge: npt.NDArray[np.integer]
+    edge: IntArray
     weight: Tensor | None
     degree: Tensor
     """[N + B], or [N + B, 3] with self loops beside it."""

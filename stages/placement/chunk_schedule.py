@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import IdArray
 from ..random import Purpose, permutation, stream
 
-IdArray = npt.NDArray[np.int64]
 Rotation = Literal["sweep", "fixed", "none"]
 """Chunks beside a rank's own: each other rank's in turn; always those of the next one; none."""
 

@@ -13,11 +13,11 @@ from itertools import groupby
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ...storage.array_checks import pieces
+from ...storage.array_kinds import Float32Array, Float64Array, FloatArray, IdArray, Int32Array
 from ...storage.dataset import SPLITS, Split
 from ...storage.features import ArrayFeatures, FeatureStore
 from ...storage.graph import Graph, index_dtype, starts_of
@@ -35,8 +35,7 @@ from ..self_loops import COLUMNS, degree_rows, has_loops
 from .base import PartitionPolicy, PartTraffic
 from .chunk_schedule import ChunkSchedule, Rotation
 
-IdArray = npt.NDArray[np.int64]
-Lists = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32], IdArray, int]
+Lists = tuple[Int32Array, Int32Array, Int32Array, IdArray, int]
 """Rows of a shard, edges of each, their sources' positions, each source's node, and the first node of the chunk."""
 
 
@@ -50,7 +49,7 @@ class Chunk:
     labels: Tensor
     degree: IdArray
     """int64 [N], in-degree in the whole graph."""
-    weighted_degree: npt.NDArray[np.float64]
+    weighted_degree: Float64Array
     """[N], sum of the weights of all in-edges; [N, 3] with self loops beside it, if the model reads them."""
     split: Split
     edge_features: FeatureStore | None = None
@@ -239,9 +238,7 @@ class Chunks(PartitionPolicy):
                 names[s] = names[s][draw(node_words(halo_key, names[s]), 0) < self.halo * 2**32]
         return names
 
-    def _halo_rows(
-        self, halo: IdArray, data: Part, job: RankJob, out: npt.NDArray[np.floating]
-    ) -> npt.NDArray[np.float64]:
+    def _halo_rows(self, halo: IdArray, data: Part, job: RankJob, out: FloatArray) -> Float64Array:
         """Write features of nodes outside, from the stores of their owners. Returns their degrees."""
         degree = np.empty((len(halo), COLUMNS) if job.reads_loops else len(halo))
         owner = halo >> 40
@@ -290,9 +287,7 @@ def count(ledger: Ledger, graph_bytes: int, features_bytes: int) -> None:
     ledger.add("store", "features", features_bytes)
 
 
-def lists_of(
-    shards: EdgeShards, s: int
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+def lists_of(shards: EdgeShards, s: int) -> tuple[Int32Array, Int32Array, Int32Array, Float32Array]:
     """Rows of shard s, edges of each, their sources' positions in the shard, and weights (empty: there are none)."""
     of = slice(int(shards.row_splits[s]), int(shards.row_splits[s + 1]))
     edges = slice(int(shards.edge_splits[s]), int(shards.edge_splits[s + 1]))
@@ -312,7 +307,7 @@ def _join_graph(
     halo: IdArray,
     visible: int,
     empty: Empty,
-) -> tuple[Graph, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+) -> tuple[Graph, IdArray, IdArray]:
     """The graph of some chunks and their halo.
 
     Args:
@@ -328,7 +323,7 @@ def _join_graph(
     """
     nodes = visible + len(halo)
 
-    def shards() -> Iterator[tuple[Lists, npt.NDArray[np.float32]]]:
+    def shards() -> Iterator[tuple[Lists, Float32Array]]:
         for c, s, place in _places(chunks, starts, around, halo, visible):
             rows, counts, indices, weight = lists_of(chunks[c].shards, s)
             yield (rows, counts, indices, place, starts[c]), weight
@@ -372,7 +367,7 @@ def _join_edge_rows(
     visible: int,
     indptr: IdArray,
     arrays: Arrays,
-) -> npt.NDArray[np.floating]:
+) -> FloatArray:
     """Features of the edges of the graph that `_join_graph` makes of the same arguments, in its order; `indptr` is that
     graph's."""
     like = next(iter(chunks.values())).edge_features

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import IdArray, Int32Array, IntArray
 from ...storage.graph import Graph
 from ...storage.partition.book import TableBook
 from ...storage.store.store import open_store, write_store
@@ -15,16 +15,14 @@ FOLDER = "clients"
 """Subfolder of a run's folder."""
 EDGES_AT_ONCE = 1 << 24
 
-IntArray = npt.NDArray[np.integer]
-
 
 @dataclass(frozen=True, eq=False)
 class Traffic:
     """Rows of an exchange, by client. A row goes once to each client that reads it, however many edges do."""
 
-    rows_in: npt.NDArray[np.int64]
+    rows_in: IdArray
     """int64 [K], rows of other clients that each one reads: B of the paper's formula."""
-    rows_out: npt.NDArray[np.int64]
+    rows_out: IdArray
     """int64 [K], rows that each one sends."""
 
 
@@ -76,13 +74,13 @@ def write_clients(folder: Path, client: IntArray, traffic: Traffic, fingerprint:
     write_store(folder / FOLDER, KIND, fingerprint=fingerprint, meta={}, arrays=arrays, overwrite=True)
 
 
-def read_traffic(folder: Path) -> tuple[npt.NDArray[np.int32], Traffic]:
+def read_traffic(folder: Path) -> tuple[Int32Array, Traffic]:
     """Read the files of `write_clients`: int32 [V], and the traffic of an exchange."""
     store = open_store(folder / FOLDER, KIND)
     return store.read("client"), Traffic(store.read("rows_in"), store.read("rows_out"))
 
 
-def open_clients(folder: Path, nodes: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+def open_clients(folder: Path, nodes: IdArray) -> Int32Array:
     """int32 [n], the client of each of these nodes.
 
     Raises:

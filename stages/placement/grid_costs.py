@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import Float64Array, IntArray
 from .row_blocks import Grid
 
 WORD = 4
@@ -98,13 +98,13 @@ class Cost:
 class Degrees:
     """Histogram of in-degrees; out-degrees are taken to be like them."""
 
-    nodes: npt.NDArray[np.float64]
+    nodes: Float64Array
     """[bins], nodes of such a degree."""
-    edges: npt.NDArray[np.float64]
+    edges: Float64Array
     """[bins], their in-edges."""
 
     @classmethod
-    def histogram(cls, in_degree: npt.NDArray[np.integer]) -> "Degrees":
+    def histogram(cls, in_degree: IntArray) -> "Degrees":
         """Histogram of these degrees."""
         at = np.ceil(BINS * np.log2(in_degree + 1.0)).astype(np.int64)
         nodes, edges = (np.bincount(at, w, 64 * BINS).astype(np.float64) for w in (None, in_degree))

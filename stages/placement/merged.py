@@ -4,17 +4,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from ...storage.array_kinds import Float32Array, IdArray
 from ...storage.dataset import SPLITS, Split
 from ...storage.features import ArrayFeatures
 from ...storage.graph import index_dtype, run_starts
 from ...storage.partition.edge_shards import EdgeShards
 from ..messages import Part
 from .chunks import lists_of, sources_of
-
-IdArray = npt.NDArray[np.int64]
 
 
 def merged(parts: Sequence[Part], sizes: IdArray) -> Part:
@@ -80,7 +78,7 @@ def merged(parts: Sequence[Part], sizes: IdArray) -> Part:
     )
 
 
-def edges_of(shards: EdgeShards, s: int) -> tuple[IdArray, IdArray, npt.NDArray[np.float32] | None]:
+def edges_of(shards: EdgeShards, s: int) -> tuple[IdArray, IdArray, Float32Array | None]:
     """Row and source of each edge of shard s, both as local ids at their owners, and weights."""
     rows, counts, indices, weight = lists_of(shards, s)
     sources = indices.astype(np.int64) if s == shards.part else sources_of(shards, s)[indices]

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ...storage.array_checks import pieces
+from ...storage.array_kinds import IdArray, IntArray
 from ...storage.dataset import Split
 from ...storage.errors import InputError
 from ...storage.features import ReorderedFeatures
@@ -127,7 +127,7 @@ class BlockRows(Placement):
         """See `Placement.labels_on_device`: labels of the train nodes are looked up on the host, by id."""
         return None
 
-    def labels_of(self, seeds: npt.NDArray[np.integer]) -> Tensor:
+    def labels_of(self, seeds: IntArray) -> Tensor:
         if self.train_labels is None:
             return super().labels_of(seeds)
         return self.train_labels[torch.from_numpy(np.searchsorted(self.split.train, seeds))]
@@ -281,7 +281,7 @@ def rows_of(
     with_order: bool = False,
     types: GraphTypes = SINGLE,
     empty: Empty = in_memory,
-) -> tuple[Graph, npt.NDArray[np.int64] | None]:
+) -> tuple[Graph, IdArray | None]:
     """In-edges of a part, with sources as `book` numbers them; and the position of each in the part, if edges do not
     keep their order and `with_order` asks for it.
 

@@ -7,13 +7,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...storage.array_kinds import AnyArray, IdArray, IntArray, Mask
 from ...storage.graph import Graph
 from ..comm.base import Group
 from ..kernels.row_block.layerwise import Rates
 from .row_blocks import BlockRows
 
 Ids = npt.NDArray[np.integer]
-IdArray = npt.NDArray[np.int64]
 
 
 class RowsHere(Protocol):
@@ -40,7 +40,7 @@ class Book(Protocol):
     def offsets(self) -> IdArray:
         """int64, for each rank, what is subtracted from ids that it is asked for."""
 
-    def part(self, ids: Ids) -> npt.NDArray[np.integer]:
+    def part(self, ids: Ids) -> IntArray:
         """The rank that answers for each id."""
 
 
@@ -104,7 +104,7 @@ class Owners:
             self.kept["rates"] = Rates(self.rows.graph, self.rows.num_nodes, self.rows.heaviest)
         return AnsweredRows(self.rows.graph, self.kept["rates"], self.rows.first, self.rows.first_edge)
 
-    def answers(self, ids: Ids, asker: int) -> npt.NDArray[np.bool_]:
+    def answers(self, ids: Ids, asker: int) -> Mask:
         """True for those of these global ids for which rank `asker` asks this one."""
         return self.book.part(ids) == self.group.rank
 
@@ -115,7 +115,7 @@ class Owners:
         local = (ids - self.book.offsets[owner]).astype(self.local_dtype)[order]
         return order, np.split(local, np.cumsum(np.bincount(owner, minlength=self.group.size))[:-1])
 
-    def exchange(self, parts: Sequence[Sequence[npt.NDArray[Any]]]) -> list["Letter"]:
+    def exchange(self, parts: Sequence[Sequence[AnyArray]]) -> list["Letter"]:
         """Send arrays to each rank, and return those received from each. If all arrays for a rank are empty, nothing
         travels."""
         packed = [
@@ -145,7 +145,7 @@ class Letter:
         """Length in numbers of one dtype."""
         return len(self._raw) // np.dtype(dtype).itemsize
 
-    def take(self, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    def take(self, count: int, dtype: npt.DTypeLike) -> AnyArray:
         """The next `count` numbers."""
         end = self._at + count * np.dtype(dtype).itemsize
         # A copy, since numbers after bytes may be unaligned.

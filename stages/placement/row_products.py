@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from ...storage.array_kinds import Int32Array
 from ...storage.errors import InputError, RunError
 from ...storage.graph import starts_of
 from ..comm.solo import Solo
@@ -41,7 +41,7 @@ class HashedNumbering:
         """Append those of `sources` that are new, ascending, and return them."""
         return self._numbering.add(sources)
 
-    def positions(self, sources: Ids) -> npt.NDArray[np.int32]:
+    def positions(self, sources: Ids) -> Int32Array:
         """int32, position of each of `sources`; all of them must be known."""
         out = np.empty(len(sources), np.int32)
         self._numbering.positions(sources, out)

@@ -5,11 +5,11 @@ from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ...storage.array_checks import pieces
+from ...storage.array_kinds import FloatArray, IdArray
 from ...storage.dataset import SPLITS, Split
 from ...storage.errors import InputError, StoreError
 from ...storage.features import ArrayFeatures, CountedFeatures, FeatureStore
@@ -65,7 +65,7 @@ class Share:
         of_types = 0 if self.types is None else TYPE_BYTES * len(self.types.of_edges)
         return self.graph.nbytes + of_types + (0 if device in self._copies else self.x.nbytes + edges)
 
-    def renew(self, columns: slice, rows: npt.NDArray[np.floating]) -> None:
+    def renew(self, columns: slice, rows: FloatArray) -> None:
         """Change some columns of the features, [N, D] in the order of the part, here and on devices."""
         ordered = torch.from_numpy(rows[self.graph.order])
         for x in (self.x, *(there[0] for there in self._copies.values())):
@@ -140,14 +140,14 @@ def share(part: Part, batch: FullBatch, empty: Empty = in_memory) -> Share:
     )
 
 
-def _all_rows(features: FeatureStore, empty: Empty) -> npt.NDArray[np.floating]:
+def _all_rows(features: FeatureStore, empty: Empty) -> FloatArray:
     out = empty((features.num_rows, features.num_features), features.dtype)
     for some in pieces(0, features.num_rows):
         features.gather(np.arange(some.start, some.stop), out=out[some])
     return out
 
 
-def types_of(part: Part, order: npt.NDArray[np.int64]) -> PartTypes | None:
+def types_of(part: Part, order: IdArray) -> PartTypes | None:
     """Types of a part's rows, in that order, and edges; None if there is one of each. Raises StoreError if the part
     does not fit the graph."""
     if part.types.is_single:

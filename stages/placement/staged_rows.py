@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import Int32Array, IntArray, Mask
 from ...storage.graph import Graph
 from ..comm.base import Group
 from ..comm.row_fetch import RowFetch, Rows, Traffic
@@ -45,10 +45,10 @@ class FetchedRows:
 class _StageBook:
     """See `Book`: the ranks of a grid row, by the stages of their columns; ids are global."""
 
-    def __init__(self, book: object, column_of: npt.NDArray[np.int32], size: int) -> None:
+    def __init__(self, book: object, column_of: Int32Array, size: int) -> None:
         self._book, self._column_of, self.offsets = book, column_of, np.zeros(size, np.int64)
 
-    def part(self, ids: Ids) -> npt.NDArray[np.int32]:
+    def part(self, ids: Ids) -> Int32Array:
         # pyrefly: ignore[missing-attribute]
         return self._column_of[self._book.part(ids)]
 
@@ -85,12 +85,12 @@ class StagedRows(Owners):
     def blocks(self) -> Owners:
         return self._blocks
 
-    def answers(self, ids: Ids, asker: int) -> npt.NDArray[np.bool_]:
+    def answers(self, ids: Ids, asker: int) -> Mask:
         """See `Owners.answers`. Each rank of a grid row reads their block itself."""
         mine = self.book.part(ids) == self.group.rank
         return mine if asker == self.group.rank else mine & (self.rows.book.part(ids) != self.rows.block)
 
-    def fetch(self, wanted: dict[int, npt.NDArray[np.integer]], *, starts: bool = False) -> RowFetch:
+    def fetch(self, wanted: dict[int, IntArray], *, starts: bool = False) -> RowFetch:
         """Begin to fetch rows of other blocks. All ranks of the grid column call this together."""
         return RowFetch(self._blocks.group, self._own, wanted, self._asked_dtype, starts=starts, traffic=self.traffic)
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import Float32Array, Float64Array, IdArray, IntArray, WordArray
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
@@ -92,7 +92,7 @@ def reads_times(sampler: object) -> bool:
     return bool(getattr(sampler, "reads_times", False))
 
 
-Weights = tuple[npt.NDArray[np.float32] | None, npt.NDArray[np.int64] | None]
+Weights = tuple[Float32Array | None, IdArray | None]
 """Weights of edges, and the positions of the drawn ones among them; without positions, they are those of the drawn."""
 
 
@@ -118,17 +118,11 @@ class NodeWise(Sampler, Protocol):
     def batch_dependency(self) -> int:
         """Minibatches that share random numbers."""
 
-    def streams(self, request: BulkRequest) -> npt.NDArray[np.uint64]:
+    def streams(self, request: BulkRequest) -> WordArray:
         """uint64 [k, L], random stream of each minibatch and hop."""
 
     def draw(
-        self,
-        block: "RowsHere",
-        rows: npt.NDArray[np.int64],
-        splits: npt.NDArray[np.int64],
-        keys: npt.NDArray[np.uint64],
-        fanout: Any,
-        ascending: bool,
+        self, block: "RowsHere", rows: IdArray, splits: IdArray, keys: WordArray, fanout: Any, ascending: bool
     ) -> "Drawn":
         """One hop's edges of local rows, [n], divided by minibatch at `splits`; see
         `kernels.row_block.draw.draw_rows`. Of a graph with types, `fanout` is that of each relation, [R]."""
@@ -138,13 +132,8 @@ class NodeWise(Sampler, Protocol):
         return graph.is_weighted or not graph.types.is_single
 
     def weigh(
-        self,
-        graph: Graph,
-        rows: npt.NDArray[np.integer],
-        kept: npt.NDArray[np.integer],
-        edges: Weights,
-        fanout: npt.NDArray[np.int64] | int = 0,
-    ) -> npt.NDArray[np.float32]:
+        self, graph: Graph, rows: IntArray, kept: IntArray, edges: Weights, fanout: IdArray | int = 0
+    ) -> Float32Array:
         """`Block.weight` of the edges that were drawn for some rows, float32 [e].
 
         Args:
@@ -159,13 +148,7 @@ class NodeWise(Sampler, Protocol):
             return np.repeat(scale.astype(np.float32), kept)
         return scaled(weight, positions, kept, scale)
 
-    def scale(
-        self,
-        graph: Graph,
-        rows: npt.NDArray[np.integer],
-        kept: npt.NDArray[np.integer],
-        fanout: npt.NDArray[np.int64] | int,
-    ) -> npt.NDArray[np.float64]:
+    def scale(self, graph: Graph, rows: IntArray, kept: IntArray, fanout: IdArray | int) -> Float64Array:
         """float64 [n], the share of its row's neighbourhood that a kept edge stands for, degree / kept
         (Horvitz-Thompson); arguments of `weigh`."""
         return (graph.degree if self.weighted else graph.in_degree)[rows] / np.maximum(kept, 1)
@@ -229,7 +212,7 @@ class NodeWise(Sampler, Protocol):
                 "false"
             )
 
-    def by_relation(self, types: GraphTypes) -> npt.NDArray[np.int64]:
+    def by_relation(self, types: GraphTypes) -> IdArray:
         """int64 [L, R], fanout of each hop and relation. Raises InputError for a relation that is not there, or is
         given twice."""
         found = np.repeat(np.array(self.fanout, np.int64)[:, None], types.num_relations, axis=1)
@@ -302,8 +285,8 @@ def minibatch_of(
     request: BulkRequest,
     i: int,
     s: "NeighborSample",
-    weight: Sequence[npt.NDArray[np.float32] | None],
-    ids: Sequence[npt.NDArray[np.int64] | None],
+    weight: Sequence[Float32Array | None],
+    ids: Sequence[IdArray | None],
     *,
     nested: bool,
 ) -> MiniBatch:

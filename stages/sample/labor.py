@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import Float64Array, IdArray, IntArray, WordArray
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk
@@ -188,17 +188,11 @@ class LaborSampler(NodeWise):
         check_kernel(self, "cpu", partitioned=True)
         return draw_node_wise(owners, self, request)
 
-    def streams(self, request: BulkRequest) -> npt.NDArray[np.uint64]:
+    def streams(self, request: BulkRequest) -> WordArray:
         return np.repeat(request.keys(1, self.batch_dependency), self.num_layers, axis=1)
 
     def draw(
-        self,
-        block: RowsHere,
-        rows: npt.NDArray[np.int64],
-        splits: npt.NDArray[np.int64],
-        keys: npt.NDArray[np.uint64],
-        fanout: Any,
-        ascending: bool,
+        self, block: RowsHere, rows: IdArray, splits: IdArray, keys: WordArray, fanout: Any, ascending: bool
     ) -> Drawn:
         if not block.graph.types.is_single:
             return draw_relations(block.graph, 0, rows, splits, keys, fanout, labor=True, poisson=self.poisson)
@@ -207,13 +201,7 @@ class LaborSampler(NodeWise):
     def sends_weights(self, graph: Graph) -> bool:
         return self.poisson or super().sends_weights(graph)
 
-    def scale(
-        self,
-        graph: Graph,
-        rows: npt.NDArray[np.integer],
-        kept: npt.NDArray[np.integer],
-        fanout: npt.NDArray[np.int64] | int,
-    ) -> npt.NDArray[np.float64]:
+    def scale(self, graph: Graph, rows: IntArray, kept: IntArray, fanout: IdArray | int) -> Float64Array:
         if not self.poisson:
             return super().scale(graph, rows, kept, fanout)
         # The inclusion probability is fanout / degree, to 2^-32.

@@ -3,12 +3,11 @@
 import numpy as np
 import numpy.typing as npt
 
+from ...storage.array_kinds import Float32Array, IdArray, Int32Array
 from ..kernels.row_block.layerwise import throw
 from ..kernels.row_block.numbering import Numbering
 from ..kernels.sampling.layerwise import Drawn, LayerSample, budget, clock, complete, dart_word, with_replacement
 from ..placement.row_owners import Book, Ids
-
-IdArray = npt.NDArray[np.int64]
 
 
 class LayerMinibatch:
@@ -17,9 +16,7 @@ class LayerMinibatch:
     def __init__(self, seeds: IdArray, dtype: npt.DTypeLike) -> None:
         self.numbered = Numbering(seeds, dtype)
         self.ends = [len(seeds)]
-        self.blocks: list[
-            tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int64]]
-        ] = []
+        self.blocks: list[tuple[Int32Array, Int32Array, Float32Array, IdArray]] = []
         self.in_degree, self.degree, self.mass = (np.empty(0, np.int64) for _ in range(3))
         self.sums = np.empty(0)
         self.importance = np.empty(0, np.int64)

@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from ...storage.array_kinds import IntArray
 from ...storage.errors import InputError, RunError
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
@@ -67,7 +68,7 @@ class Context:
         """Up to s entries of each row; -1: all."""
         return self.kernel.choose(P, s, words, replace=replace)
 
-    def induced(self, found: npt.NDArray[np.integer], layers: int) -> NeighborSample:
+    def induced(self, found: IntArray, layers: int) -> NeighborSample:
         """All edges between the seeds and found nodes, for each of so many layers."""
         seeds = len(self.known.nodes)
         self.known.add(found)
@@ -125,7 +126,7 @@ class MatrixSampler(ABC):
     def draws(self) -> Sequence[int]:
         """Number of entries to draw from each row of P, for each product; -1 takes the whole P, with its values."""
 
-    def select(self, seeds: npt.NDArray[np.integer], c: Context) -> Sparse:
+    def select(self, seeds: IntArray, c: Context) -> Sparse:
         """Q of the first product: by default one row for each seed, with a single 1."""
         return Sparse.select(seeds)
 
@@ -143,7 +144,7 @@ class MatrixSampler(ABC):
 
     @abstractmethod
     def extract(
-        self, seeds: npt.NDArray[np.integer], selectors: Sequence[Sparse], drawn: Sequence[Sparse], c: Context
+        self, seeds: IntArray, selectors: Sequence[Sparse], drawn: Sequence[Sparse], c: Context
     ) -> NeighborSample:
         """Nodes and edges of the minibatch, from the Q and S of all products."""
 
@@ -183,7 +184,7 @@ class MatrixSampler(ABC):
         parallel(span, [(t,) for t in range(threads)])
         return made
 
-    def _draw(self, seeds: Sequence[npt.NDArray[np.integer]], cs: Sequence[Context]) -> list[NeighborSample]:
+    def _draw(self, seeds: Sequence[IntArray], cs: Sequence[Context]) -> list[NeighborSample]:
         """The skeleton, for some minibatches. Raises RunError if one has more edges than lists can index."""
 
         def products(Q: list[Sparse]) -> list[Sparse]:

@@ -5,9 +5,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from ...storage.array_kinds import IdArray
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError, whole_number
 from ...storage.graph import Graph
@@ -104,7 +104,7 @@ def _kind(value: object) -> str:
     return f"'{value}'" if isinstance(value, str) else f"of type {type(value).__name__}"
 
 
-def _seeds(seeds: object, num_nodes: int) -> npt.NDArray[np.int64]:
+def _seeds(seeds: object, num_nodes: int) -> IdArray:
     given = seeds.detach().cpu().numpy() if isinstance(seeds, torch.Tensor) else np.asarray(seeds)
     if given.dtype == bool:
         if given.shape != (num_nodes,):

@@ -7,10 +7,10 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import WordArray
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk
@@ -198,17 +198,11 @@ class NeighborSampler(NodeWise):
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
         return draw_node_wise(owners, self, request)
 
-    def streams(self, request: BulkRequest) -> npt.NDArray[np.uint64]:
+    def streams(self, request: BulkRequest) -> WordArray:
         return request.keys(self.num_layers, self.batch_dependency)
 
     def draw(
-        self,
-        block: RowsHere,
-        rows: npt.NDArray[np.int64],
-        splits: npt.NDArray[np.int64],
-        keys: npt.NDArray[np.uint64],
-        fanout: Any,
-        ascending: bool,
+        self, block: RowsHere, rows: IdArray, splits: IdArray, keys: WordArray, fanout: Any, ascending: bool
     ) -> Drawn:
         if not block.graph.types.is_single:
             assert isinstance(block.first, int)
@@ -218,9 +212,9 @@ class NeighborSampler(NodeWise):
     def draw_in(
         self,
         graph: Graph,
-        rows: npt.NDArray[np.int64],
-        splits: npt.NDArray[np.int64],
-        keys: npt.NDArray[np.uint64],
+        rows: IdArray,
+        splits: IdArray,
+        keys: WordArray,
         fanout: int,
         first: int | IdArray = 0,
         ascending: bool = False,

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import IntArray
 from ...storage.errors import InputError
 from ..kernels.sampling.samples import NeighborSample
 from ..kernels.sampling.sparse import Sparse, stacked
@@ -53,7 +53,7 @@ class PprSampler(SubgraphSampler):
         """See `MatrixSampler.draws`: nothing is drawn on the way."""
         return (-1,) * self.steps
 
-    def select(self, seeds: npt.NDArray[np.integer], c: Context) -> Sparse:
+    def select(self, seeds: IntArray, c: Context) -> Sparse:
         """See `MatrixSampler.select`: the mass of a seed for each of its in-edges."""
         return self.advance((), Sparse.select(seeds, np.full(len(seeds), ONE)), c)
 
@@ -67,7 +67,7 @@ class PprSampler(SubgraphSampler):
         return S.with_values(np.where(each >= self.cutoff * ONE, each, 0))
 
     def extract(
-        self, seeds: npt.NDArray[np.integer], selectors: Sequence[Sparse], drawn: Sequence[Sparse], c: Context
+        self, seeds: IntArray, selectors: Sequence[Sparse], drawn: Sequence[Sparse], c: Context
     ) -> NeighborSample:
         """See `MatrixSampler.extract`: nodes drawn by their mass over all steps."""
         n = len(seeds)

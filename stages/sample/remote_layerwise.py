@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...storage.array_kinds import AnyArray, Float32Array, Int32Array, ValueArray, WordArray
 from ...storage.errors import RunError
 from ...storage.graph import starts_of
 from ...storage.optional import present
@@ -32,13 +33,13 @@ from ..placement.row_owners import Ids, Letter, Owners, split_counts, splits_of
 from ..random import draw, node_words
 from .layer_draws import IdArray, LayerDraw, LayerMinibatch
 
-Answer = Callable[[Sequence[Ids]], list[list[npt.NDArray[Any]]]]
+Answer = Callable[[Sequence[Ids]], list[list[AnyArray]]]
 
 
 def draw_layer_wise(
     owners: Owners,
     seeds: Sequence[IdArray],
-    keys: npt.NDArray[np.uint64],
+    keys: WordArray,
     sizes: Sequence[int],
     debias: str,
     every_row: bool,
@@ -107,11 +108,11 @@ class _RemoteLayers:
                 whole = degree + 1
                 m.mass = np.concatenate([m.mass, squares(np.ones(len(whole), np.int64), whole, self.one_bits) * whole])
 
-    def _masses(self, asked: Sequence[Ids]) -> list[list[npt.NDArray[np.generic]]]:
+    def _masses(self, asked: Sequence[Ids]) -> list[list[ValueArray]]:
         """P over all rows, at columns of this rank's block."""
         return [[self.everywhere[0][ids]] for ids in asked]
 
-    def _facts(self, asked: Sequence[Ids]) -> list[list[npt.NDArray[Any]]]:
+    def _facts(self, asked: Sequence[Ids]) -> list[list[AnyArray]]:
         """Numbers of rows that this rank answers for."""
         self.held.add(np.concatenate(asked))
         found, r = [], self.rates
@@ -242,11 +243,11 @@ class _RemoteLayers:
         order, owned = owners.route(np.concatenate([np.empty(0, owners.dtype), *rows]))
         counts = split_counts(splits_of(rows), order, owned)
         letters = owners.exchange([self._known(minibatches, n) for n in counts])
-        mine: list[list[npt.NDArray[Any]]] = [self._edges(letter, asker) for asker, letter in enumerate(letters)]
+        mine: list[list[AnyArray]] = [self._edges(letter, asker) for asker, letter in enumerate(letters)]
         answers = owners.exchange(mine)
         kept = [a.take(len(ids), np.int32) for a, ids in zip(answers, owned)]
         edges = [int(n.sum()) for n in kept]
-        values: list[list[npt.NDArray[Any]]] = [[a.take(e, np.int32) for a, e in zip(answers, edges)]]
+        values: list[list[AnyArray]] = [[a.take(e, np.int32) for a, e in zip(answers, edges)]]
         if self.weighted:
             values.append([a.take(e, np.float32) for a, e in zip(answers, edges)])
         if self.keep:
@@ -270,7 +271,7 @@ class _RemoteLayers:
 
         parallel(block, [(q,) for q in range(len(minibatches))])
 
-    def _known(self, minibatches: Sequence[LayerMinibatch], counts: IdArray) -> list[npt.NDArray[Any]]:
+    def _known(self, minibatches: Sequence[LayerMinibatch], counts: IdArray) -> list[AnyArray]:
         """Message to one owner: for each minibatch with rows there, its numbers of nodes and rows, and its nodes."""
         message = [m for m, n in zip(minibatches, counts) if n]
         if not message:
@@ -280,7 +281,7 @@ class _RemoteLayers:
             *(m.nodes for m in message),
         ]
 
-    def _edges(self, letter: Letter, asker: int) -> list[npt.NDArray[Any]]:
+    def _edges(self, letter: Letter, asker: int) -> list[AnyArray]:
         """Answer to one rank: counts, places, weights and positions of the edges of rows that this rank answers for."""
         if not letter:
             return []
@@ -304,13 +305,8 @@ class _RemoteLayers:
         return [np.concatenate([f[i] for f in found]) for i in range(4)]
 
     def _with_weights(
-        self,
-        m: LayerMinibatch,
-        drawn: Drawn,
-        row_ends: npt.NDArray[np.int32],
-        indices: npt.NDArray[np.int32],
-        values: npt.NDArray[np.float32],
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        self, m: LayerMinibatch, drawn: Drawn, row_ends: Int32Array, indices: Int32Array, values: Float32Array
+    ) -> tuple[Int32Array, Int32Array, Float32Array]:
         """Debias as `cpu.layerwise` does, over the rows of the minibatch as if they were a graph."""
         if self.debias == "none" and not self.weighted:
             return row_ends, indices, np.empty(0, np.float32)
@@ -338,7 +334,7 @@ class _RemoteLayers:
 
 def _gather(
     owners: Owners, new: Sequence[Ids], dtypes: Sequence[npt.DTypeLike], *answer: Answer | None
-) -> list[npt.NDArray[Any]]:
+) -> list[AnyArray]:
     """Numbers of all these nodes, of each dtype, as whoever is asked for a node computes them."""
     order, owned = owners.route(np.concatenate([np.empty(0, owners.dtype), *new]))
     letters = owners.exchange([(ids,) for ids in owned])

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import AnyArray, Float32Array, WordArray
 from ...storage.errors import RunError
 from ...storage.minibatch import Bulk
 from ...storage.optional import present
@@ -64,9 +64,7 @@ def draw_node_wise(owners: Owners, sampler: NodeWise, request: BulkRequest) -> B
 class _Rows:
     """Edges drawn for some rows of a minibatch."""
 
-    def __init__(
-        self, ends: IdArray, sources: Ids, weight: npt.NDArray[np.float32] | None, ids: IdArray | None
-    ) -> None:
+    def __init__(self, ends: IdArray, sources: Ids, weight: Float32Array | None, ids: IdArray | None) -> None:
         self.ends, self.sources, self.weight, self.ids = ends, sources, weight, ids
 
     def edges(self, numbered: Numbering) -> EdgeList:
@@ -95,13 +93,7 @@ def _count_dtype(fanout: Any) -> np.dtype[Any]:
 
 
 def _ask(
-    owners: Owners,
-    sampler: NodeWise,
-    frontiers: Sequence[Ids],
-    keys: npt.NDArray[np.uint64],
-    fanout: Any,
-    *,
-    ascending: bool,
+    owners: Owners, sampler: NodeWise, frontiers: Sequence[Ids], keys: WordArray, fanout: Any, *, ascending: bool
 ) -> list[_Rows]:
     """One hop of all minibatches: rows to their owners, edges back."""
     splits = splits_of(frontiers)
@@ -139,7 +131,7 @@ def _ask(
 
 def _answer(
     owners: Owners, sampler: NodeWise, asked: list[Letter], fanout: Any, ascending: bool
-) -> list[list[npt.NDArray[Any]]]:
+) -> list[list[AnyArray]]:
     """Draw in the rows on this rank for all ranks that ask."""
     keys, counts, ids, totals = [np.empty(0, np.uint64)], [np.empty(0, np.int64)], [np.empty(0, owners.local_dtype)], []
     for letter in asked:
@@ -172,9 +164,9 @@ def _answer(
     return answers
 
 
-def _values(sampler: NodeWise, here: RowsHere, rows: IdArray, drawn: Drawn, fanout: Any) -> list[npt.NDArray[Any]]:
+def _values(sampler: NodeWise, here: RowsHere, rows: IdArray, drawn: Drawn, fanout: Any) -> list[AnyArray]:
     """Values sent for each drawn edge: its source, weight and position."""
-    values: list[npt.NDArray[Any]] = [drawn.sources]
+    values: list[AnyArray] = [drawn.sources]
     if sampler.sends_weights(here.graph):
         weight = drawn.weight
         if weight is None:

@@ -6,10 +6,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import AnyArray, IntArray
 from ...storage.graph import Graph
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
 from ...storage.optional import present
@@ -29,9 +29,7 @@ class ResidentMiniBatch(MiniBatch):
 
     on_host = False
 
-    def __init__(
-        self, epoch: int, index: int, bulk: ResidentBulk, q: int, edge_ids: bool, seeds: npt.NDArray[np.integer]
-    ) -> None:
+    def __init__(self, epoch: int, index: int, bulk: ResidentBulk, q: int, edge_ids: bool, seeds: IntArray) -> None:
         """
         Args:
             epoch: which.
@@ -49,10 +47,10 @@ class ResidentMiniBatch(MiniBatch):
     bulk: ResidentBulk
     q: int
     edge_ids: bool
-    requested: npt.NDArray[np.integer]
+    requested: IntArray
 
     @property
-    def seeds(self) -> npt.NDArray[np.integer]:
+    def seeds(self) -> IntArray:
         """[B] global ids, on the host: nobody waits for the device."""
         return self.requested
 
@@ -80,9 +78,7 @@ class ResidentMiniBatch(MiniBatch):
             return nested_blocks(nodes, ends, *found[outer])
         return tuple(Block(ends[h], nodes[: ends[h + 1]], *found[h]) for h in reversed(hops))
 
-    def _list(
-        self, h: int
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any] | None, npt.NDArray[Any] | None]:
+    def _list(self, h: int) -> tuple[AnyArray, AnyArray, AnyArray | None, AnyArray | None]:
         """indptr, indices, weight and edge ids of a hop."""
         b, q = self.bulk, self.q
         lists, ids = b.block(q, h), b.positions_of(q, h) if self.edge_ids else None
@@ -105,7 +101,7 @@ class ResidentMiniBatch(MiniBatch):
         return self.bulk.nbytes(self.q)
 
 
-def _host(x: Tensor) -> npt.NDArray[Any]:
+def _host(x: Tensor) -> AnyArray:
     return x.cpu().numpy()
 
 

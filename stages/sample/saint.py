@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import IntArray
 from ..kernels.sampling.samples import NeighborSample
 from ..kernels.sampling.sparse import Sparse
 from .matrix import Context, SubgraphSampler, whole_numbers
@@ -42,12 +42,12 @@ class SaintSampler(SubgraphSampler):
         """See `MatrixSampler.draws`: the next node of each walk."""
         return (1,) * self.length
 
-    def select(self, seeds: npt.NDArray[np.integer], c: Context) -> Sparse:
+    def select(self, seeds: IntArray, c: Context) -> Sparse:
         """See `MatrixSampler.select`: a row for each walk."""
         return Sparse.select(np.repeat(seeds, self.walks))
 
     def extract(
-        self, seeds: npt.NDArray[np.integer], selectors: Sequence[Sparse], drawn: Sequence[Sparse], c: Context
+        self, seeds: IntArray, selectors: Sequence[Sparse], drawn: Sequence[Sparse], c: Context
     ) -> NeighborSample:
         """See `MatrixSampler.extract`: the subgraph between all nodes visited."""
         return c.induced(np.concatenate([S.columns for S in drawn]), self.layers)

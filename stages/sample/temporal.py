@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from ...storage.array_kinds import Float64Array, FloatArray, IdArray, NumberArray, WordArray
 from ...storage.errors import InputError
 from ...storage.graph import ALWAYS, Graph
 from ...storage.minibatch import Bulk, MiniBatch, nested_blocks
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
 Strategy = Literal["uniform", "last"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-IdArray = npt.NDArray[np.int64]
 Times = npt.NDArray[np.number]
 
 
@@ -39,7 +39,7 @@ class TimedGraph:
 
     graph: Graph
     """Its in-edges ascend by time within each row; at equal times they keep their order."""
-    time: npt.NDArray[np.number]
+    time: NumberArray
     """int64 or float64 [E], time of each edge."""
     order: IdArray
     """int64 [E], position of each edge in the graph that this was made of."""
@@ -49,7 +49,7 @@ class TimedGraph:
     """Relations whose edges have been there always."""
 
     @classmethod
-    def from_graph(cls, graph: Graph, time: npt.NDArray[np.number]) -> "TimedGraph":
+    def from_graph(cls, graph: Graph, time: NumberArray) -> "TimedGraph":
         """The graph with its rows in the order of time.
 
         Args:
@@ -71,7 +71,7 @@ class TimedGraph:
         return cls(rows, time[order], order)
 
     @classmethod
-    def by_relation(cls, graph: Graph, time: npt.NDArray[np.number]) -> "TimedGraph":
+    def by_relation(cls, graph: Graph, time: NumberArray) -> "TimedGraph":
         """`of`, for a graph with types."""
         relations, kind = RelationRows.from_graph(graph), graph.edge_type
         assert kind is not None
@@ -89,14 +89,7 @@ class TimedGraph:
         return [(0, np.arange(len(nodes)), nodes)] if self.relations is None else self.relations.parts(nodes)
 
     def draw(
-        self,
-        rows: IdArray,
-        moments: Times,
-        keys: npt.NDArray[np.uint64],
-        fanout: int,
-        *,
-        last: bool = False,
-        replace: bool = False,
+        self, rows: IdArray, moments: Times, keys: WordArray, fanout: int, *, last: bool = False, replace: bool = False
     ) -> tuple[IdArray, IdArray]:
         """Draw in-edges, none later than its row's moment: the number kept, int64 [n], and their positions, int64 [e].
 
@@ -120,7 +113,7 @@ class TimedGraph:
         """int64 [n], end of each row's in-edges that are not later than its moment."""
         return ends_until(self.graph.indptr, self.time, rows, self.as_time(moments))
 
-    def degree(self, nodes: IdArray, moments: Times) -> npt.NDArray[np.float64]:
+    def degree(self, nodes: IdArray, moments: Times) -> Float64Array:
         """float64 [n], the number of in-edges of each node that are not later than its moment; with weights, their
         sum. Of a graph with self loops [n, 3], with those until then beside it: see `stages.self_loops`."""
         of_edges = [None if not self.graph.is_weighted else self._sums, *self._sums_of_loops]
@@ -136,14 +129,14 @@ class TimedGraph:
         return found
 
     @cached_property
-    def _sums(self) -> npt.NDArray[np.float64]:
+    def _sums(self) -> Float64Array:
         """float64 [E+1], sums of the weights before each edge."""
         weight = self.graph.edge_weight
         assert weight is not None
         return _sums_before(weight)
 
     @cached_property
-    def _sums_of_loops(self) -> tuple[npt.NDArray[np.float64], ...]:
+    def _sums_of_loops(self) -> tuple[Float64Array, ...]:
         """float64 [E+1] each, sums before each edge: of the weights of self loops, and of the steps from 1 to the
         weight of a row's first loop, and from loop to loop. Empty without self loops, and with types."""
         at = loops_of_rows(self.graph) if self.relations is None else np.empty(0, np.int64)
@@ -210,7 +203,7 @@ class TimedGraph:
         return np.ascontiguousarray(moments, self.time.dtype)
 
 
-def _sums_before(values: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+def _sums_before(values: FloatArray) -> Float64Array:
     """float64 [n+1], sums of the values before each place."""
     return np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
 
@@ -223,7 +216,7 @@ def timed_graph(graph: Graph) -> TimedGraph:
     return make(graph, graph.edge_time)
 
 
-def _keys_of_trees(keys: npt.NDArray[np.uint64] | np.uint64, moments: Times) -> npt.NDArray[np.uint64]:
+def _keys_of_trees(keys: WordArray | np.uint64, moments: Times) -> WordArray:
     """uint64, the random stream of each hop, whose `keys` these are, at each moment."""
     with np.errstate(over="ignore"):
         # By the moment itself, so that a draw does not depend on the other seeds.
@@ -244,7 +237,7 @@ def moments_of_nodes(minibatch: MiniBatch, moments: Times) -> Times:
     return found
 
 
-def degrees_until(graph: Graph, minibatch: MiniBatch, moments: Times) -> npt.NDArray[np.float64]:
+def degrees_until(graph: Graph, minibatch: MiniBatch, moments: Times) -> Float64Array:
     """float64 [n] or [n, 3], `TimedGraph.degree` of each node of a temporal minibatch at its moment; arguments as of
     `moments_of_nodes`."""
     return timed_graph(graph).degree(minibatch.nodes.astype(np.int64), moments_of_nodes(minibatch, moments))
@@ -331,7 +324,7 @@ class TemporalSampler:
         return timed_graph(graph), tuple(graph.node_time[seeds] for seeds in request.seeds)
 
     def _minibatch(
-        self, timed: TimedGraph, seeds: IdArray, moments: Times, keys: npt.NDArray[np.uint64], epoch: int, index: int
+        self, timed: TimedGraph, seeds: IdArray, moments: Times, keys: WordArray, epoch: int, index: int
     ) -> MiniBatch:
         """One minibatch, hop by hop. A node at a moment is one number, moment V + node, by the moment's rank."""
         graph = timed.graph
@@ -373,8 +366,8 @@ class TemporalSampler:
         return MiniBatch(epoch, index, blocks, nested=True)
 
     def _drawn(
-        self, timed: TimedGraph, nodes: IdArray, moments: Times, keys: npt.NDArray[np.uint64], fanout: int
-    ) -> tuple[IdArray, IdArray, npt.NDArray[np.float64] | None]:
+        self, timed: TimedGraph, nodes: IdArray, moments: Times, keys: WordArray, fanout: int
+    ) -> tuple[IdArray, IdArray, Float64Array | None]:
         """In-edges of nodes at their moments: the number kept of each, int64 [n]; positions, int64 [e], relation after
         relation for each node; and the number of edges until the moment that one kept stands for, of each node, or with
         types of each edge. None: layers need it not."""

@@ -8,11 +8,11 @@ have no kind. Pairs have a relation, its number in the graph, where those of sev
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..array_kinds import AnyArray, FloatArray, IdArray, Mask, ValueArray
 from ..errors import InputError
 from ..graph import Graph
 from ..optional import taken, when_present
@@ -28,9 +28,9 @@ KIND_OF = {"train": 1, "val": 2, "test": 3}
 class PairLabels:
     """Labels of pairs, and what a prediction reads of the pairs themselves."""
 
-    values: npt.NDArray[Any]
+    values: AnyArray
     """See `Dataset.labels`: int64 [N], or floating [N, C]."""
-    features: npt.NDArray[np.floating] | None = None
+    features: FloatArray | None = None
     """[N, K]; None: they have none."""
     hidden: bool = False
     """See `Dataset.hides_pairs`."""
@@ -106,7 +106,7 @@ class SeenPairs:
         return cls(train[mine], given[(given >= 0).all(1)], (seen[0], seen[1]), len(train), labels)
 
 
-def check_pairs(table: npt.NDArray[np.generic], num_nodes: int, types: GraphTypes = SINGLE, columns: int = 3) -> None:
+def check_pairs(table: ValueArray, num_nodes: int, types: GraphTypes = SINGLE, columns: int = 3) -> None:
     """Raise InputError unless `table` holds pairs of nodes, with their kinds if it is to have three `columns`; with
     types, of nodes of their relation, and where several are predicted with one column more."""
     columns += types.predicts_several
@@ -133,9 +133,7 @@ def check_pairs(table: npt.NDArray[np.generic], num_nodes: int, types: GraphType
         raise InputError(f"kinds of pairs lie in [{kinds.min()}, {kinds.max()}]; expected [0, {max(KIND_OF.values())}]")
 
 
-def by_relation(
-    table: npt.NDArray[Any], types: GraphTypes
-) -> Iterator[tuple[GraphTypes, slice | npt.NDArray[np.int64]]]:
+def by_relation(table: AnyArray, types: GraphTypes) -> Iterator[tuple[GraphTypes, slice | IdArray]]:
     """The rows of a table of pairs for each relation that is predicted, and the types with this one alone: all rows,
     where there is one."""
     if not types.predicts_several:
@@ -148,12 +146,12 @@ def by_relation(
         yield types.predicting(r), order[ends[r] : ends[r + 1]]
 
 
-def given_negatives(table: npt.NDArray[Any], name: str) -> PairArray:
+def given_negatives(table: AnyArray, name: str) -> PairArray:
     """int64 [M, 2], the given negatives of a set; often none."""
     return table[(table[:, 2:3] == KIND_OF[name]).any(1), :2]
 
 
-def keys_of(source: npt.NDArray[Any], destination: npt.NDArray[Any], num_nodes: int) -> PairArray:
+def keys_of(source: AnyArray, destination: AnyArray, num_nodes: int) -> PairArray:
     """int64, one number for each directed pair: ascending by source, then by destination."""
     return source.astype(np.int64) * num_nodes + destination
 
@@ -179,7 +177,7 @@ def keys_of_pairs(graph: Graph, types: GraphTypes = SINGLE) -> PairArray:
     return keys_of(graph.indices[own], rows, graph.num_nodes)
 
 
-def of_pairs(graph: Graph, reverses: bool = False, types: GraphTypes = SINGLE) -> slice | npt.NDArray[np.int64]:
+def of_pairs(graph: Graph, reverses: bool = False, types: GraphTypes = SINGLE) -> slice | IdArray:
     """Positions of the edges that may be pairs: all; with types, those of the predicted relations, and with
     `reverses` those of the relations that have the same edges reversed, too. `types` say which are predicted, if not
     those of the graph."""
@@ -220,7 +218,7 @@ def is_symmetric(graph: Graph, types: GraphTypes = SINGLE) -> bool:
     )
 
 
-def contains(ascending: PairArray, keys: PairArray) -> npt.NDArray[np.bool_]:
+def contains(ascending: PairArray, keys: PairArray) -> Mask:
     """True for each of `keys` that is among the `ascending` ones."""
     if not len(ascending):
         return np.zeros(keys.shape, bool)

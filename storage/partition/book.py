@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from ..array_checks import proving, require, require_vector
+from ..array_kinds import AnyArray, IdArray, Int32Array
 from ..errors import InputError, StoreError
 from ..fingerprint import ArrayDigest, digest_arrays
 from ..graph import starts_of
@@ -17,7 +18,6 @@ from ..store.store import Store, open_store, write_store
 from .splitmix import node_words
 
 Ids = npt.NDArray[np.integer]
-IdArray = npt.NDArray[np.int64]
 KIND = "partition_book"
 
 
@@ -37,7 +37,7 @@ class PartitionBook(Protocol):
     def fingerprint(self) -> str:
         """Digest of the book."""
 
-    def part(self, ids: Ids) -> npt.NDArray[np.int32]:
+    def part(self, ids: Ids) -> Int32Array:
         """int32 [n], the owner of each global id. Raises IndexError for ids outside [0, V)."""
 
     def local(self, ids: Ids) -> IdArray:
@@ -96,7 +96,7 @@ class RangeBook:
         """Digest of the offsets."""
         return digest_arrays(offsets=self.offsets)
 
-    def part(self, ids: Ids) -> npt.NDArray[np.int32]:
+    def part(self, ids: Ids) -> Int32Array:
         """int32 [n], the owner of each global id."""
         # "right" steps over empty partitions, whose range starts at the same id as the next one.
         return (np.searchsorted(self.offsets, _in_range(ids, self.num_nodes), side="right") - 1).astype(np.int32)
@@ -134,7 +134,7 @@ class RangeBook:
 class TableBook:
     """Any assignment, as a table of owners (METIS, chunks)."""
 
-    part_of: npt.NDArray[np.int16] | npt.NDArray[np.int32]
+    part_of: npt.NDArray[np.int16] | Int32Array
     """int16 or int32 [V], the owner of each node."""
     num_parts: int
     """P; the last partitions may be empty, so the table alone does not determine it."""
@@ -164,7 +164,7 @@ class TableBook:
         local[self._by_part] = np.arange(self.num_nodes) - np.repeat(self._starts[:-1], np.diff(self._starts))
         return local
 
-    def part(self, ids: Ids) -> npt.NDArray[np.int32]:
+    def part(self, ids: Ids) -> Int32Array:
         """int32 [n], the owner of each global id."""
         return self.part_of[_in_range(ids, self.num_nodes)].astype(np.int32)
 
@@ -233,7 +233,7 @@ class HashBook:
     def _ids(self, b: int) -> IdArray:
         return np.arange(b * self._block, min(self.num_nodes, (b + 1) * self._block), dtype=np.int64)
 
-    def _owners(self, ids: Ids) -> npt.NDArray[np.int32]:
+    def _owners(self, ids: Ids) -> Int32Array:
         words = node_words(self.key, ids)
         return (((words >> np.uint64(32)) * np.uint64(self.num_parts)) >> np.uint64(32)).astype(np.int32)
 
@@ -251,7 +251,7 @@ class HashBook:
         for begin, end in zip([0, *ends], ends):
             yield int(block[order[begin]]), order[begin:end]
 
-    def part(self, ids: Ids) -> npt.NDArray[np.int32]:
+    def part(self, ids: Ids) -> Int32Array:
         """int32 [n], the owner of each global id."""
         return self._owners(_in_range(ids, self.num_nodes))
 
@@ -322,7 +322,7 @@ def write_book(path: Path, book: Book, *, fingerprint: dict[str, str] | None = N
         fingerprint: what the book was made from, e.g. the graph's digest, the method and the seed.
         overwrite: replace a store that is there.
     """
-    array: npt.NDArray[Any]
+    array: AnyArray
     if isinstance(book, HashBook):
         form, array = "hash", np.array([book.key], np.uint64)
     else:

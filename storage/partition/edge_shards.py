@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..array_checks import AT_ONCE, proving, require, require_of_edges, require_splits, require_vector, require_within
+from ..array_kinds import AnyArray, Float32Array, IdArray, Int32Array, IntArray, ValueArray
 from ..errors import InputError
 from ..graph import index_dtype, run_starts, starts_of
 from ..optional import taken
@@ -17,7 +17,6 @@ from ..store.store import Store, open_store, write_store
 from .book import PartitionBook
 from .partition import Partition
 
-IdArray = npt.NDArray[np.int64]
 PositionArray = npt.NDArray[np.int32]
 KIND = "edge_shards"
 
@@ -42,7 +41,7 @@ class EdgeShards:
     """int64 [P+1]: edges ``[edge_splits[q], edge_splits[q+1])`` are shard q."""
     indices: PositionArray
     """int32 [e]: a position among the shard's sources; in the part's own shard, the local row of the source."""
-    edge: npt.NDArray[np.int32] | IdArray
+    edge: Int32Array | IdArray
     """int32 or int64 [e], the position of each edge in the Partition's order; ascending within a shard."""
     source_splits: IdArray
     """int64 [P+1]: ``sources[source_splits[q]:source_splits[q+1]]`` are the rows that part q must send."""
@@ -52,9 +51,9 @@ class EdgeShards:
     """int64 [N], the number of each row's first edge in the whole graph."""
     total_edges: int
     """E, edges of the whole graph."""
-    edge_weight: npt.NDArray[np.float32] | None = None
+    edge_weight: Float32Array | None = None
     """float32 [e] in shard order, or None."""
-    edge_type: npt.NDArray[Any] | None = None
+    edge_type: AnyArray | None = None
     """[e], relation of each edge in the Partition's order; None: there is one."""
 
     @property
@@ -77,7 +76,7 @@ class EdgeShards:
         """Bytes of all arrays."""
         return sum(a.nbytes for a in self._arrays().values())
 
-    def _arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+    def _arrays(self) -> dict[str, ValueArray]:
         return {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
 
     def check(self) -> "EdgeShards":
@@ -237,12 +236,12 @@ def _is_of(partition: Partition, book: PartitionBook) -> bool:
     return bool((book.part(owned) == part).all())
 
 
-def _stable_order(keys: npt.NDArray[np.integer], bound: int) -> npt.NDArray[np.intp]:
+def _stable_order(keys: IntArray, bound: int) -> npt.NDArray[np.intp]:
     # NumPy sorts keys of up to 16 bits by counting.
     return np.argsort(keys.astype(np.min_scalar_type(bound)), kind="stable")
 
 
-def _ascending(values: npt.NDArray[np.integer], splits: IdArray, bound: int | None = None) -> bool:
+def _ascending(values: IntArray, splits: IdArray, bound: int | None = None) -> bool:
     """True if values are at least 0, below `bound`, and rise strictly between splits."""
     if not len(values):
         return True

@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from ..array_kinds import IntArray, Mask
 from ..errors import InputError, nearest
 from ..graph import Graph, edges_of_rows
 from ..stored.graph import StoredGraph
@@ -71,7 +72,7 @@ def _out_degrees(graph: Graph | StoredGraph) -> Ids:
     return counts
 
 
-def _cuthill_mckee(graph: Graph, owner: npt.NDArray[np.integer]) -> Ids:
+def _cuthill_mckee(graph: Graph, owner: IntArray) -> Ids:
     """Nodes part by part, as they are found breadth first."""
     total, degree = graph.num_nodes, np.diff(graph.indptr)
     by_degree = np.argsort(degree, kind="stable")
@@ -102,7 +103,7 @@ def _cuthill_mckee(graph: Graph, owner: npt.NDArray[np.integer]) -> Ids:
     return found
 
 
-def _unseen(seen: npt.NDArray[np.bool_], roots: Ids, at: int) -> int:
+def _unseen(seen: Mask, roots: Ids, at: int) -> int:
     """Position of the first root from `at` on that has not been seen; there is one."""
     step = 64
     while (window := seen[roots[at : at + step]]).all():

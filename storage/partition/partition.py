@@ -3,10 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..array_checks import (
     proving,
@@ -17,6 +15,7 @@ from ..array_checks import (
     require_vector,
     require_within,
 )
+from ..array_kinds import AnyArray, Float32Array, IdArray, Int32Array, ValueArray
 from ..dataset import Split
 from ..errors import InputError
 from ..graph import Graph, TakenRows
@@ -25,7 +24,6 @@ from ..store.arrays import Rows
 from ..store.store import Store, open_store, write_store
 from .book import PartitionBook
 
-IdArray = npt.NDArray[np.int64]
 KIND = "partition"
 MAX_POSITIONS = 2**31 - 1
 
@@ -43,15 +41,15 @@ class Partition:
     """int64 [H], global ids of the in-neighbours that other parts own, ascending, distinct."""
     indptr: IdArray
     """int64 [N+1], by destination in the order of `owned`."""
-    indices: npt.NDArray[np.int32]
+    indices: Int32Array
     """int32 [e], positions in [0, N+H), in the order of the graph's rows."""
     in_degree: IdArray
     """int64 [N], in-degree of each owned node in the whole graph, including edges that are left out here."""
-    edge_weight: npt.NDArray[np.float32] | None = None
+    edge_weight: Float32Array | None = None
     """float32 [e] or None."""
     edge_id: IdArray | None = None
     """int64 [e] or None: the graph's own `edge_id`."""
-    edge_type: npt.NDArray[Any] | None = None
+    edge_type: AnyArray | None = None
     """[e], relation of each edge; None: there is one."""
 
     @property
@@ -79,7 +77,7 @@ class Partition:
         """Bytes of all arrays."""
         return sum(a.nbytes for a in self._arrays().values())
 
-    def _arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+    def _arrays(self) -> dict[str, ValueArray]:
         names = ("owned", "halo", "indptr", "indices", "in_degree", "edge_weight", "edge_id", "edge_type")
         return present_items({name: getattr(self, name) for name in names})
 
@@ -115,7 +113,7 @@ class OwnRows:
     """E of the whole graph."""
     features: Rows
     """[N, F], not necessarily in memory."""
-    labels: npt.NDArray[np.generic]
+    labels: ValueArray
     """int64 [N] or float32 [N, C]."""
     split: Split
     """Local ids."""

@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ..array_kinds import AnyArray, IdArray, IntArray
 from ..dataset import SPLITS, Dataset, Split, check_one_type, require_dataset
 from ..errors import InputError
 from ..features import ReorderedFeatures
@@ -16,9 +16,7 @@ from .book import PartitionBook
 from .node_order import node_order
 
 
-def ascending(
-    indptr: npt.NDArray[np.int64], indices: npt.NDArray[np.integer], *of_edges: npt.NDArray[Any] | None
-) -> tuple[Any, ...]:
+def ascending(indptr: IdArray, indices: IntArray, *of_edges: AnyArray | None) -> tuple[Any, ...]:
     """`indices` in ascending order within each row, and each array of `of_edges` in the same order. Equal ones keep
     their order. Arrays that ascend already are returned as they are."""
     falls = np.flatnonzero(indices[1:] < indices[:-1]) + 1
@@ -35,7 +33,7 @@ def ascending(
     return indices[order], *(taken(array, order) for array in of_edges)
 
 
-def reorder(dataset: Dataset, order: npt.NDArray[np.integer] | PartitionBook | str, within: str = "ids") -> Dataset:
+def reorder(dataset: Dataset, order: IntArray | PartitionBook | str, within: str = "ids") -> Dataset:
     """Renumber a dataset's nodes. Their old names, or numbers, become the nodes' names.
 
     The graph, labels and split are copied; feature rows, of edges too, are read when they are gathered. Links to
@@ -92,7 +90,7 @@ def reorder(dataset: Dataset, order: npt.NDArray[np.integer] | PartitionBook | s
     )
 
 
-def relabelled(dataset: Dataset, old: npt.NDArray[np.integer], new: npt.NDArray[np.integer]) -> dict[str, Any]:
+def relabelled(dataset: Dataset, old: IntArray, new: IntArray) -> dict[str, Any]:
     """Labels and split of a dataset, and pairs, where node v has the number ``new[v]``, and node w had ``old[w]``."""
     if not dataset.of_pairs:
         split = Split(*(np.sort(new[getattr(dataset.split, name)]).astype(np.int64) for name in SPLITS))

@@ -14,12 +14,12 @@ import uuid
 from collections.abc import Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ..array_checks import proving, require_ascending, require_splits
+from ..array_kinds import AnyArray, IdArray
 from ..dataset import SPLITS, Split
 from ..dataset_store import StoredDataset
 from ..errors import StoreError
@@ -30,7 +30,6 @@ from ..stored.graph import OF_EACH_EDGE
 from .book import PartitionBook
 from .partition import OwnRows
 
-IdArray = npt.NDArray[np.int64]
 KIND = "dealing"
 RANGE_BYTES = 128 << 20
 """Memory for dealing a range, unless a single row is larger;"""
@@ -128,7 +127,7 @@ def deal(dataset: StoredDataset, k: int, book: PartitionBook, folder: Path) -> N
     sets = np.zeros(stop - first, np.uint8)
     for number, (name, offsets) in enumerate(zip(SPLITS, plan.read("offsets")[:, k : k + 2].tolist()), 1):
         sets[dataset.split[name][slice(*offsets)] - first] = number
-    found: dict[str, npt.NDArray[Any]] = {
+    found: dict[str, AnyArray] = {
         "nodes": first + order,
         "first_edge": rows.first_edge[order],
         "degree": degree,
@@ -233,7 +232,7 @@ class DealtFeatures:
         self._first = np.cumsum([0, *(s.rows for s in stretches)])
         self.shape, self.dtype = (int(self._first[-1]), *column.shape), np.dtype(column.dtype)
 
-    def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
+    def __getitem__(self, rows: slice) -> AnyArray:
         """Raises StoreError if a file is incomplete."""
         out = np.empty((rows.stop - rows.start, *self._column.shape), self.dtype)
         begin, end = np.searchsorted(self._first, (rows.start, rows.stop), side="right")
@@ -257,6 +256,6 @@ def _file(folder: Path, k: int) -> Path:
     return folder / f"range-{k:08d}"
 
 
-def _fill(file: BufferedReader, out: npt.NDArray[Any]) -> None:
+def _fill(file: BufferedReader, out: AnyArray) -> None:
     if out.size and file.readinto(out.reshape(-1).view(np.uint8).data) != out.nbytes:
         raise StoreError(f"{file.name} is incomplete; partition the dataset again")

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from ..array_kinds import ValueArray
 from ..errors import StoreError
 from ..minibatch import Block, Bulk, MiniBatch
 from ..optional import taken
@@ -79,7 +80,7 @@ def _sections(m: MiniBatch) -> Iterator[Words]:
             yield _as_words(b.edge_id.astype(np.int64, copy=False))
 
 
-def _as_words(a: npt.NDArray[np.generic]) -> Words:
+def _as_words(a: ValueArray) -> Words:
     return np.ascontiguousarray(a).view(np.int32)
 
 

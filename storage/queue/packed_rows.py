@@ -20,6 +20,7 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 import numpy.typing as npt
 
+from ..array_kinds import Float64Array, FloatArray, NumberArray
 from ..errors import RunError, StoreError
 from ..store.manifest import are_sizes, require_fingerprint
 from ..store.narrow import FeatureDtype, narrow, stored_dtype, stored_width, widen
@@ -59,11 +60,11 @@ class RowForm:
         """Bytes of a row."""
         return self.columns * self.dtype.itemsize
 
-    def kept(self, rows: npt.NDArray[np.floating]) -> Kept:
+    def kept(self, rows: FloatArray) -> Kept:
         """Rows [n, F] as they are kept, [n, `columns`]."""
         return np.asarray(rows, np.float64) if self.name == "float64" else narrow(rows, self.name)
 
-    def opened(self, kept: Kept, dtype: npt.DTypeLike) -> npt.NDArray[np.floating]:
+    def opened(self, kept: Kept, dtype: npt.DTypeLike) -> FloatArray:
         """Rows [n, F] of a floating-point type from those that are kept."""
         return (kept if self.name in ("float32", "float64") else widen(kept, self.name)).astype(dtype, copy=False)
 
@@ -175,9 +176,7 @@ class PackedRows:
         bulk, at = self._bulk(epoch, index)
         return bulk.offsets[at + 1] - bulk.offsets[at]
 
-    def rows(
-        self, epoch: int, index: int, dtype: npt.DTypeLike, empty: Callable[..., Kept] = np.empty
-    ) -> npt.NDArray[np.floating]:
+    def rows(self, epoch: int, index: int, dtype: npt.DTypeLike, empty: Callable[..., Kept] = np.empty) -> FloatArray:
         """[n, F] rows of the distinct nodes of a minibatch, by ascending id, in an array that `empty` makes.
 
         Raises:
@@ -189,7 +188,7 @@ class PackedRows:
         self._read("rows", epoch, index, bulk.offsets[at] * self.form.row_bytes, kept, bulk.sums[at])
         return self.form.opened(kept, dtype)
 
-    def degrees(self, epoch: int, index: int) -> npt.NDArray[np.float64]:
+    def degrees(self, epoch: int, index: int) -> Float64Array:
         """[n], or [n, 3] with self loops beside them: degrees of the distinct nodes of a minibatch. See `rows`."""
         bulk, at = self._bulk(epoch, index)
         columns = bulk.columns
@@ -276,7 +275,7 @@ class PackedRows:
         return found, at
 
 
-def _checksum(array: npt.NDArray[np.number], before: int = 0) -> int:
+def _checksum(array: NumberArray, before: int = 0) -> int:
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, before)
 
 
@@ -301,7 +300,7 @@ class RowWriter:
             with open(folder / name, "r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, npy_bytes(dtype, self._shapes[name]))
 
-    def add(self, at: int, kept: Kept, degrees: npt.NDArray[np.float64]) -> None:
+    def add(self, at: int, kept: Kept, degrees: Float64Array) -> None:
         """Write the next rows of minibatch `at` of the bulk, as they are kept, and their degrees, [n, columns]."""
         if not len(kept):
             return

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
-import numpy.typing as npt
 
 from ..array_checks import proving
+from ..array_kinds import IdArray, IntArray, ValueArray
 from ..dataset import MATRIX_TASKS, Dataset, Split
 from ..errors import InputError, StoreError
 from ..features import FloatArray
@@ -45,9 +45,9 @@ class SeedData:
 
     meta: Mapping[str, Any]
     """Plain values: see `of_dataset`."""
-    train: npt.NDArray[np.int64]
+    train: IdArray
     """[n], ascending, as minibatches number nodes."""
-    labels: npt.NDArray[np.generic]
+    labels: ValueArray
     """[n] or [n, C], of these."""
 
     @classmethod
@@ -166,7 +166,7 @@ class RowsElsewhere:
     num_features: int
     dtype: np.dtype[np.floating]
 
-    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+    def gather(self, ids: IntArray, out: FloatArray | None = None) -> FloatArray:
         _refuse(self.path, "the features of other nodes")
 
 

@@ -14,6 +14,7 @@ from zarr.abc.store import Store as ZarrStore
 from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, ShardingCodec
 from zarr.storage import StorePath
 
+from ..array_kinds import AnyArray
 from ..errors import StoreError, first_line
 from .npy import make_npy, put_npy, row_pieces
 from .regular import opened_file
@@ -36,7 +37,7 @@ class Rows(Protocol):
     def dtype(self) -> np.dtype[Any]:
         """Dtype of the elements."""
 
-    def __getitem__(self, rows: slice, /) -> npt.NDArray[Any]:
+    def __getitem__(self, rows: slice, /) -> AnyArray:
         """Rows ``[rows.start, rows.stop)``."""
 
 

@@ -8,7 +8,8 @@ was widened is narrowed to the same bytes again: the scale has 16 significant bi
 from typing import Any, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
+
+from ..array_kinds import AnyArray, Float32Array, FloatArray, ValueArray
 
 FeatureDtype = Literal["float32", "float16", "bfloat16", "int8"]
 FEATURE_DTYPES: tuple[FeatureDtype, ...] = get_args(FeatureDtype)
@@ -33,7 +34,7 @@ def row_width(kind: FeatureDtype, columns: int) -> int:
     return max(0, columns - SCALE_BYTES) if kind == "int8" else columns
 
 
-def narrow(rows: npt.NDArray[np.floating], kind: FeatureDtype) -> npt.NDArray[Any]:
+def narrow(rows: FloatArray, kind: FeatureDtype) -> AnyArray:
     """Rows [n, F] as they are kept, [n, `stored_width`]."""
     x = np.asarray(rows, np.float32)
     if kind == "float32":
@@ -55,15 +56,13 @@ def narrow(rows: npt.NDArray[np.floating], kind: FeatureDtype) -> npt.NDArray[An
     return out
 
 
-def _rounded_up(scale: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+def _rounded_up(scale: Float32Array) -> Float32Array:
     """Scales with at most 16 significant bits, none smaller; 0 for those too small to divide by."""
     bits = np.where(scale < 2.0**-100, np.float32(0), scale).view(np.uint32)
     return ((bits + np.uint32(0xFF)) & np.uint32(0xFFFFFF00)).view(np.float32)
 
 
-def widen(
-    kept: npt.NDArray[np.generic], kind: FeatureDtype, out: npt.NDArray[np.float32] | None = None
-) -> npt.NDArray[np.float32]:
+def widen(kept: ValueArray, kind: FeatureDtype, out: Float32Array | None = None) -> Float32Array:
     """Rows [n, F] of float32 from those that `narrow` made."""
     width = row_width(kind, kept.shape[1])
     if out is None:

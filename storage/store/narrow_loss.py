@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from ..array_kinds import IdArray
 from ..errors import InputError
 from ..plural import are, counted
 from .narrow import FeatureDtype
@@ -62,8 +63,8 @@ class Totals:
 class NarrowLoss(Totals):
     """Counts of changes in F columns."""
 
-    clipped: npt.NDArray[np.int64] = field(metadata=SUM)
-    rounded: npt.NDArray[np.int64] = field(metadata=SUM)
+    clipped: IdArray = field(metadata=SUM)
+    rounded: IdArray = field(metadata=SUM)
     """Values that are whole numbers, and no longer themselves."""
     least: Rows = field(metadata=MIN)
     """[F], as the rows were given; infinite without any."""

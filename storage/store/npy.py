@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from ..array_kinds import AnyArray, ValueArray
 from ..errors import StoreError
 from .regular import opened_file
 from .row_file import RowFile
@@ -60,7 +61,7 @@ def make_npy(folder: Path, name: str, shape: tuple[int, ...], dtype: npt.DTypeLi
     return {"shape": list(shape), "dtype": str(np.dtype(dtype)), "chunks": 1, "npy": True}
 
 
-def put_npy(folder: Path, name: str, shape: tuple[int, ...], first: int, rows: npt.NDArray[np.generic]) -> None:
+def put_npy(folder: Path, name: str, shape: tuple[int, ...], first: int, rows: ValueArray) -> None:
     """Write rows from `first` on into a file of `make_npy`. Several processes may write at the same time."""
     if not rows.size:
         return
@@ -71,25 +72,25 @@ def put_npy(folder: Path, name: str, shape: tuple[int, ...], first: int, rows: n
         file.write(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
 
 
-def is_map(array: npt.NDArray[np.generic]) -> bool:
+def is_map(array: ValueArray) -> bool:
     """True if an array is a map of a file, or a part of one."""
     return _map_of(array) is not None
 
 
-def advise(array: npt.NDArray[Any], how: int) -> None:
+def advise(array: AnyArray, how: int) -> None:
     """Tell the system how the file that an array maps is read (``mmap.MADV_...``); no effect on other arrays."""
     if (found := _map_of(array)) is not None:
         found.madvise(how)
 
 
-def _map_of(array: npt.NDArray[np.generic]) -> mmap.mmap | None:
+def _map_of(array: ValueArray) -> mmap.mmap | None:
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
     return base if isinstance(base, mmap.mmap) else None
 
 
-def file_of(array: npt.NDArray[np.generic]) -> RowFile | None:
+def file_of(array: ValueArray) -> RowFile | None:
     """The file that an array is a map of, from its first row on; None if it is none, or cannot be opened any more."""
     base: Any = array
     while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
@@ -109,7 +110,7 @@ def row_pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[slice]:
         yield slice(first, min(first + step, shape[0]))
 
 
-def mapped_npy(folder: Path, name: str, entry: Mapping[str, Any]) -> npt.NDArray[Any]:
+def mapped_npy(folder: Path, name: str, entry: Mapping[str, Any]) -> AnyArray:
     """The array of a file, read-only: the operating system pages it in as it is touched, once for all processes.
 
     Raises:

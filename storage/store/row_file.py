@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import numpy.typing as npt
 
+from ..array_kinds import IdArray, IntArray
 from ..errors import RunError
 from .bytes_left import bytes_left
 
@@ -94,7 +95,7 @@ class RowFile:
         """What this thread has read."""
         return self._own.reads
 
-    def is_cached(self, ids: npt.NDArray[np.integer]) -> bool:
+    def is_cached(self, ids: IntArray) -> bool:
         """True if the system has all rows of a sample of `ids` in its cache of pages, so that reading takes no disk.
 
         Raises:
@@ -118,7 +119,7 @@ class RowFile:
                 return False
             raise self._failed(e.strerror or str(e), sample[0]) from e
 
-    def announce(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> None:
+    def announce(self, starts: IdArray, stops: IdArray) -> None:
         """Tell the system that these ranges of rows are read soon, unless it has a sample of them in its cache.
 
         Args:
@@ -148,7 +149,7 @@ class RowFile:
             there = max(0, size - self.first) // max(1, self.row_bytes)
             raise self._failed(f"it has {there} rows now; expected {self.num_rows}", there)
 
-    def read(self, ids: npt.NDArray[np.integer], out: Bytes, places: npt.NDArray[np.integer] | None) -> None:
+    def read(self, ids: IntArray, out: Bytes, places: IntArray | None) -> None:
         """Read rows.
 
         Args:

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit, types
 
+from ..array_kinds import IdArray
+
 _int, _at = types.int32, types.intp
 _advise = types.ExternalFunction("posix_fadvise", _int(_int, types.int64, types.int64, _int))
 _read = types.ExternalFunction("pread", _at(_int, _at, _at, types.int64))
@@ -166,14 +168,7 @@ class Ring:
         if self._handle >= 0:
             os.close(self._handle)
 
-    def read(
-        self,
-        ids: npt.NDArray[np.int64],
-        out: npt.NDArray[np.uint8],
-        places: npt.NDArray[np.int64],
-        gap: int,
-        seen: npt.NDArray[np.int64],
-    ) -> bool:
+    def read(self, ids: IdArray, out: npt.NDArray[np.uint8], places: IdArray, gap: int, seen: IdArray) -> bool:
         """Read rows, see `read_rows`. False if some could not be read, and the ring can no longer be used."""
         before, of_file = seen.copy(), (self._handle, self._first, self._row)
         system = self._calls[2:], self._context.value

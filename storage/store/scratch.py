@@ -8,11 +8,12 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from ..array_kinds import AnyArray
 from ..errors import RunError
 from .full_disk import FULL
 
@@ -23,11 +24,11 @@ LEAST_BYTES = 1 << 20
 class Empty(Protocol):
     """Makes arrays, writable and C-contiguous, with any contents."""
 
-    def __call__(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike, /) -> npt.NDArray[Any]:
+    def __call__(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike, /) -> AnyArray:
         """An array."""
 
 
-def in_memory(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+def in_memory(shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> AnyArray:
     """`numpy.empty`. See `Empty`."""
     return np.empty(shape, dtype)
 
@@ -39,7 +40,7 @@ class InFiles:
     folder: Path
     """Folder of the files; not in a file system that is in memory."""
 
-    def __call__(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    def __call__(self, shape: int | tuple[int, ...], dtype: npt.DTypeLike) -> AnyArray:
         """Raises RunError if the disk is full."""
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         if size < LEAST_BYTES:
@@ -58,7 +59,7 @@ class InFiles:
             ) from e
 
 
-def copied(array: npt.NDArray[Any], empty: Empty) -> npt.NDArray[Any]:
+def copied(array: AnyArray, empty: Empty) -> AnyArray:
     """A copy in an array that `empty` makes."""
     out = empty(array.shape, array.dtype)
     out[...] = array

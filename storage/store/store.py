@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import zarr
 
+from ..array_kinds import AnyArray, ValueArray
 from ..errors import StoreError, first_line
 from .arrays import Rows, open_array, write_arrays
 from .committed_folder import committed_folder
@@ -41,7 +41,7 @@ class Store:
         """
         return open_array(str(self.path / "arrays" / name), name, self.entries, self.path)
 
-    def read(self, name: str) -> npt.NDArray[Any]:
+    def read(self, name: str) -> AnyArray:
         """Read the whole array `name` into memory.
 
         Raises:
@@ -49,7 +49,7 @@ class Store:
         """
         return self.piece(name, slice(None))
 
-    def read_into(self, name: str, empty: Empty) -> npt.NDArray[np.generic]:
+    def read_into(self, name: str, empty: Empty) -> ValueArray:
         """Read the whole array `name` into one that `empty` makes, piece by piece. Raises StoreError like `read`."""
         z = self.mapped(name) if self.is_mappable(name) else self.array(name)
         out = empty(tuple(z.shape), z.dtype)
@@ -60,7 +60,7 @@ class Store:
             raise _damaged(self.path, name, e) from e
         return out
 
-    def piece(self, name: str, rows: slice) -> npt.NDArray[Any]:
+    def piece(self, name: str, rows: slice) -> AnyArray:
         """Rows of the array `name`; reads only the Zarr chunks, or the bytes, that hold them. Raises StoreError like
         `read`."""
         if self.is_mappable(name):
@@ -80,7 +80,7 @@ class Store:
         entry = self.entries[name]
         return math.prod(entry["shape"]) * np.dtype(entry["dtype"]).itemsize
 
-    def mapped(self, name: str) -> npt.NDArray[Any]:
+    def mapped(self, name: str) -> AnyArray:
         """The array `name` of an uncompressed file, read-only, as a map that all processes share. Of its contents
         nothing is verified. Raises StoreError if the file is not as the manifest says."""
         return mapped_npy(self.path, name, self.entries[name])

@@ -1,11 +1,10 @@
 """Arrays for a writer that reads them once, in order: their digests, and what narrowing loses, are made on the way."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ..array_kinds import AnyArray
 from ..features import FeatureStore
 from ..fingerprint import ArrayDigest, describe_features, feature_sample_digest, sampled_rows
 from ..store.arrays import Rows
@@ -39,9 +38,9 @@ class DigestedRows:
         self.loss = NarrowLoss.none(self.read_shape[1])
         self._next = 0
         self._sampled = sampled_rows(features.num_rows)
-        self._sample: list[npt.NDArray[Any]] = []
+        self._sample: list[AnyArray] = []
 
-    def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
+    def __getitem__(self, rows: slice) -> AnyArray:
         assert rows.start == self._next, "rows must be read once each, in order"
         self._next = rows.stop
         out = read = self._features.gather(np.arange(rows.start, rows.stop))
@@ -55,7 +54,7 @@ class DigestedRows:
         self._sample.append(read[self._sampled[first:stop] - rows.start])
         return out
 
-    def pieces(self) -> Iterator[npt.NDArray[Any]]:
+    def pieces(self) -> Iterator[AnyArray]:
         for rows in row_pieces(self.shape, self.dtype.itemsize):
             yield self[rows]
 
@@ -77,7 +76,7 @@ class DigestedArray:
         self.shape, self.dtype, self._array = array.shape, array.dtype, array
         self.digest = ArrayDigest(dtype, array.shape)
 
-    def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
+    def __getitem__(self, rows: slice) -> AnyArray:
         out = self._array[rows]
         self.digest.update(out)
         return out

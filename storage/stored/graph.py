@@ -1,12 +1,11 @@
 """The graph of a stored dataset, read row by row."""
 
 from functools import cached_property
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..array_checks import proving, require, require_splits, require_within
+from ..array_kinds import AnyArray, IdArray
 from ..graph import TakenRows
 from ..store.store import Store
 from ..times.moments import check_unit
@@ -42,7 +41,7 @@ class StoredGraph:
         """Arrays with an entry for each edge, and their dtypes."""
 
     @cached_property
-    def part_offsets(self) -> npt.NDArray[np.int64] | None:
+    def part_offsets(self) -> IdArray | None:
         """See `Graph.part_offsets`. Raises StoreError if the store is damaged."""
         if "part_offsets" not in self._store:
             return None
@@ -51,7 +50,7 @@ class StoredGraph:
             require_splits(offsets, max(1, len(offsets) - 1), self.num_nodes, "part_offsets")
         return offsets
 
-    def first_edge(self, first: int, stop: int) -> npt.NDArray[np.int64]:
+    def first_edge(self, first: int, stop: int) -> IdArray:
         """int64, first edge of each of the rows ``[first, stop)``; V is a row that begins at E. Raises StoreError if
         the store is damaged."""
         return self._store.piece("indptr", slice(first, stop))
@@ -76,7 +75,7 @@ class StoredRows:
         self._store, self._name = store, name
         self.shape, self.dtype = tuple(store.entries[name]["shape"]), np.dtype(store.entries[name]["dtype"])
 
-    def __getitem__(self, rows: slice) -> npt.NDArray[Any]:
+    def __getitem__(self, rows: slice) -> AnyArray:
         """Raises StoreError if the store is damaged."""
         return self._store.piece(self._name, rows)
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from ..array_kinds import ValueArray
 from ..dataset import Dataset
 from ..errors import InputError, StoreError
 from ..features import FeatureStore, MappedFeatures, ReorderedFeatures
@@ -15,7 +15,7 @@ from ..store.full_disk import whole_file
 from ..store.regular import opened_file
 
 NAMES = "node_name_text"
-Arrays = Mapping[str, npt.NDArray[np.generic]]
+Arrays = Mapping[str, ValueArray]
 """What a file holds: names of the node types, offsets of their nodes, and the arrays of names if there are some."""
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..array_checks import proving
+from ..array_kinds import AnyArray
 from ..dataset import SPLITS, Dataset, Split
 from ..errors import StoreError, first_line
 from ..features import ArrayFeatures
@@ -73,7 +73,7 @@ def read_version_1(store: Store) -> Dataset:
         return dataset.check()
 
 
-def _features_in(file: Path) -> npt.NDArray[Any]:
+def _features_in(file: Path) -> AnyArray:
     """[V, F], the matrix in a ``.npy`` file. Raises StoreError if there is none."""
     try:
         opened_file(file).close()

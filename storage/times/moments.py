@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..array_kinds import AnyArray, ValueArray
 from ..errors import InputError
 from ..plural import are, counted
 
@@ -149,7 +150,7 @@ def in_one_unit(arrays: Iterable[Any]) -> tuple[list[Any], str | None]:
     return found, unit if multiple == 1 and is_unit(unit) else None
 
 
-def as_times(values: npt.ArrayLike, what: str, count: int, unit: str | None = None) -> npt.NDArray[Any]:
+def as_times(values: npt.ArrayLike, what: str, count: int, unit: str | None = None) -> AnyArray:
     """Times as int64, or float64 if they are floating-point numbers.
 
     Args:
@@ -171,7 +172,7 @@ def as_times(values: npt.ArrayLike, what: str, count: int, unit: str | None = No
     return given.astype(np.float64 if given.dtype.kind == "f" else np.int64)
 
 
-def unknown_times(given: npt.NDArray[np.generic]) -> tuple[tuple[int, int], tuple[int, int]]:
+def unknown_times(given: ValueArray) -> tuple[tuple[int, int], tuple[int, int]]:
     """How many times are NaN, and how many infinite, each with the first one's position."""
     bad = np.isnat(given) if given.dtype.kind == "M" else np.isnan(given)
     infinite = np.isinf(given) if given.dtype.kind == "f" else np.zeros(len(given), bool)
@@ -193,7 +194,7 @@ def check_known(what: str, nan: tuple[int, int], infinite: tuple[int, int]) -> N
         )
 
 
-def as_moments(values: object, what: str, count: int, unit: str | None) -> npt.NDArray[np.generic]:
+def as_moments(values: object, what: str, count: int, unit: str | None) -> ValueArray:
     """Times that a user asks for, as `as_times` gives them; here they may be texts and dates of Python too, as
     `moment_of` takes them. `unit` is that of the dataset: see `Graph.time_unit`."""
     given = np.asarray(values)
@@ -204,7 +205,7 @@ def as_moments(values: object, what: str, count: int, unit: str | None) -> npt.N
     return as_times(given, what, count, unit)
 
 
-def check_times(name: str, a: npt.NDArray[Any], count: int) -> None:
+def check_times(name: str, a: AnyArray, count: int) -> None:
     """Raise InputError unless `a` is sound as an array of times."""
     if a.dtype not in (np.int64, np.float64) or a.shape != (count,):
         raise InputError(f"{name} is {a.dtype}{list(a.shape)}; expected int64 or float64 [{count}]")

@@ -3,8 +3,8 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ..array_kinds import IntArray
 from ..errors import InputError
 from ..features import (
     ArrayFeatures,
@@ -52,7 +52,7 @@ class TypedFeatures:
         (kind, *others) = {part.kind if isinstance(part, WidenedFeatures) else None for part in self.parts}
         return None if others else kind
 
-    def gather(self, ids: npt.NDArray[np.integer], out: FloatArray | None = None) -> FloatArray:
+    def gather(self, ids: IntArray, out: FloatArray | None = None) -> FloatArray:
         if len(ids) and (ids.min() < 0 or ids.max() >= self.num_rows):
             raise IndexError(f"feature rows [{ids.min()}, {ids.max()}] asked for; there are {self.num_rows}")
         rows: Any = np.empty((len(ids), self.num_features), self.dtype) if out is None else out
@@ -70,7 +70,7 @@ class TypedFeatures:
             rows[at, width:] = 0
         return rows
 
-    def gather_rounded(self, ids: npt.NDArray[np.integer], kind: FeatureDtype | None) -> FloatArray:
+    def gather_rounded(self, ids: IntArray, kind: FeatureDtype | None) -> FloatArray:
         """Rows of ascending `ids` as they are once they were kept as `kind`; None: as they are."""
         rows: Any = self.gather(ids)
         if kind is None:
@@ -82,9 +82,7 @@ class TypedFeatures:
         return rows
 
 
-def typed_in_place(
-    features: FeatureStore, ids: npt.NDArray[np.integer]
-) -> tuple[list[FloatArray], tuple[int, ...]] | None:
+def typed_in_place(features: FeatureStore, ids: IntArray) -> tuple[list[FloatArray], tuple[int, ...]] | None:
     """Rows of each node type, and the types' offsets, for a caller that reads `ids` where they lie; None if they are
     not in memory as `ArrayFeatures` of several types.
 
@@ -120,7 +118,7 @@ def stores_on_disk(features: FeatureStore) -> list[MappedFeatures | ZarrFeatures
     return [kept] if isinstance(kept, MappedFeatures | ZarrFeatures) else []
 
 
-def reads_together(features: FeatureStore, ids: npt.NDArray[np.integer]) -> bool:
+def reads_together(features: FeatureStore, ids: IntArray) -> bool:
     """`is_read_together`, also of features of several node types."""
     if isinstance(features, CountedFeatures | ConvertedFeatures):
         return reads_together(features.inner, ids)

@@ -6,8 +6,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ..array_kinds import AnyArray, IdArray, IntArray, ValueArray
 from ..errors import InputError, nearest
 from ..plural import listed
 
@@ -93,7 +93,7 @@ class GraphTypes:
         counts = [self.num_nodes(t) for t in range(len(self.node_types))]
         return replace(self, offsets=(0, *np.cumsum(counts).tolist()))
 
-    def nodes(self, node_type: int, numbers: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    def nodes(self, node_type: int, numbers: IntArray) -> IdArray:
         """int64, ids of the nodes of a type by their numbers within it: its nodes in ascending order."""
         count = len(self.node_types)
         starts, sizes = np.asarray(self.offsets[:-1])[node_type::count], np.diff(self.offsets)[node_type::count]
@@ -101,7 +101,7 @@ class GraphTypes:
         at = np.searchsorted(before, numbers, side="right") - 1
         return (starts - before)[at] + numbers
 
-    def types_of(self, nodes: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    def types_of(self, nodes: IntArray) -> IdArray:
         """int64 [n], type of each node."""
         ranges = np.searchsorted(np.asarray(self.offsets[1:]), nodes, side="right").astype(np.int64, copy=False)
         several = len(self.offsets) > len(self.node_types) + 1
@@ -117,7 +117,7 @@ class GraphTypes:
         return self.node_types.index(name)
 
     @cached_property
-    def ends(self) -> npt.NDArray[np.int64]:
+    def ends(self) -> IdArray:
         """int64 [R, 2], the node types of each relation's sources and destinations."""
         numbers = {name: t for t, name in enumerate(self.node_types)}
         return np.array([(numbers[src], numbers[dst]) for src, _, dst in self.relations], np.int64).reshape(-1, 2)
@@ -222,7 +222,7 @@ def edge_dtype(num_relations: int) -> np.dtype[Any]:
     return np.dtype(np.uint8 if num_relations <= 256 else np.uint16)
 
 
-def relation_dtype(array: npt.NDArray[np.generic]) -> np.dtype[np.generic]:
+def relation_dtype(array: ValueArray) -> np.dtype[np.generic]:
     """uint16 for an array of it, else uint8: the dtypes that relations of edges may have."""
     return np.dtype(np.uint16 if array.dtype == np.uint16 else np.uint8)
 
@@ -232,9 +232,7 @@ def edges_of_types(graph: Any) -> list[int]:
     return np.bincount(graph.edge_type, minlength=graph.types.num_relations).tolist()
 
 
-def check_edge_type(
-    types: GraphTypes, edge_type: npt.NDArray[Any], indptr: npt.NDArray[np.int64], indices: npt.NDArray[np.integer]
-) -> None:
+def check_edge_type(types: GraphTypes, edge_type: AnyArray, indptr: IdArray, indices: IntArray) -> None:
     """Raise InputError unless `edge_type` has the relation of each edge, in ascending order within a row, and edges
     have ends of the types of their relations."""
     if edge_type.dtype != types.edge_dtype or edge_type.shape != indices.shape:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
+from ....storage.array_kinds import FloatArray, IdArray, Int32Array, Mask
 from ....storage.features import FeatureStore
 from ....storage.graph import Graph
 from ....storage.store.bytes_left import bytes_left
@@ -26,8 +26,6 @@ from ...memory.arena import give_back
 from ...neighbourhood.destinations import Aggregate, LayerRows, as_bfloat16, positions
 from .rows import StoredRows
 
-IdArray = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 Blocks = list[tuple[int, int]]
 """Successive ranges of the rows of a layer."""
 Wave = tuple[Blocks, Callable[[int, int], Tensor], int]
@@ -56,9 +54,9 @@ class FarRows:
     """Rows of a layer on disk, which blocks read some at a time."""
 
     store: FeatureStore
-    place: npt.NDArray[np.int32]
+    place: Int32Array
     """[V], the row of each node that has one; empty: node v has row v."""
-    logits: npt.NDArray[np.floating] | None = None
+    logits: FloatArray | None = None
     """See `LayerRows.logits`."""
 
     @property
@@ -109,7 +107,7 @@ class FarBlocks:
     """That evaluate on this machine at the same time."""
     reserved: int
     """Bytes that results will take, and have not yet."""
-    _sums: npt.NDArray[np.floating] = field(default_factory=lambda: np.empty(0))
+    _sums: FloatArray = field(default_factory=lambda: np.empty(0))
     """Memory of sums that go on."""
 
     def waves(self, blocks: Blocks, most: int) -> Iterator[Wave]:

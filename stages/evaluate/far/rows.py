@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ....storage.array_kinds import AnyArray, IntArray, ValueArray
 from ....storage.errors import RunError
 from ....storage.store.bytes_left import fits_in_memory
 from ....storage.store.row_file import RowFile
@@ -47,7 +48,7 @@ class HostSink:
         """`summed`: of so many columns, the first ones that the next layer sums. In a file they lie apart."""
         self.rows, self.scratch, self._summed = rows, scratch, summed
         self.filled = 0
-        self.array: npt.NDArray[Any] | None = None
+        self.array: AnyArray | None = None
         self.file: Any = None
         self._parts: list[tuple[Any, int, slice]] = []
         """Files, where the first row lies in each, and its columns there."""
@@ -85,7 +86,7 @@ class HostSink:
             self.dtype, self.shape = self._buffer.dtype, (self.rows, rows.shape[1])
             self._begin(reserved)
 
-    def reserve(self, n: int) -> npt.NDArray[Any]:
+    def reserve(self, n: int) -> AnyArray:
         """Memory for the next n rows, to be filled before `commit`. `begin` or `append` must have been called."""
         self._pending = n
         if self.array is not None:
@@ -108,7 +109,7 @@ class HostSink:
             group.broadcast(torch.from_numpy(self.array[low : min(low + step, last)]), source, "activations")
         self.filled = max(self.filled, last)
 
-    def _write(self, chunk: npt.NDArray[np.generic]) -> None:
+    def _write(self, chunk: ValueArray) -> None:
         for file, first, columns in self._parts:
             part = np.ascontiguousarray(chunk[:, columns])
             self._written(partial(file.seek, first + self.filled * part.shape[1] * part.itemsize))
@@ -149,7 +150,7 @@ class HostSink:
                 each.path = self.scratch or path
             return StoredRows(files, self.dtype)
 
-    def finish(self) -> npt.NDArray[Any]:
+    def finish(self) -> AnyArray:
         """All rows."""
         assert self.filled == self.rows
         if self.file is None:
@@ -176,9 +177,7 @@ class StoredRows:
         self.num_features = self.summed + beside
         self._parts = slice(0, self.summed), slice(self.summed, self.num_features)
 
-    def gather(
-        self, ids: npt.NDArray[np.integer], out: npt.NDArray[Any] | None = None, parts: tuple[int, ...] = (0, 1)
-    ) -> npt.NDArray[Any]:
+    def gather(self, ids: IntArray, out: AnyArray | None = None, parts: tuple[int, ...] = (0, 1)) -> AnyArray:
         """Rows of ascending `ids`, see `FeatureStore.gather`; or only these parts of their columns."""
         if out is None and self.summed == self.num_features:
             return self.columns(ids, 0)
@@ -187,7 +186,7 @@ class StoredRows:
             rows[:, self._parts[part]] = self.columns(ids, part)
         return rows
 
-    def columns(self, ids: npt.NDArray[np.integer], part: int) -> npt.NDArray[Any]:
+    def columns(self, ids: IntArray, part: int) -> AnyArray:
         """The first columns of rows (part 0), or the others."""
         file = self._files[part]
         rows = np.empty((len(ids), file.row_bytes // self.dtype.itemsize), self.dtype)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from ....storage.array_kinds import IdArray, NumberArray
 from ....storage.graph import Graph, edges_of_rows
 from ....storage.optional import taken
 from ...kernels.row_block.relation_rows import RelationRows
@@ -17,7 +18,6 @@ from ..neighbor import NeighborSampler
 from ..temporal import TimedGraph
 from .hgt import earlier_occurrences
 
-IdArray = npt.NDArray[np.int64]
 NONE: IdArray = np.empty(0, np.int64)
 Keys = npt.NDArray[np.uint64]
 
@@ -30,7 +30,7 @@ class Times:
     """The graph, or its rows by relation, in the order of time."""
     last: tuple[bool, ...]
     """For each relation: draw the latest edges in place of a uniform choice."""
-    of_nodes: npt.NDArray[np.number] | None
+    of_nodes: NumberArray | None
     """[V], if an edge's time is that of its source; None: edges have their own."""
     node_types: frozenset[str | None]
     """Node types that have times; the type of a `Data` is None."""
@@ -41,7 +41,7 @@ class Timed:
     """Times for some minibatches."""
 
     times: Times
-    moments: list[npt.NDArray[np.number]]
+    moments: list[NumberArray]
     """[B] times of the seeds of each minibatch: a seed's tree has no later edge."""
 
 
