@@ -18,10 +18,9 @@ from ...storage.typed.graph_types import GraphTypes
 from ..kernels.aggregation.attention_args import AttentionRule, EdgeNumbers
 from ..kernels.aggregation.lists import InLists, on_device
 from .base import Loops
-from .checked import CheckedNeighbourhood, Factors, Kind
+from .checked import CheckedNeighbourhood, Factors, Kind, ListEdges, weight_tensor
 from .checks import absent_rows
 from .gradients import Attend, AttendBoth, AttendShared, AttentionOver, SpmmBeside
-from .list_edges import ListEdges, weight_tensor
 from .loops import degrees_alone, loops_of_all
 from .relations import EdgeTypes, NodeRows, Relation, TypedEdges, TypedRows, no_types
 from .relations_cuda import DeviceTypedRows

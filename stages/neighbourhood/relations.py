@@ -20,9 +20,8 @@ from ...storage.optional import taken, when_present
 from ...storage.typed.graph_types import GraphTypes, RelationType
 from ..kernels.aggregation.lists import InLists
 from .base import Message, Reduce
-from .checked import UserMessage
+from .checked import ListEdges, UserMessage, weight_tensor
 from .checks import absent_rows, alike, as_matrix, check_attention, check_edge, check_reduce, full_precision
-from .list_edges import ListEdges, weight_tensor
 from .stacked import Stacked, TypeMeans, stacked
 
 

@@ -10,8 +10,8 @@ from ...storage.optional import taken
 from ...storage.typed.graph_types import GraphTypes
 from ..kernels import aggregation_backend
 from ..kernels.aggregation.lists import DeviceLists
+from .checked import share
 from .checks import absent_rows
-from .list_edges import share
 from .relations import NodeRows, Relation, TypedEdges
 from .stacked import OWN, Stacked, lists_of_types
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ....storage.optional import moved
-from ...neighbourhood.list_edges import ListEdges
+from ...neighbourhood.checked import ListEdges
 from .edges import forward_parameters
 from .normalised import is_normalised
 
