@@ -272,7 +272,7 @@ class QueueFeed(Feed):
         self._queue.release(epoch, index)
 
     def close(self) -> None:
-        if self._producer is not None:
+        if self._producer:
             self._producer.close()
 
 

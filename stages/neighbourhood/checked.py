@@ -221,9 +221,9 @@ class ListEdges(ABC):
     def _row_scale(self, reduce: Reduce, dtype: torch.dtype) -> Tensor | None:
         """Factor of each row's weighted sum, [num_dst], on the host or on the device of the degrees; None if it is
         1."""
-        if self.weight is None and reduce == "sum":
-            return self._sum_scale(dtype)
         if self.weight is None:
+            if reduce == "sum":
+                return self._sum_scale(dtype)
             return 1 / torch.as_tensor(self.lists.kept).clamp(min=1).to(dtype)
         return None if reduce == "sum" else share(self.lists, self.weight, self._kernels(self.weight)).to(dtype)
 

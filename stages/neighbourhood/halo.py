@@ -69,7 +69,7 @@ class Halo:
         numbers = EdgeNumbers(batch.numbers.first, batch.numbers.own, whole.edge)
         self.edges = None if edge_rows is None else lambda: edge_rows[to_device(whole.edge, edge_rows.device)]
         """Returns the features of the edges."""
-        degree = degree if device is None else degree.to(device)
+        degree = degree.to(device or degree.device)
         self.neighbourhood = BlockNeighbourhood(
             block,
             degree,
