@@ -36,7 +36,9 @@ def idle_keys(prepared: Prepared) -> Iterator[str]:
     in_memory = job.features == job.graph == "memory" and PACKED not in prepared.fingerprint
     if in_memory and options.get("topology") == "replicated" and options["prefetch_bytes"] != "auto":
         yield "bulk.prefetch_bytes is set, but all rows are in memory: it is not read."
-    is_drawn = data.of_pairs or str(job.split).startswith(("random:", "fraction:"))
+    if options.get("hot_by") == "degree" and not options.get("cache_fraction"):
+        yield "bulk.hot_by is set, but bulk.cache_fraction is 0: it is not read."
+    is_drawn = data.of_pairs or str(job.split).strip().startswith(("random:", "fraction:"))
     if job.seeds.split is not None and not is_drawn and not any(NO_SPLIT in note for note in data.notes):
         yield "seeds.split is set, but the split is not drawn: it is not read."
 

@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -34,7 +35,7 @@ from .store.full_disk import needing_space
 from .store.manifest import write_manifest
 from .store.narrow import FEATURE_DTYPES, FeatureDtype, row_width
 from .store.npy import advise, npy_header
-from .store.scratch import InFiles
+from .store.scratch import InFiles, takes_memory
 from .store.store import Store, open_store
 from .stored.digested import NARROW, DigestedArray, DigestedRows
 from .stored.edge_features import OF_EDGES, edge_feature_width, open_edge_features
@@ -275,20 +276,22 @@ def check_graph_access(store: Store, place: str) -> None:
 
 def graph_array(store: Store, name: str, place: GraphAccess) -> Any:
     """One of `GRAPH_DIGESTS` of a dataset store, in memory or mapped; None if there is none. Values are not checked.
-    An array for which memory has no room is mapped whatever the place: a compressed one from an unnamed file.
+    An array for which memory has no room is mapped whatever the place: a compressed one from an unnamed file, where the
+    temporary folder has room.
 
     Raises:
-        RunError: the temporary folder has no room for that file.
-        StoreError: it is absent or damaged.
+        StoreError: it is absent or damaged, or there is no room for it.
     """
     if name not in store:
         return None
-    has_room = fits_in_memory(store.bytes_of(name) + STEP_BYTES)
+    size, folder = store.bytes_of(name), Path(tempfile.gettempdir())
+    has_room = fits_in_memory(size + STEP_BYTES)
     if place == "mapped" or (store.is_mappable(name) and not has_room):
         return store.mapped(name)
-    if has_room:
+    if has_room or takes_memory(folder) or disk_usage(folder).free < size:
+        require_memory(size, f"{store.path}: '{name}'", "convert it with --graph npy, or give it more")
         return store.read(name)
-    found = store.read_into(name, InFiles(Path(tempfile.gettempdir())))
+    found = store.read_into(name, InFiles(folder))
     advise(found, mmap.MADV_RANDOM)
     return found
 

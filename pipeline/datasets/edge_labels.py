@@ -137,9 +137,9 @@ def _edge_table(path: Path, options: ReadOptions, dataset: Dataset) -> SourceTab
     tables = [t for t in tables if t.kind == "edges" and t.type in (None, wanted)]
     if not tables:
         raise InputError(f"{path} holds no table of edges of {','.join(wanted or ())}; give pairs, a table of them")
-    if not wanted or not column:
+    if not wanted or not column or tables[0].type is not None:
         return tables[0]
-    rows = read_rows(tables[0], options).rows
+    rows = read_rows(tables[0], replace(options, one_hot=None)).rows
     return replace(tables[0], type=wanted, rows=rows_by_relation(rows, column).get(wanted[1], rows[:0]))
 
 

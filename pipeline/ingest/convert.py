@@ -271,7 +271,7 @@ def convert(
         graph: format of the graph's arrays, likewise.
         feature_dtype: "float16", "bfloat16" or "int8": features are rounded to it, and widened to float32 when they are
             read ("int8" keeps a scale for each row); "float32"; None: as they come.
-        memory: limit for all processes together, such as "1GiB"; some 40 bytes for each node come on top.
+        memory: limit for all processes together, such as "1GiB"; some 60 bytes a node, and its label, come on top.
         workers: processes that share the work; 1: this process.
         scheduler: address of a Dask scheduler, its file, or a client or cluster of Dask, whose workers do the work, and
             see the same files.

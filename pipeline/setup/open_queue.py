@@ -197,7 +197,8 @@ def own_queue(prepared: Sampling, out: Path, tell: Callable[[str], None] | None 
     if q.kind == "memory":
         # A rank samples only its own minibatches: k of them out of k P. Rows and the model need memory too.
         rows = prepared.system.options.get("prefetch_bytes", "auto")
-        left = bytes_left() - (0 if rows == "auto" else ranks * rows)
+        left = bytes_left()
+        left -= 0 if rows == "auto" else min(ranks * rows, left * 3 // 4)
         most = max(1, min(q.max_bytes, left // (8 * ranks)))
         return MemoryQueue(bulk_size=q.bulk_size * ranks, max_bytes=most, keep=q.keep, minibatches_per_epoch=per_epoch)
     # Who draws by owners of rows begins no bulk before there is room for it.

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,8 +63,8 @@ def values_of(text: str) -> tuple[str, list[object]]:
             "one layer"
         )
     first, *others = [value for _, value in found]
-    goes_on = any(not isinstance(v, str) or "=" in v.partition(":")[0] for v in others)
-    if goes_on and isinstance(first, str) and ":" in first:
+    goes_on = any(isinstance(v, int | float) or (isinstance(v, str) and re.match(r"\w+=", v)) for v in others)
+    if goes_on and isinstance(first, str) and ":" in first and values[0] not in "\"'":
         raise InputError(f"'{text}' may be one value or several; put quotes around each value: '{key}=\"{values}\"'")
     return full, [first, *others]
 

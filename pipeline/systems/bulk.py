@@ -251,12 +251,8 @@ class _Bulk(Registered):
         partitioned = 'bulk.topology is "partitioned"'
         if _fetch(system).rows.is_owned:
             _ = Grid(job.ranks, system.options.get("replication", 1))
-            if system.options.get("hot_by") == "degree" and not system.options["cache_fraction"]:
-                raise InputError(
-                    'bulk.hot_by is "degree", but bulk.cache_fraction is 0; set it too, or leave hot_by out'
-                )
         else:
-            for name in ("replication", "cache_fraction", "hot_by"):
+            for name in ("replication", "cache_fraction"):
                 if system.options.get(name) != BulkOptions.model_fields[name].default:
                     message = f"bulk.{name} is {system.options[name]}, but every rank has all features"
                     raise InputError(f'{message}; use features = "owned" or bulk.topology = "partitioned" with it')

@@ -15,7 +15,7 @@ from ..kernels.aggregation.lists import CHUNK
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.minibatch_cuda.frames import Frame, Layout, NoListsBySourceError
 from ..messages import StepRules, WorkDone
-from ..models.base import Stack
+from ..models.base import Stack, keeps_edges
 from ..nn.dropout import draw_key, keys_from
 from ..policies import ReducePolicy
 from ..random import Purpose, stream, torch_seed
@@ -33,7 +33,9 @@ def can_record(module: nn.Module) -> bool:
     it."""
     if type(module) is not Stack or any(isinstance(m, _BatchNorm) for m in module.modules()):
         return False
-    # Other convolutions may look at every edge, and a frame has padding edges.
+    # These, and other convolutions, may look at every edge, and a frame has padding edges.
+    if keeps_edges(module):
+        return False
     if not all(type(conv).__module__.startswith(Stack.__module__.rpartition(".")[0]) for conv in module.convs):
         return False
     return not any(getattr(m, "attention_dropout", 0.0) for m in module.modules())

@@ -90,7 +90,7 @@ class SeedData:
         """That of a store. Raises StoreError if it is damaged."""
         meta = location.manifest(NAME, KIND)["meta"]
         try:
-            rows, shape = meta["train_shape"], meta["labels_shape"]
+            rows, shape, is_lacking = meta["train_shape"], meta["labels_shape"], meta["lacking"]
             digests = {name: str(meta["digests"][name]) for name in DIGESTS}
             is_sound = (
                 are_sizes([*rows, *shape, *(meta[key] for key in NUMBERS)]) and np.dtype(meta["dtype"]).kind == "f"
@@ -100,7 +100,7 @@ class SeedData:
                 raise ValueError(", ".join(f"{key} {str(meta[key])[:40]}" for key in said))
         except (KeyError, TypeError, ValueError) as e:
             raise StoreError(f"{location.path(NAME)} does not say what it holds ({e!r}); sample again") from None
-        labels_of = rows[0] if meta["lacking"] else rows[0] + meta["num_nodes"]
+        labels_of = rows[0] if is_lacking else rows[0] + meta["num_nodes"]
         wide, path = rows[0] + labels_of * math.prod(shape[1:]), location.path(NAME)
         require_memory(8 * wide, f"{path}: what it says of nodes and labels", "if that is wrong, sample again")
         train = np.empty(rows, np.int64)

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 
 from ..array_kinds import AnyArray
 from ..errors import RunError
@@ -19,6 +20,13 @@ from .full_disk import FULL
 
 LEAST_BYTES = 1 << 20
 """Smaller arrays are in memory: each map keeps a file open."""
+
+
+def takes_memory(folder: Path) -> bool:
+    """True if files of this folder lie in memory, as those of ``/dev/shm`` do."""
+    mounted = {each.mountpoint: each.fstype for each in psutil.disk_partitions(all=True)}
+    around = (mounted.get(str(each), "") for each in (folder.resolve(), *folder.resolve().parents))
+    return next(filter(None, around), "") in ("tmpfs", "ramfs")
 
 
 class Empty(Protocol):

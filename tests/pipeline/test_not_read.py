@@ -1,6 +1,7 @@
 """What the data have and the model does not read is said once, by name."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -164,4 +165,7 @@ def test_keys_that_memory_and_a_stored_split_do_without(tmp_path):
     assert said("karate", **keys, split="fraction:0.5,0.2") == ["bulk.prefetch_bytes"]
     mr.convert("karate", tmp_path / "store", features="npy")
     assert said(tmp_path / "store", **keys, features="mapped") == ["seeds.split"]
+    hot: Any = {"bulk": {"hot_by": "degree"}}
+    assert said("karate", **hot) == said("karate", **hot, features="owned") == ["bulk.hot_by"]
+    assert not said("karate", bulk={"hot_by": "degree", "cache_fraction": 0.1}, features="owned")
     assert not said("karate", seeds={"initial": 3})

@@ -177,7 +177,7 @@ def _bits_of_words(column: pa.ChunkedArray, what: str) -> npt.NDArray[np.uint8]:
         raise InputError(
             f"column {what} is {column.type}; expected train, val, test or null: set read.split=none if it is no split"
         )
-    found = column.combine_chunks().dictionary_encode()
+    found = column.dictionary_encode().combine_chunks()
     values = found.dictionary.to_pylist()
     sets = [set_of(v) if isinstance(v, str) else None for v in values]
     strange = sorted(str(v) for v, part in zip(values, sets) if part is None and v is not None and str(v).strip())

@@ -226,14 +226,14 @@ class FromDisk:
             rows = DiskRows(placement.features)
         else:
             return None
-        left = bytes_left() // job.group.size
+        left = bytes_left()
         if prefetch_bytes != "auto" and prefetch_bytes > left:
             mib = f"{prefetch_bytes / 2**20:,.0f} MiB, but {left / 2**20:,.0f} MiB of memory"
             job.tell(
                 f"bulk.prefetch_bytes is {mib} are left: a quarter of that is used, as with bulk.prefetch_bytes=auto"
             )
             prefetch_bytes = "auto"
-        return cls(rows, of_edges, unit_bytes(prefetch_bytes, left), job)
+        return cls(rows, of_edges, unit_bytes(prefetch_bytes, left // job.group.size), job)
 
     def at_once(self, work: MiniBatch) -> Collected | None:
         """Rows of a minibatch for which none were read ahead; None: they are gathered."""

@@ -192,11 +192,12 @@ class DeviceLists:
     def of_edges(self) -> "DeviceLists":
         """Lists in which every edge is a source of its own, as of `InLists`."""
         every = torch.arange(self.num_edges, device=self.indices.device)
-        return replace(self, indices=every, num_src=self.num_edges)
+        return DeviceLists(self.indptr, every, self.num_edges, self.longest, self.limit)
 
     def renumbered(self, place: Tensor, num_src: int) -> "DeviceLists":
         """The lists with each source u as ``place[u]``, of that many, as of `InLists`."""
-        return replace(self, indices=place[self.indices.long()].to(self.indices.dtype), num_src=num_src)
+        sources = place[self.indices.long()].to(self.indices.dtype)
+        return DeviceLists(self.indptr, sources, num_src, self.longest, self.limit)
 
     def sources_on(self, device: torch.device) -> Tensor:
         """int64 [e], `indices`."""

@@ -156,3 +156,19 @@ def test_labelled_edges_are_those_of_the_relation(tmp_path):
     pairs.write_text("src,dst,relation,label\n0,1,a,0\n2,3,a,1\n")
     again = mr.open_dataset(tmp_path, options=replace(kinds, pairs=str(pairs)), split="fraction:0.5,0")
     assert np.array_equal(again.pairs, found.pairs) and np.array_equal(again.labels, found.labels)
+
+
+def test_a_relation_column_of_typed_files_and_one_hot_columns(tmp_path):
+    """Files that are typed by name have their relation; columns of text become flags once."""
+    for kind in "uv":
+        (tmp_path / f"nodes-{kind}.csv").write_text("id,f\n" + "".join(f"{v},{v}.5\n" for v in range(4)))
+    (tmp_path / "edges-u-r-v.csv").write_text("src,dst,rel,label\n0,1,r,0\n1,2,b,1\n2,3,r,1\n3,0,b,0\n")
+    given = {"direction": "directed", "labels_of": "edges", "feature_columns": "f"}
+    typed = mr.open_dataset(tmp_path, options=mr.ReadOptions(**given, relation_column="rel"), split="fraction:0.5,0")
+    assert typed.labels.tolist() == [0, 1, 1, 0]
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "nodes.csv").write_text("id,f\n" + "".join(f"{v},{v}.5\n" for v in range(4)))
+    (plain / "edges.csv").write_text("src,dst,rel,kind,label\n0,1,a,x,0\n1,2,b,y,1\n2,3,a,z,1\n")
+    options = mr.ReadOptions(**given, relation_column="rel", relation="a", one_hot="kind")
+    assert mr.open_dataset(plain, options=options, split="fraction:0.5,0").labels.tolist() == [0, 1]

@@ -328,7 +328,7 @@ def test_files_that_differ_or_are_no_parquet(tmp_path):
         (folder / "edges-9.parquet").write_bytes(b"PAR1 not really")
 
 
-STAGES = ["number", "name", "labels", "spill", "sort", "moments", "features", "gather", "arrays"]
+STAGES = ["number", "read", "name", "labels", "spill", "sort", "moments", "features", "gather", "arrays"]
 
 
 STOPPED = replace(UNDIRECTED, missing_ids="compact", unlabelled_in_split="drop", normalize_features="standard")

@@ -151,16 +151,6 @@ def test_keys_of_a_cluster_and_of_gpus_are_said_to_be_idle(tmp_path: Path) -> No
     assert not any(isinstance(e, Note) and "is not read" in e.text for e in seen)
 
 
-def test_the_choice_of_cached_rows_is_refused_where_none_are_cached(tmp_path: Path) -> None:
-    for features, said in {
-        "memory": "bulk.hot_by is degree, but every rank",
-        "owned": "bulk.cache_fraction is 0",
-    }.items():
-        with pytest.raises(InputError, match=said):
-            mr.dry_run(SMALL, out=tmp_path / "run", features=features, bulk={"hot_by": "degree"})
-    mr.dry_run(SMALL, out=tmp_path / "run", features="owned", bulk={"hot_by": "degree", "cache_fraction": 0.1})
-
-
 def test_an_empty_executor_is_no_executor(tmp_path: Path) -> None:
     code, _, err = command("partition", SMALL, "--parts", 2, "--executor", "", "--out", tmp_path / "parts")
     assert code == 2 and "'executor' is '': input should be 'inline' or 'dask'" in err

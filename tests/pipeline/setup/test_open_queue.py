@@ -20,8 +20,8 @@ MIB = 1 << 20
         (1 << 40, 1, {}, 512 * MIB),
         (800 * MIB, 1, {}, 100 * MIB),
         (800 * MIB, 2, {}, 50 * MIB),
-        (800 * MIB, 2, {"bulk": {"prefetch_bytes": 320 * MIB}}, 10 * MIB),
-        (100 * MIB, 1, {"bulk": {"prefetch_bytes": 320 * MIB}}, 1),
+        (800 * MIB, 2, {"bulk": {"prefetch_bytes": 200 * MIB}}, 25 * MIB),
+        (100 * MIB, 1, {"bulk": {"prefetch_bytes": 320 * MIB}}, 25 * MIB // 8),
         (800 * MIB, 1, {"queue": {"max_bytes": 5 * MIB}}, 5 * MIB),
     ],
 )

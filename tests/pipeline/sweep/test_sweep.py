@@ -68,6 +68,8 @@ def test_values_that_may_mean_something_else_are_refused(texts, sentence):
     assert grid_of(['dataset="sbm:nodes=60,classes=2",karate', 'split="fraction:0.6,0.2"']) == {
         "dataset": ["sbm:nodes=60,classes=2", "karate"], "split": ["fraction:0.6,0.2"],
     }  # fmt: skip
+    assert grid_of(['dataset="kg:a",a=b.csv'])["dataset"] == ["kg:a", "a=b.csv"]
+    assert grid_of(["dataset=s3://b/x,/data/run=1/g"])["dataset"] == ["s3://b/x", "/data/run=1/g"]
     assert grid_of(["dataset=sbm:nodes=60,sbm:nodes=70"]) == {"dataset": ["sbm:nodes=60", "sbm:nodes=70"]}
 
 

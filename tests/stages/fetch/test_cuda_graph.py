@@ -221,6 +221,7 @@ def test_what_cannot_be_recorded():
 
     assert recorded(MODELS["sage"](hidden=4, norm="batch").build(F, CLASSES)) is None
     assert recorded(MODELS["gat"](hidden=4, attention_dropout=0.5).build(F, CLASSES)) is None
+    assert recorded(MODELS["gatv2"](hidden=4).build(F, CLASSES)) is None
     assert recorded(torch.nn.Linear(2, 2)) is None
     off = gathering(place, graphs=False)
     assert off.recorded(MODELS["sage"]().build(F, CLASSES), SeedWeightedMean(), rules, [], True) is None

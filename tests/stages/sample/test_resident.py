@@ -80,6 +80,10 @@ def test_transposed_lists(sampler, monkeypatch):
             kept = np.bincount(lists.indices.cpu(), minlength=lists.num_src)
             assert np.array_equal(back.indptr.cpu().diff(), kept) and len(back.indptr) == lists.num_src + 1
             _pieces_cover(back, kept)
+            # With each edge a source of its own, and not by the bulk's.
+            alone, edge = lists.of_edges.transposed
+            assert np.array_equal(alone.indices.cpu(), rows) and np.array_equal(edge.cpu(), np.arange(len(rows)))
+            assert np.array_equal(alone.indptr.cpu(), np.arange(len(rows) + 1))
 
 
 def _pieces_cover(back, kept):

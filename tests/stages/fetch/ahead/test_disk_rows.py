@@ -108,13 +108,13 @@ def test_a_budget_beyond_the_memory_that_is_left_is_a_quarter_of_it(monkeypatch,
     told: list[str] = []
     job: Any = SimpleNamespace(tell=told.append, packed=None, group=SimpleNamespace(size=2))
     place: Any = SimpleNamespace(features=MappedFeatures(tmp_path / "rows.npy"), edge_features=None)
-    sizes = [FromDisk.chosen(place, job, given) for given in ("auto", 900 << 20, 1001 << 20)]
+    sizes = [FromDisk.chosen(place, job, given) for given in ("auto", 1900 << 20, 2001 << 20)]
     assert [each and each.unit_bytes for each in sizes] == [
         unit_bytes("auto", 1000 << 20),
-        *(unit_bytes(given, 1000 << 20) for given in (900 << 20, "auto")),
+        *(unit_bytes(given, 1000 << 20) for given in (1900 << 20, "auto")),
     ]
     assert told == [
-        "bulk.prefetch_bytes is 1,001 MiB, but 1,000 MiB of memory are left: a quarter of that is used, as with "
+        "bulk.prefetch_bytes is 2,001 MiB, but 2,000 MiB of memory are left: a quarter of that is used, as with "
         "bulk.prefetch_bytes=auto"
     ]
 
