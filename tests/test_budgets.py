@@ -66,8 +66,8 @@ BUDGETS: dict[str, float] = {
     # Read wrongly without a word: further sections of Pajek, lists of neighbours, headers above text, matrices whose
     # rows have another order than their columns, edges that Gephi says are of both kinds: 14.
     # Runs of several epochs were killed in 1 and 2 GiB: waiting minibatches take an eighth of what is left, a graph
-    # without room lies in a file, and rows ahead take no more than there is: 17.
-    "lines_code": 67_086,
+    # without room lies in a file if a disk has room for it, and rows ahead take no more than there is: 28.
+    "lines_code": 67_097,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 34.7,
     "none_checks_of_types": 6,
