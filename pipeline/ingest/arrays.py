@@ -21,8 +21,8 @@ from ...storage.fingerprint import (
 )
 from ...storage.store.arrays import chunk_rows, create_array
 from ...storage.store.narrow import FeatureDtype, narrow, stored_dtype, stored_width, widen
-from ...storage.store.narrow_loss import NarrowLoss
 from ...storage.store.npy import make_npy, put_npy
+from ...storage.stored.narrow_loss import NarrowLoss
 from .spill import Field
 from .tasks import Run
 
@@ -290,7 +290,7 @@ class Written:
 
     @classmethod
     def by_tasks(cls, matrix: Matrix, records: Sequence[dict[str, Any]]) -> "Written":
-        """What tasks have written, by the records of `Matrix.put_stream`."""
+        """Features that tasks have written, by the records of `Matrix.put_stream`."""
         loss = sum((NarrowLoss.of_record(r["loss"]) for r in records), NarrowLoss.none(matrix.shape[1]))
         return cls(matrix, {first: leaf for r in records for first, leaf in r["leaves"]}, loss)
 

@@ -19,9 +19,9 @@ from ...storage.errors import InputError
 from ...storage.graph import degree_summary
 from ...storage.node_names import INTEGER_NAMES, noted_kind
 from ...storage.store.manifest import write_manifest
-from ...storage.store.narrow_loss import NarrowLoss
 from ...storage.stored.data_card import CARD, data_card, names_in, titled
 from ...storage.stored.edge_features import OF_EDGES
+from ...storage.stored.narrow_loss import NarrowLoss
 from ...storage.times.moments import check_known
 from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..datasets.cleaning import columns as columns_of

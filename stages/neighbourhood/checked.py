@@ -1,4 +1,4 @@
-"""What neighbourhoods share: calls check their arguments, and a subclass aggregates, over edges of lists mostly."""
+"""Neighbourhoods whose calls check their arguments, and edges of lists, over which subclasses aggregate."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

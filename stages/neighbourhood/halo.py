@@ -212,8 +212,7 @@ class HaloNeighbourhood(CheckedNeighbourhood):
 
 class HaloRelation(Relation):
     """Edges of one relation over several ranks. See `Relation`; calls read the rows of this rank, and those of the
-    others come in one exchange for all
-    calls in turn with one h."""
+    others come in one exchange for all calls in turn with one h."""
 
     def __init__(self, relation: Relation, over: HaloNeighbourhood) -> None:
         sources = relation.sources[relation.sources < over.num_src]
@@ -227,9 +226,13 @@ class HaloRelation(Relation):
     def compact(self) -> "Relation":
         """Not over several ranks. Raises InputError."""
         raise InputError(
-            "relation.compact takes the rows of one process, but rows of other ranks are read too; call the relation "
-            "itself with all rows, or train with one rank"
+            "relation.compact and relation.ends name rows of one process, but rows of other ranks are read too; call "
+            "the relation itself with all rows, or train with one rank"
         )
+
+    def ends(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Not over several ranks. Raises InputError."""
+        return self.compact.ends(device)
 
     def _all(self, h: Tensor) -> Tensor:
         return self._over.all_once(h)

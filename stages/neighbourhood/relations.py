@@ -163,7 +163,7 @@ class Relation(ListEdges):
         z, a_src, logit_dst = alike(z=self._all(z), a_src=a_src, logit_dst=logit_dst)
         check_attention(z, a_src, logit_dst, self.lists.num_src, self.num_dst)
         check_edge(logit_edge, self.num_edges)
-        src, dst = self.ends(z.device)
+        src, dst = super().ends(z.device)
         logits = (z * a_src).sum(-1)[src] + logit_dst[dst]
         logits = F.leaky_relu(logits if logit_edge is None else logits + full_precision(logit_edge), slope)
         each = self.lists.of_edges

@@ -44,7 +44,7 @@ class Stacked:
     lists: Any
     """`InLists`, or `DeviceLists`."""
     weight: Tensor | None
-    """Of their edges, [e]; None: all are 1."""
+    """Weights of their edges, [e]; None: all are 1."""
     share: Tensor
     """[lists], 1 over the sum of the weights of each."""
     present: Tensor

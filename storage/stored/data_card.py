@@ -7,8 +7,8 @@ import numpy as np
 
 from ..errors import StoreError
 from ..store.narrow import FeatureDtype
-from ..store.narrow_loss import LARGEST
 from ..store.store import Store
+from .narrow_loss import LARGEST
 
 CARD, AS_GIVEN = "data_card", "of the input"
 """Key of a manifest, and stem of the file in a run's folder; and what a card says of a split that the data name."""

@@ -9,8 +9,8 @@ from ..features import FeatureStore
 from ..fingerprint import ArrayDigest, describe_features, feature_sample_digest, sampled_rows
 from ..store.arrays import Rows
 from ..store.narrow import FEATURE_DTYPES, FeatureDtype, narrow, stored_dtype, stored_width, widen
-from ..store.narrow_loss import NarrowLoss
 from ..store.npy import row_pieces
+from .narrow_loss import NarrowLoss
 
 NARROW = tuple(kind for kind in FEATURE_DTYPES if kind != "float32")
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from ..dataset import Dataset
 from ..fingerprint import sampled_rows
 from ..store.narrow import FeatureDtype, narrow, widen
-from ..store.narrow_loss import NarrowLoss
 from ..typed.features import TypedFeatures
 from .data_card import names_in, titled
+from .narrow_loss import NarrowLoss
 
 
 def lost_notes(dataset: Dataset, kind: FeatureDtype, losses: Sequence[NarrowLoss]) -> list[str]:

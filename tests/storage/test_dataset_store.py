@@ -2,6 +2,7 @@
 
 import resource
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -242,7 +243,8 @@ def test_values_of_a_mapped_graph_are_checked(tmp_path, small, name, value, monk
 
 
 def test_a_graph_that_memory_has_no_room_for_is_mapped_and_verified(tmp_path, small, monkeypatch):
-    """Where its arrays lie in files; compressed ones in an unnamed one. Features are refused before they are read."""
+    """Where its arrays lie in files; compressed ones in an unnamed one, or they are refused before they are read, as
+    features are."""
     for form in ("npy", "zarr"):
         write_dataset(tmp_path / form, small, graph_format=form, features_format=form)
     monkeypatch.setattr(module, "fits_in_memory", lambda num_bytes: False)
@@ -251,6 +253,7 @@ def test_a_graph_that_memory_has_no_room_for_is_mapped_and_verified(tmp_path, sm
         assert is_map(getattr(opened, name)) and not is_map(getattr(small.graph, name))
         np.testing.assert_equal(getattr(opened, name), getattr(small.graph, name))
     monkeypatch.setattr(scratch, "LEAST_BYTES", 1)
+    monkeypatch.setattr(module, "takes_memory", lambda folder: False)
     unpacked = open_dataset_store(tmp_path / "zarr").graph
     for name in ("indptr", "indices", "edge_weight", "edge_id"):
         assert is_map(getattr(unpacked, name))
@@ -258,7 +261,15 @@ def test_a_graph_that_memory_has_no_room_for_is_mapped_and_verified(tmp_path, sm
     np.load(tmp_path / "npy" / "indices.npy", mmap_mode="r+")[0] = 1 - small.graph.indices[0]
     with pytest.raises(StoreError, match="'graph' does not match its digest"):
         open_dataset_store(tmp_path / "npy", "mapped")
-    monkeypatch.setattr(bytes_left, "bytes_left", lambda: 100)
+    for taken, free in ((True, 1 << 40), (False, 10)):
+        monkeypatch.setattr(module, "takes_memory", lambda folder, taken=taken: taken)
+        monkeypatch.setattr(module, "disk_usage", lambda folder, free=free: SimpleNamespace(free=free))
+        monkeypatch.setattr(bytes_left, "bytes_left", lambda: 1 << 40)
+        assert not is_map(open_dataset_store(tmp_path / "zarr").graph.indices)
+        monkeypatch.setattr(bytes_left, "bytes_left", lambda: 10)
+        told = r"'indptr' takes 0 MiB .* 0 MiB are left; convert it with --graph npy, or give"
+        with pytest.raises(StoreError, match=told):
+            open_dataset_store(tmp_path / "zarr", "zarr")
     for form, other in (("npy", "mapped"), ("zarr", "zarr")):
         with pytest.raises(StoreError, match=f"features takes .* open them with features={other}, or give it more mem"):
             open_dataset_store(tmp_path / form)

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ....storage.array_kinds import AnyArray, Float32Array, Float64Array, IdArray
 from ....storage.errors import InputError, nearest
 from ....storage.plural import are, counted, were
-from ....storage.store.narrow_loss import MAX, MIN, SUM, Rule, Totals
 from ....storage.stored.data_card import TREATED
+from ....storage.stored.totals import MAX, MIN, SUM, Rule, Totals
 from .kept import PAIRS, FeatureName, KeptColumn, fill_key, uses_statistics
 from .moments import Integers, Moments, Scaling
 from .options import ReadOptions
 
 Mask = npt.NDArray[np.bool_] | None
 """[n, F], True where a value is missing: NaN, or infinite as float32. None: nowhere."""
-Rows = npt.NDArray[np.float32]
 Bins = Mapping[int, Sequence[int] | None]
 """Bins of values by column; None: all."""
 Counts = Mapping[str, Any]
@@ -40,7 +40,7 @@ HALF = 16
 """Bits of a float32 that select a bin of values."""
 
 
-def taken_out(x: Rows) -> Mask:
+def taken_out(x: Float32Array) -> Mask:
     """Where values are missing, which become 0, in place."""
     bad = ~np.isfinite(x)
     if not bad.any():
@@ -65,24 +65,24 @@ class Seen(Totals):
     """What F columns of features hold in some rows."""
 
     rows: int = field(metadata={"rule": Rule(operator.add)})
-    missing: npt.NDArray[np.int64] = field(metadata=SUM)
+    missing: IdArray = field(metadata=SUM)
     """[F]."""
-    least: Rows = field(metadata={"rule": Rule(np.minimum, np.inf, np.float32)})
+    least: Float32Array = field(metadata={"rule": Rule(np.minimum, np.inf, np.float32)})
     """[F], of the known values; infinite without any."""
-    largest: Rows = field(metadata={"rule": Rule(np.maximum, -np.inf, np.float32)})
+    largest: Float32Array = field(metadata={"rule": Rule(np.maximum, -np.inf, np.float32)})
     first: int = field(metadata={"rule": Rule(_earlier, -1)})
     """Row of the first missing value; -1 without any."""
-    rounded: npt.NDArray[np.int64] = field(metadata=SUM)
+    rounded: IdArray = field(metadata=SUM)
     """[F], whole numbers that float32 does not have."""
-    low: npt.NDArray[np.float64] = field(metadata=MIN)
+    low: Float64Array = field(metadata=MIN)
     """[F], `least` before it was float32."""
-    high: npt.NDArray[np.float64] = field(metadata=MAX)
+    high: Float64Array = field(metadata=MAX)
 
     @classmethod
     def from_rows(
-        cls, x: Rows, bad: Mask, numbers: int | npt.NDArray[np.integer] = 0, given: npt.NDArray[Any] | None = None
+        cls, x: Float32Array, bad: Mask, numbers: int | npt.NDArray[np.integer] = 0, given: AnyArray | None = None
     ) -> "Seen":
-        """What rows [n, F] hold whose values were missing where they are `bad`; `numbers` is that of the first row, or
+        """Totals of rows [n, F] whose values were missing where they are `bad`; `numbers` is that of the first row, or
         those of all, `given` the rows before they were float32."""
         least, largest = x.min(0, initial=np.inf), x.max(0, initial=-np.inf)
         missing = np.zeros(x.shape[1], np.int64) if bad is None else bad.sum(0)
@@ -168,8 +168,8 @@ class Seen(Totals):
             )
 
 
-def normalized_rows(x: Rows, options: ReadOptions) -> Rows:
-    """Rows after a normalisation that needs no other rows."""
+def normalized_rows(x: Float32Array, options: ReadOptions) -> Float32Array:
+    """Float32Array after a normalisation that needs no other rows."""
     if options.normalize_features == "binary":
         return (x != 0).astype(np.float32)
     if options.normalize_features == "row":
@@ -186,15 +186,13 @@ class Treatment:
     options: ReadOptions
     scaling: Scaling | None = None
     """None: columns are not standardised."""
-    fill: Rows | None = None
+    fill: Float32Array | None = None
     """[F], in place of missing values, once columns are scaled; None: 0."""
     indicated: tuple[int, ...] = ()
     """Columns that get another one behind all: 1 where they miss a value."""
 
     @classmethod
-    def from_moments(
-        cls, options: ReadOptions, moments: Moments, medians: npt.NDArray[np.float64] | None
-    ) -> "Treatment":
+    def from_moments(cls, options: ReadOptions, moments: Moments, medians: Float64Array | None) -> "Treatment":
         """The treatment by the known values of all rows, and the medians [F] of columns with missing ones."""
         scaling = moments.scaling() if options.normalize_features == "standard" else None
         fill, gaps = None, [c for c, known in enumerate(moments.known) if known < moments.rows]
@@ -241,7 +239,7 @@ class Treatment:
         names = [{f"{of}.{name}", f"{of}.column {c}"} for c, name in enumerate(column_names(columns, width))]
         return replace(self, indicated=tuple(c for c, called in enumerate(names) if called & {*wanted}))
 
-    def apply(self, x: Rows, bad: Mask) -> Rows:
+    def apply(self, x: Float32Array, bad: Mask) -> Float32Array:
         """float32 [n, F + indicated]; `x` has 0 for missing values."""
         rows = normalized_rows(x, self.options) if self.scaling is None else self.scaling.apply(x)
         if bad is not None:
@@ -300,7 +298,7 @@ def treatment_by(
     return Treatment.from_moments(options, found, medians)
 
 
-def treatment_of(x: Rows, bad: Mask, options: ReadOptions) -> Treatment:
+def treatment_of(x: Float32Array, bad: Mask, options: ReadOptions) -> Treatment:
     """The treatment of all rows, which are in memory."""
     if bad is None and not uses_statistics(options):
         return Treatment(options)
@@ -311,7 +309,7 @@ def treatment_of(x: Rows, bad: Mask, options: ReadOptions) -> Treatment:
 # -- medians: values are counted by their upper bits, then some by all bits
 
 
-def value_counts(x: Rows, bad: Mask, bins: Bins) -> Counts:
+def value_counts(x: Float32Array, bad: Mask, bins: Bins) -> Counts:
     """Numbers of known values in columns, by keys that ascend with the values: by the upper half of their bits, or of
     the values in some of these `bins` by all bits."""
     found = {}
@@ -324,7 +322,7 @@ def value_counts(x: Rows, bad: Mask, bins: Bins) -> Counts:
     return found
 
 
-def total_counts(records: Sequence[Counts]) -> dict[int, tuple[list[int], npt.NDArray[np.int64]]]:
+def total_counts(records: Sequence[Counts]) -> dict[int, tuple[list[int], IdArray]]:
     """Ascending keys of each column, and how many values have one of the keys so far."""
     total = {}
     for c in records[0]:
@@ -344,9 +342,7 @@ def middle_bins(records: Sequence[Counts]) -> dict[int, tuple[list[int], int]]:
     return found
 
 
-def medians_of(
-    records: Sequence[Counts], bins: Mapping[int, tuple[list[int], int]], known: Integers
-) -> npt.NDArray[np.float64]:
+def medians_of(records: Sequence[Counts], bins: Mapping[int, tuple[list[int], int]], known: Integers) -> Float64Array:
     """[F], medians of the columns in `bins`, and 0 of others, from counts of the values in these bins."""
     medians = np.zeros(len(known))
     for c, (keys, so_far) in total_counts(records).items():

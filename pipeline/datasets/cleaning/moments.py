@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from ....storage.store.narrow_loss import Rule, Totals
+from ....storage.stored.totals import Rule, Totals
 
 UNIT = 149
 """Every float32 is a whole number of 2**-149, and its square one of 2**-298."""
@@ -35,9 +35,9 @@ class Moments(Totals):
     known: Integers = field(metadata=EXACT_SUM)
     """Values that count."""
     sums: Integers = field(metadata=EXACT_SUM)
-    """In units of 2**-149."""
+    """Sums, in units of 2**-149."""
     squares: Integers = field(metadata=EXACT_SUM)
-    """Of the squares, in units of 2**-298."""
+    """Sums of the squares, in units of 2**-298."""
 
     @classmethod
     def from_rows(cls, x: npt.NDArray[np.float32], missing: npt.NDArray[np.bool_] | None = None) -> "Moments":

@@ -111,8 +111,10 @@ def test_what_one_process_has_alone_is_refused_over_ranks():
     def rank(group):
         share = case.share(group, 1, False)
         (neighbourhood,) = Visits(share, ("halo",), 64, group).fetch(share.graph).neighbourhoods
-        with pytest.raises(InputError, match=r"relation\.compact takes the rows of one process"):
+        with pytest.raises(InputError, match=r"relation\.compact and relation\.ends name rows"):
             _ = neighbourhood.relations()[0].compact
+        with pytest.raises(InputError, match=r"relation\.compact and relation\.ends name rows"):
+            neighbourhood.relations()[0].ends(torch.device("cpu"))
         untyped = Visits(replace(share, types=None), ("halo",), 64, group).fetch(share.graph).neighbourhoods[0]
         with pytest.raises(InputError, match="the graph has one type of nodes and edges"):
             untyped.relations()

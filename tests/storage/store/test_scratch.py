@@ -2,8 +2,10 @@
 
 import errno
 import os
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 
 from millrace.storage.errors import RunError, StoreError
@@ -26,6 +28,19 @@ def test_large_arrays_are_maps_of_files_without_a_name(tmp_path, monkeypatch):
     assert empty((0, 3), np.float32).shape == (0, 3)
     assert not list(tmp_path.iterdir())
     assert not is_map(Arrays().graph(1000, np.int32))
+
+
+def test_files_in_memory_are_told_by_the_file_system_around_them(tmp_path, monkeypatch):
+    def mounted(**kinds):
+        found = [SimpleNamespace(mountpoint=str(tmp_path / name), fstype=kind) for name, kind in kinds.items()]
+        monkeypatch.setattr(
+            psutil, "disk_partitions", lambda all: [*found, SimpleNamespace(mountpoint="/", fstype="ext4")]
+        )
+
+    mounted(a="tmpfs")
+    assert scratch.takes_memory(tmp_path / "a" / "b") and not scratch.takes_memory(tmp_path)
+    mounted(a="ext4")
+    assert not scratch.takes_memory(tmp_path / "a")
 
 
 @pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, RunError), (errno.EACCES, PermissionError)])

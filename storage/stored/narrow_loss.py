@@ -1,16 +1,15 @@
-"""Totals of columns of features, and what these lose when rows are kept in fewer bytes."""
+"""Losses of columns of features whose rows are kept in fewer bytes."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, Self
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
-from ..array_kinds import IdArray
+from ..array_kinds import FloatArray, IdArray
 from ..errors import InputError
 from ..plural import are, counted
-from .narrow import FeatureDtype
+from ..store.narrow import FeatureDtype
+from .totals import MAX, MIN, SUM, Totals
 
 LARGEST = {"float16": 65504.0, "bfloat16": float(np.array(0x7F7F0000, np.uint32).view(np.float32))}
 """Values beyond these become these."""
@@ -18,45 +17,6 @@ ROUGH = 0.5
 """Error of a column, as a share of its standard deviation, from which there is a note."""
 SHOWN = 8
 """Most columns that a message names."""
-Rows = npt.NDArray[np.floating]
-
-
-class Rule(NamedTuple):
-    """How two totals add up; the total of no rows; and its dtype, of an array [F], or None of one number."""
-
-    how: Callable[[Any, Any], Any]
-    none: float = 0
-    dtype: Any = None
-
-
-SUM = {"rule": Rule(np.add, 0, np.int64)}
-MIN, MAX = {"rule": Rule(np.minimum, np.inf, np.float64)}, {"rule": Rule(np.maximum, -np.inf, np.float64)}
-"""Metadata of fields of `Totals`."""
-
-
-@dataclass(frozen=True, eq=False)
-class Totals:
-    """Totals of rows, and of their F columns, whichever way the rows are cut into pieces. Fields have a `Rule`."""
-
-    @classmethod
-    def none(cls, width: int) -> Self:
-        """No rows."""
-        rules = (f.metadata["rule"] for f in fields(cls))
-        return cls(*(np.full(width, rule.none, rule.dtype) if rule.dtype else rule.none for rule in rules))
-
-    @classmethod
-    def of_record(cls, record: Mapping[str, Any]) -> Self:
-        """That of a `record`."""
-        dtypes = {f.name: f.metadata["rule"].dtype for f in fields(cls)}
-        return cls(**{name: np.array(record[name], kind) if kind else record[name] for name, kind in dtypes.items()})
-
-    def record(self) -> dict[str, Any]:
-        """Plain values."""
-        return {name: v.tolist() if isinstance(v, np.ndarray) else v for name, v in vars(self).items()}
-
-    def __add__(self, other: Self) -> Self:
-        both = zip(fields(self), vars(self).values(), vars(other).values())
-        return type(self)(*(f.metadata["rule"].how(a, b) for f, a, b in both))
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,15 +26,15 @@ class NarrowLoss(Totals):
     clipped: IdArray = field(metadata=SUM)
     rounded: IdArray = field(metadata=SUM)
     """Values that are whole numbers, and no longer themselves."""
-    least: Rows = field(metadata=MIN)
+    least: FloatArray = field(metadata=MIN)
     """[F], as the rows were given; infinite without any."""
-    largest: Rows = field(metadata=MAX)
-    kept_least: Rows = field(metadata=MIN)
+    largest: FloatArray = field(metadata=MAX)
+    kept_least: FloatArray = field(metadata=MIN)
     """[F], as they are read again."""
-    kept_largest: Rows = field(metadata=MAX)
+    kept_largest: FloatArray = field(metadata=MAX)
 
     @classmethod
-    def from_rows(cls, rows: Rows, kept: Rows, kind: FeatureDtype) -> "NarrowLoss":
+    def from_rows(cls, rows: FloatArray, kept: FloatArray, kind: FeatureDtype) -> "NarrowLoss":
         """Changes of rows [n, F] that are read again as `kept`."""
         if not len(rows):
             return cls.none(rows.shape[1])
@@ -82,7 +42,7 @@ class NarrowLoss(Totals):
         rounded = ((rows != kept) & (rows == np.floor(rows))).sum(0)
         return cls(clipped, rounded, *(f(0).astype(np.float64) for x in (rows, kept) for f in (x.min, x.max)))
 
-    def check(self, kind: FeatureDtype, names: Sequence[str], before: Rows, after: Rows) -> list[str]:
+    def check(self, kind: FeatureDtype, names: Sequence[str], before: FloatArray, after: FloatArray) -> list[str]:
         """Notes on columns that lose values.
 
         Args:

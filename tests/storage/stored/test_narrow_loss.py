@@ -9,7 +9,7 @@ from hypothesis.extra.numpy import arrays
 import millrace as mr
 from millrace.storage.errors import InputError
 from millrace.storage.store.narrow import narrow, widen
-from millrace.storage.store.narrow_loss import NarrowLoss
+from millrace.storage.stored.narrow_loss import NarrowLoss
 
 X = arrays(np.float32, st.tuples(st.integers(0, 9), st.just(2)), elements=st.floats(-1e6, 1e6, width=32))
 
