@@ -187,11 +187,18 @@ def live(board, tmp_path_factory):
         browser = browsed(board.address, token_of(board))
         run.let_go()
     # The last heartbeats come after the driver has said that the run is over.
-    counted = json.loads((run.out / "result.json").read_text())["bytes"]
+    result = json.loads((run.out / "result.json").read_text())
+    counted, tested_s = result["bytes"], result["seconds"]["evaluate"] - 1e-3
     moved = {
         c: found for c in ("network", "store", "evaluation") if (found := {k: n for k, n in counted[c].items() if n})
     }
-    after = until(lambda: (r := runs(board)[0])["state"] == "done" and r["bytes"] == moved and r)
+
+    def over():
+        r = runs(board)[0]
+        tested = max(x["seconds"].get("evaluate", 0) for x in r["ranks"]) >= tested_s
+        return r if r["state"] == "done" and r["bytes"] == moved and tested else None
+
+    after = until(over)
     lines = [json.loads(line) for line in (run.out / "metrics.jsonl").read_text().splitlines()]
     return SimpleNamespace(run=run, pages=pages, prefixes=prefixes, browser=browser, after=after, lines=lines)
 

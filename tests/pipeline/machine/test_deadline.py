@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from millrace.pipeline.machine import deadline
 from millrace.pipeline.machine.deadline import END_S, limit_s, temporary_folder
 from millrace.tests.contracts.process_ends import ended
 
@@ -93,6 +94,24 @@ def test_a_checkpoint_that_is_being_written_is_waited_for(tmp_path: Path) -> Non
     # Whether the process ends by itself then, or is ended, is a matter of which thread is the first to notice.
     assert process.returncode in (0, 130)
     assert (tmp_path / ".writing-step-0-1" / "state").stat().st_size == 40
+
+
+def test_a_checkpoint_may_be_committed_while_its_bytes_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aside, listed = tmp_path / ".writing-step-0-1", os.scandir
+    aside.mkdir()
+    (aside / "state").write_bytes(b"x")
+
+    def committed_meanwhile(path: Path) -> object:
+        if Path(path) == aside:
+            aside.rename(tmp_path / "step-0-1")
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", committed_meanwhile)
+    with deadline.checkpoints_in(tmp_path):
+        assert deadline._bytes_written() == 0
+    assert (tmp_path / "step-0-1" / "state").exists()
 
 
 @pytest.mark.slow
