@@ -123,7 +123,7 @@ def leave_in_time(code: int) -> None:
 def _bytes_written() -> int:
     """Bytes of checkpoints that are being written."""
     total = 0
-    for folder in list(_checkpoints):
+    for folder in _checkpoints:
         with suppress(OSError):  # a checkpoint is committed by a rename: it may be gone while it is listed
             total += sum(file.stat().st_size for file in folder.glob(".writing-*/*"))
     return total
