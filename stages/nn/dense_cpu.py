@@ -70,9 +70,10 @@ def _kept(x: Tensor, low: bool) -> Tensor:
     return empty(x.shape, torch.int16).view(torch.bfloat16) if low else x
 
 
-def _through(grad: Tensor, out: Tensor | None, activation: str) -> Tensor:
-    """Gradient before the activation, of one block."""
-    return grad if out is None else _BACKWARD[activation](grad, out, torch.empty_like(out))
+def _through(grad: Tensor, out: Tensor | None, activation: str, room: Tensor) -> Tensor:
+    """Gradient before the activation, of one block; in `room`, which the blocks of a part share: a new tensor for each
+    costs as many page faults as it has pages."""
+    return grad if out is None else _BACKWARD[activation](grad, out, room[: len(out)])
 
 
 class Linear(torch.autograd.Function):
@@ -113,8 +114,9 @@ class Linear(torch.autograd.Function):
         w = weight.bfloat16() if ctx.low else weight
 
         def work(p: int, blocks: list[slice]) -> None:
+            room = torch.empty_like(grad[blocks[0]])
             for b, rows in enumerate(blocks):
-                g = _through(grad[rows], taken(out, rows), ctx.activation)
+                g = _through(grad[rows], taken(out, rows), ctx.activation, room)
                 if db is not None:
                     _accumulate(db[p], g.sum(0), b)
                 g = g.bfloat16() if ctx.low else g
@@ -189,8 +191,9 @@ class PerHead(torch.autograd.Function):
         w = weight.bfloat16() if ctx.low else weight
 
         def work(p: int, blocks: list[slice]) -> None:
+            room = torch.empty_like(grad[blocks[0]])
             for b, rows in enumerate(blocks):
-                g = _through(grad[rows], taken(out, rows), ctx.activation)
+                g = _through(grad[rows], taken(out, rows), ctx.activation, room)
                 _accumulate(db[p], g.sum(0), b)
                 g = g.bfloat16() if ctx.low else g
                 for h in range(heads):
