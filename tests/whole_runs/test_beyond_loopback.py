@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from millrace.pipeline import cli
+from millrace.tests.contracts.command import command
 from millrace.tests.contracts.forked_command import ForkedCommand, run_forked
 from millrace.tests.contracts.fresh_python import run_python
 
@@ -171,8 +172,8 @@ def keys(tls: dict[str, Path]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_ranks_on_two_hosts_train_the_parameters_of_one_host(cluster, tls, tmp_path):
-    code, _, said = run_forked("run", *JOB, "--executor", "dask", "--out", tmp_path / "alone", timeout=RUN_S)
+def test_ranks_on_two_hosts_train_the_parameters_of_one_host(cluster, scheduler, tls, tmp_path):
+    code, _, said = command("run", *JOB, "--scheduler", scheduler, "--out", tmp_path / "alone")
     assert code == 0, said
     before = {address: cluster.received_bytes(address) for address in (HERE, THERE)}
     log = tmp_path / "run.log"
