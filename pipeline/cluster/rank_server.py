@@ -398,10 +398,8 @@ def _report_ends(workers: dict[int, socket.socket]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
             return
-        worker = workers.pop(pid)
-        with suppress(OSError):  # the worker may be gone
+        with workers.pop(pid) as worker, suppress(OSError):  # the worker may be gone
             worker.send(str(os.waitstatus_to_exitcode(status)).encode())
-        worker.close()
 
 
 if __name__ == "__main__":
