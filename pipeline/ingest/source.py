@@ -2,8 +2,10 @@
 
 import base64
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,7 +19,16 @@ from ..datasets.cleaning.arrow import reading, with_columns
 from ..datasets.cleaning.class_names import with_one_hot
 from ..datasets.cleaning.node_ids import as_numbers, is_text
 from ..datasets.cleaning.options import DEFAULT_OPTIONS, ReadOptions
-from ..datasets.readers.csv_file import LABEL_KINDS, AsText, fits, is_csv, never, read_blocks, typed_label
+from ..datasets.readers.csv_file import (
+    LABEL_KINDS,
+    AsText,
+    RetypedError,
+    fits,
+    is_csv,
+    never,
+    read_blocks,
+    typed_label,
+)
 from ..datasets.readers.foreign.table_files import table_batches
 from ..datasets.readers.npy_edges import ends_table, is_npy, open_ends
 from ..datasets.readers.parquet import check_lists, list_width
@@ -250,67 +261,40 @@ def import_file(table: SourceTable, number: int, options: ReadOptions, into: Pat
     """Write a file of a table as Parquet, block by block; say of each column of ids in CSV whether all are whole
     numbers, and of each one of labels there what it `fits`."""
     into.parent.mkdir(exist_ok=True)
-    path, kind = table.files[number], table.kind
-    texts, labels = (as_text(kind, options), as_label(kind, options)) if is_csv(path) else (never, never)
-    with _Import(texts, labels, into) as imported, reading(path):
-        if is_csv(path):
-            read_blocks(path, texts, EXAMPLES[kind], imported.begin, labels)
-        else:
+    path, kind, types = table.files[number], table.kind, dict[str, pa.DataType]()
+    with reading(path):
+        if not is_csv(path):
             schema, batches = table_batches(path)
-            add = imported.begin(schema)
-            for batch in batches:
-                add(pa.Table.from_batches([batch]))
-    return {"numbers": imported.are_numbers, "labels": imported.labels}
+            blocks = (pa.Table.from_batches([batch]) for batch in batches)
+            return _imported(chain([schema.empty_table()], blocks), never, never, into)
+        texts, labels = as_text(kind, options), as_label(kind, options)
+        while True:
+            with suppress(RetypedError):
+                return _imported(read_blocks(path, texts, EXAMPLES[kind], types, labels), texts, labels, into)
 
 
-class _Import:
-    """Writes the Parquet file of a file. Use as a context manager."""
-
-    def __init__(self, texts: AsText, as_label: AsText, into: Path) -> None:
-        self._texts, self._as_label, self._into = texts, as_label, into
-        self._writer: pq.ParquetWriter | None = None
-        self._held: list[pa.Table] = []
-        self._left_out = list[str]()
-        self.are_numbers: dict[str, bool] = {}
-        self.labels: dict[str, list[str]] = {}
-
-    def __enter__(self) -> "_Import":
-        return self
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if self._writer is not None:
-            if kind is None:
-                self._flush()
-            self._writer.close()
-
-    def begin(self, schema: pa.Schema) -> Callable[[pa.Table], None]:
-        """Begin the file anew."""
-        if self._writer is not None:
-            self._writer.close()
-        self._held, empty = [], plain(schema.empty_table())
-        self._left_out = [field.name for field in empty.schema if not _is_in_parquet(field)]
-        empty = with_columns(empty, dict.fromkeys(self._left_out, pa.nulls(0)))
-        self._writer = pq.ParquetWriter(self._into, empty.schema)
-        self.are_numbers = {name: is_text(empty[name].type) for name in empty.column_names if self._texts(name)}
-        self.labels = {name: list(LABEL_KINDS) for name in empty.column_names if self._as_label(name)}
-        return self._add
-
-    def _add(self, block: pa.Table) -> None:
-        block = with_columns(plain(block), dict.fromkeys(self._left_out, pa.nulls(block.num_rows)))
-        for name, so_far in self.are_numbers.items():
-            self.are_numbers[name] = so_far and as_numbers(block[name]) is not None
-        for name, so_far in self.labels.items():
-            here = fits(block[name]) if so_far else []
-            self.labels[name] = [kind for kind in so_far if kind in here]
-        self._held.append(block)
-        if sum(table.nbytes for table in self._held) >= IMPORT_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        assert self._writer is not None
-        if self._held:
-            self._writer.write_table(pa.concat_tables(self._held), row_group_size=ROWS_PER_GROUP)
-            self._held = []
+def _imported(blocks: Iterator[pa.Table], texts: AsText, as_label: AsText, into: Path) -> dict[str, Any]:
+    """Write blocks of one schema, the first of which may have no rows; say the same as `import_file`."""
+    first = plain(next(blocks))
+    left_out = [field.name for field in first.schema if not _is_in_parquet(field)]
+    schema = with_columns(first, dict.fromkeys(left_out, pa.nulls(first.num_rows))).schema
+    numbers = {name: is_text(first[name].type) for name in schema.names if texts(name)}
+    labels, held = {name: list(LABEL_KINDS) for name in schema.names if as_label(name)}, list[pa.Table]()
+    with pq.ParquetWriter(into, schema) as writer:
+        for block in map(plain, chain([first], blocks)):
+            block = with_columns(block, dict.fromkeys(left_out, pa.nulls(block.num_rows)))
+            for name, so_far in numbers.items():
+                numbers[name] = so_far and as_numbers(block[name]) is not None
+            for name, so_far in labels.items():
+                here = fits(block[name]) if so_far else []
+                labels[name] = [kind for kind in so_far if kind in here]
+            held.append(block)
+            if sum(table.nbytes for table in held) >= IMPORT_BYTES:
+                writer.write_table(pa.concat_tables(held), row_group_size=ROWS_PER_GROUP)
+                held = []
+        if held:
+            writer.write_table(pa.concat_tables(held), row_group_size=ROWS_PER_GROUP)
+    return {"numbers": numbers, "labels": labels}
 
 
 def _is_in_parquet(field: pa.Field) -> bool:

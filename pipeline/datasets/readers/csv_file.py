@@ -4,7 +4,7 @@ tabs), or by what else separates its header; a list of edges by number needs no 
 import csv
 import io
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, islice
 from pathlib import Path
@@ -27,7 +27,6 @@ HEAD_LINES = 100
 """Lines by which a header is told from rows."""
 BLOCK_BYTES = 1 << 20
 """Bytes of a file that are parsed at a time; no row may be longer."""
-Begin = Callable[[pa.Schema], Callable[[pa.Table], None]]
 AsText = Callable[[str], bool]
 _KINDS = (
     pa.null(), pa.int64(), pa.bool_(), pa.date32(), pa.time32("s"), pa.timestamp("s"), pa.timestamp("ns"), pa.float64(),
@@ -83,41 +82,36 @@ def read_csv(path: Path, as_text: AsText, example: str, as_label: AsText = never
     return layout.named(table)
 
 
-def read_blocks(path: Path, as_text: AsText, example: str, begin: Begin, as_label: AsText = never) -> None:
-    """`read_csv` in blocks, so that they are never all in memory; columns get the same types.
+class RetypedError(Exception):
+    """A block of a file shows that a column is of another type than those before."""
 
-    `begin` is called with the schema, and returns what is called with each block. It is called again, for all blocks,
-    if a later one shows that a column is of another type.
+
+def read_blocks(
+    path: Path, as_text: AsText, example: str, types: dict[str, pa.DataType], as_label: AsText = never
+) -> Iterator[pa.Table]:
+    """`read_csv` in blocks, so that they are never all in memory, behind one without rows; columns get the same types.
+
+    Raises:
+        RetypedError: `types`, at first empty, have another type of a column now, by which the file is to be read again.
     """
     layout = _Layout(path, as_text, example, as_label)
     try:
-        with layout.opened({}) as reader:
-            schema = reader.schema
-    except (pa.ArrowException, OSError):
-        # Either no rows, or an error in the first block, which is the same here.
-        table = read_csv(path, as_text, example, as_label)
-        begin(table.schema)(table)
-        return
-    types = dict(zip(schema.names, schema.types))
-    while True:
-        try:
-            _read_as(types, layout, begin)
-        except pa.ArrowInvalid as e:
-            column = re.search(r"CSV column #(\d+)", str(e))
-            name = schema.names[int(column[1])] if column else None
-            if name is None or layout.is_text(name.strip()) or types[name] not in LOOSER:
-                with layout.reading():
-                    raise
-            types[name] = LOOSER[types[name]]
-        else:
+        with layout.opened(types) as reader:
+            types |= zip(reader.schema.names, reader.schema.types)
+            yield layout.named(reader.schema.empty_table())
+            for batch in reader:
+                yield layout.named(pa.Table.from_batches([batch]))
+    except (pa.ArrowException, OSError) as e:
+        if not types:  # either no rows, or an error in the first block, which is the same here
+            yield read_csv(path, as_text, example, as_label)
             return
-
-
-def _read_as(types: dict[str, pa.DataType], layout: "_Layout", begin: Begin) -> None:
-    with layout.opened(types) as reader:
-        add = begin(layout.named(reader.schema.empty_table()).schema)
-        for batch in reader:
-            add(layout.named(pa.Table.from_batches([batch])))
+        column = re.search(r"CSV column #(\d+)", str(e))
+        name = layout.names[int(column[1])] if column else ""
+        if column is None or layout.is_text(name.strip()) or types[name] not in LOOSER:
+            with layout.reading():
+                raise
+        types[name] = LOOSER[types[name]]
+        raise RetypedError from e
 
 
 class _Layout:
@@ -126,9 +120,9 @@ class _Layout:
     def __init__(self, path: Path, as_text: AsText, example: str, as_label: AsText) -> None:
         self.path, self.as_text, self.as_label = path, as_text, as_label
         usual = "\t" if ".tsv" in path.name.lower() else ","
-        self._names, delimiter, has_header, self.skipped = _header(path, usual, example)
+        self.names, delimiter, has_header, self.skipped = _header(path, usual, example)
         # pyarrow reads the header's row too, and removes a byte order mark.
-        self.own_names = None if has_header else self._names
+        self.own_names = None if has_header else self.names
         self.parsing = arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
 
     def is_text(self, name: str) -> bool:
@@ -137,7 +131,7 @@ class _Layout:
 
     def converting(self, types: dict[str, pa.DataType]) -> arrow_csv.ConvertOptions:
         """Treatment of values, with the types of some columns."""
-        text = {n: pa.string() for n in self._names if self.is_text(n.strip())}
+        text = {n: pa.string() for n in self.names if self.is_text(n.strip())}
         nulls = [*arrow_csv.ConvertOptions().null_values, r"\N"]
         return arrow_csv.ConvertOptions(
             column_types=types | text, strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=nulls
