@@ -32,6 +32,7 @@ ARRAYS = {
 """Names of the arrays of labelled edges beside ``edge_label``; the second where all edges are labelled."""
 NAMES = [key for keys in ARRAYS.values() for key in keys]
 OF_SETS = [f"{part}_{form}" for part in SPLITS for form in ("idx", "mask")]
+LABELLED = ("edge_label", *NAMES, *OF_SETS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,57 +55,35 @@ class LabelledEdges:
     notes: tuple[str, ...] = ()
 
 
-def labelled_edges(source: Any, options: ReadOptions, dataset: Dataset) -> LabelledEdges:
-    """The labelled edges of a source whose graph is that of `dataset`, or those of the file `ReadOptions.pairs`.
+def labelled_edges(source: Any, options: ReadOptions, dataset: Dataset, ends: Ends | None = None) -> LabelledEdges:
+    """The labelled edges of a source whose graph is that of `dataset`, or those of the file `ReadOptions.pairs`. With
+    `ends`, as in `as_pairs`, those of the source, whose labels are not read and need not be there.
 
     Raises:
         InputError: there are none, or an end is no node.
     """
     path = path_of(source)
-    if options.pairs is not None:
-        require_file(path := expanded(options.pairs))
-    elif path is None and not isinstance(source, str | Path):
-        return _of_pyg(source, dataset)
-    if path is not None and not (path / MANIFEST).exists():
-        is_npz = path.suffix == ".npz" if options.pairs is not None else path.is_file() and not is_table(path)
-        return (
-            _of_npz(path, dataset)
-            if is_npz
-            else _of_tables(_edge_table(path, options, dataset), path, options, dataset)
+    if ends is None and options.pairs is not None:
+        return _of_file(expanded(options.pairs), options, dataset)
+    if path is None and not isinstance(source, str | Path):
+        return _of_pyg(source, dataset, ends)
+    if path is None or (ends is None and (path / MANIFEST).exists()):
+        raise InputError(
+            f"labels_of is 'edges', but {source} has no labels of edges; give pairs, a table with the columns src, dst "
+            "and label"
         )
-    raise InputError(
-        f"labels_of is 'edges', but {source} has no labels of edges; give pairs, a table with the columns src, dst and "
-        "label"
-    )
-
-
-def edges_of_file(path: Path, options: ReadOptions, dataset: Dataset, ends: Ends) -> LabelledEdges:
-    """The edges of a file that are to be predicted, whose labels are not read. `ends` as in `as_pairs`."""
-    require_file(path)
-    if path.suffix == ".npz":
-        return _filled(_unlabelled(load_members(path, NAMES)[0], dataset, str(path), ends), options)
-    if path.suffix == ".npy":
-        pairs, _ = read_pairs(path, dataset, ends)
-        return LabelledEdges(pairs, GivenLabels(np.zeros(len(pairs))))
-    return _filled(_of_tables(SourceTable("edges", (path,)), path, options, dataset, ends), options)
-
-
-def all_edges(source: Any, options: ReadOptions, dataset: Dataset, ends: Ends) -> LabelledEdges:
-    """The edges that `labelled_edges` would find in a source, whose labels are not read and need not be there. `ends`
-    as in `as_pairs`.
-    """
-    path = path_of(source)
-    if path is None:
-        data, where = store_of_pairs(source, dataset.graph.types, f"the PyG data for {dataset.name}")
-        found = _unlabelled({key: host(data[key]) for key in NAMES if key in data}, dataset, where, ends)
-        return _filled(found, options)
     if path.is_file() and not is_table(path):
-        return edges_of_file(path, options, dataset, ends)
-    return _filled(_of_tables(_edge_table(path, options, dataset), path, options, dataset, ends), options)
+        return _of_npz(path, dataset) if ends is None else _of_file(path, options, dataset, ends)
+    return _of_tables(_edge_table(path, options, dataset), path, options, dataset, ends)
 
 
-def _filled(found: LabelledEdges, options: ReadOptions) -> LabelledEdges:
-    """The edges with what fills missing values of their features, as those that a run was trained on."""
+def edges_to_predict(
+    source: Any, options: ReadOptions, dataset: Dataset, ends: Ends, *, of_file: bool
+) -> LabelledEdges:
+    """The edges of a source, or `of_file` of a file of pairs, whose labels are not read. Missing values of features are
+    filled as those that a run was trained on. `ends` as in `as_pairs`."""
+    read = _of_file if of_file else labelled_edges
+    found = read(source, options, dataset, ends)
     notes = [*found.notes]
 
     def filled(given: AnyArray) -> AnyArray:
@@ -114,10 +93,15 @@ def _filled(found: LabelledEdges, options: ReadOptions) -> LabelledEdges:
     return replace(found, features=when_present(filled, found.features), notes=tuple(notes))
 
 
-def _unlabelled(arrays: Mapping[str, AnyArray], dataset: Dataset, where: str, ends: Ends) -> LabelledEdges:
-    key = "edge_label_index" if "edge_label_index" in arrays else "edge_index"
-    count = arrays[key].shape[-1] if key in arrays and arrays[key].ndim else 0
-    return _of_arrays({**arrays, "edge_label": np.zeros(count)}, dataset, where, ends)
+def _of_file(path: Path, options: ReadOptions, dataset: Dataset, ends: Ends | None = None) -> LabelledEdges:
+    """The edges of a file of pairs."""
+    require_file(path)
+    if path.suffix == ".npz":
+        return _of_npz(path, dataset, ends)
+    if path.suffix == ".npy" and ends is not None:
+        pairs, _ = read_pairs(path, dataset, ends)
+        return LabelledEdges(pairs, GivenLabels(np.zeros(len(pairs))))
+    return _of_tables(SourceTable("edges", (path,)), path, options, dataset, ends)
 
 
 def _edge_table(path: Path, options: ReadOptions, dataset: Dataset) -> SourceTable:
@@ -175,17 +159,20 @@ def _of_tables(
     )
 
 
-def _of_npz(path: Path, dataset: Dataset) -> LabelledEdges:
-    arrays, held = load_members(path, ("edge_label", *NAMES, *OF_SETS))
-    if "edge_label" not in arrays:
+def _of_npz(path: Path, dataset: Dataset, ends: Ends | None = None) -> LabelledEdges:
+    arrays, held = load_members(path, LABELLED if ends is None else NAMES)
+    if ends is None and "edge_label" not in arrays:
         raise InputError(
             f"{path} has no key 'edge_label', and labels_of is 'edges'; it holds {', '.join(held) or 'nothing'}"
         )
-    return _of_arrays(arrays, dataset, str(path))
+    return _of_arrays(arrays, dataset, str(path), ends)
 
 
-def _of_pyg(data: Any, dataset: Dataset) -> LabelledEdges:
+def _of_pyg(data: Any, dataset: Dataset, ends: Ends | None) -> LabelledEdges:
     data, where = store_of_pairs(data, dataset.graph.types, f"the PyG data for {dataset.name}")
+    arrays = {key: host(data[key]) for key in (LABELLED if ends is None else NAMES) if key in data}
+    if ends is not None:
+        return _of_arrays(arrays, dataset, where, ends)
     by_part = {part: f"{part}_edge_label" for part in SPLITS}
     if all(key not in data for key in ("edge_label", *by_part.values())):
         raise InputError(f"{where} has no edge_label, and labels_of is 'edges'; expected a label for each edge")
@@ -196,7 +183,6 @@ def _of_pyg(data: Any, dataset: Dataset) -> LabelledEdges:
             if key in data
         }
         return _joined(parts, dataset, where)
-    arrays = {key: host(data[key]) for key in ("edge_label", *NAMES, *OF_SETS) if key in data}
     return _with_task(_of_arrays(arrays, dataset, where), data["edge_label"])
 
 
@@ -222,14 +208,16 @@ def _with_task(found: LabelledEdges, labels: Any) -> LabelledEdges:
 def _of_arrays(
     arrays: Mapping[str, AnyArray], dataset: Dataset, where: str, nodes: Ends | None = None
 ) -> LabelledEdges:
-    """Labelled edges by the names of `ARRAYS`, and of a split."""
-    labels, all_edges = arrays["edge_label"], "edge_label_index" not in arrays
+    """Labelled edges by the names of `ARRAYS`, and of a split; with `nodes`, the ends of edges whose labels are not
+    read."""
+    all_edges = "edge_label_index" not in arrays
     found = {what: arrays.get(names[all_edges]) for what, names in ARRAYS.items()}
     ends, key = found["ends"], ARRAYS["ends"][all_edges]
     if ends is None or ends.ndim != 2 or ends.shape[0] != 2:
         seen = "is missing" if ends is None else f"has shape {list(ends.shape)}"
         raise InputError(f"{where}: {key} {seen}; expected the ends of the labelled edges, [2, N]")
     n = ends.shape[1]
+    labels = arrays["edge_label"] if nodes is None else np.zeros(n)
     of_edges = {names[all_edges]: found[what] for what, names in ARRAYS.items() if what != "ends"}
     for name, rows in {"edge_label": labels, **of_edges}.items():
         if rows is not None and (not rows.ndim or len(rows) != n):

@@ -17,7 +17,7 @@ from ...storage.optional import taken
 from ...storage.store.paths import expanded
 from ..datasets import ReadOptions
 from ..datasets.cleaning.splits import NO_SPLIT
-from ..datasets.edge_labels import LabelledEdges, all_edges, edges_of_file
+from ..datasets.edge_labels import LabelledEdges, edges_to_predict
 from ..datasets.pairs import as_pairs
 from ..setup.open_data import as_event
 from ..setup.result import Result
@@ -98,7 +98,7 @@ def predict_edges(
         if features is not None or times is not None:
             raise InputError("features or times are given, but the edges are those of the dataset; leave them out")
         if not data.has_edge_labels and not of_split and dataset is not None and not isinstance(dataset, Dataset):
-            read = _noted(all_edges(dataset, trained.as_before(options), data, nodes), emit)
+            read = _noted(edges_to_predict(dataset, trained.as_before(options), data, nodes, of_file=False), emit)
             wanted, own, told = read.pairs, read.features, read.time
         else:
             wanted, own, told = _of_dataset(data, pairs)
@@ -106,7 +106,7 @@ def predict_edges(
         if not Path(pairs).suffix and not expanded(pairs).exists():
             meant = nearest(str(pairs), SETS)
             raise InputError(f"pairs is '{pairs}'; expected a file of pairs, or {', '.join(SPLITS)} or all{meant}")
-        read = _noted(edges_of_file(expanded(pairs), trained.as_before(options), data, nodes), emit)
+        read = _noted(edges_to_predict(expanded(pairs), trained.as_before(options), data, nodes, of_file=True), emit)
         wanted, own, told = read.pairs, read.features, read.time
     else:
         wanted, own, told = as_pairs(pairs, data, "pairs", nodes), None, None
