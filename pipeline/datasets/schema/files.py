@@ -8,7 +8,7 @@ a copy of a table, a left-over, or one of several sets of edges.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -98,17 +98,8 @@ def _named(name: str) -> _Named | None:
     return _Named(kind, found[1], found[2] or "", end, name)
 
 
-@dataclass
-class Found:
-    """Tables by their types, as names of files in order."""
-
-    nodes: dict[str | None, list[str]] = field(default_factory=dict)
-    edges: dict[RelationType | None, list[str]] = field(default_factory=dict)
-
-    @property
-    def is_typed(self) -> bool:
-        """True for tables of a graph with several types."""
-        return any(t is not None for t in (*self.nodes, *self.edges))
+Found = dict[Kind, dict[Any, list[str]]]
+"""Names of the files of each table of a kind, in order, by types of nodes, or relations."""
 
 
 def find(names: Iterable[str], folder: object) -> Found:
@@ -117,31 +108,25 @@ def find(names: Iterable[str], folder: object) -> Found:
     Raises:
         InputError: some are two versions of a table, or it is not clear what they are.
     """
+    groups: dict[Kind, dict[str, list[_Named]]] = {"nodes": {}, "edges": {}}
     files = [file for name in sorted(names, key=natural) if (file := _named(name)) is not None]
-    groups: dict[tuple[Kind, str], list[_Named]] = {}
     for file in files:
-        groups.setdefault((file.kind, file.of), []).append(file)
-    faults = [fault for (kind, of), own in groups.items() if (fault := _versions(kind + of, own)) is not None]
-    nodes = [of for kind, of in groups if kind == "nodes"]
-    edges = [of for kind, of in groups if kind == "edges"]
-    found = Found()
-    types = _types(nodes, edges)
-    if types is not None:
-        of_nodes, of_edges = types
-        found.nodes = {t: [f.name for f in groups["nodes", of]] for of, t in of_nodes.items()}
-        found.edges = {t: [f.name for f in groups["edges", of]] for of, t in of_edges.items()}
-        other = [f for of in nodes if of not in of_nodes for f in groups["nodes", of]]
-        other += [f for of in edges if of not in of_edges for f in groups["edges", of]]
-        if other:
-            faults.append(f"there is {listed([f.name for f in other])} among tables of several types; expected {FORMS}")
-    else:
-        kinds: tuple[tuple[Kind, list[str], dict[Any, list[str]]], ...]
-        kinds = (("nodes", nodes, found.nodes), ("edges", edges, found.edges))
-        for kind, others, table in kinds:
-            if len(others) > 1 or others[:1] not in ([], [""]):
-                faults.append(_unclear(kind, [f for of in others for f in groups[kind, of]], folder))
-            elif others:
-                table[None] = [f.name for f in groups[kind, ""]]
+        groups[file.kind].setdefault(file.of, []).append(file)
+    every = dict.fromkeys((file.kind, file.of) for file in files)
+    faults = [fault for kind, of in every if (fault := _versions(kind + of, groups[kind][of])) is not None]
+    types, found, other = _types([*groups["nodes"]], [*groups["edges"]]), Found(), list[str]()
+    for kind, tables in groups.items():
+        by_name = {of: [file.name for file in own] for of, own in tables.items()}
+        found[kind] = {t: by_name[of] for of, t in types[kind].items()}
+        left = [of for of in tables if of not in types[kind]]
+        if any(types.values()):
+            other += [name for of in left for name in by_name[of]]
+        elif left == [""]:
+            found[kind] = {None: by_name[""]}
+        elif left:
+            faults.append(_unclear(kind, [file for of in left for file in tables[of]], folder))
+    if other:
+        faults.append(f"there is {listed(other)} among tables of several types; expected {FORMS}")
     if faults:
         raise InputError(f"{folder}: {'; '.join(faults)}")
     return found
@@ -187,19 +172,15 @@ def _unclear(kind: Kind, files: Sequence[_Named], folder: object) -> str:
     )
 
 
-def _types(nodes: Sequence[str], edges: Sequence[str]) -> tuple[dict[str, str], dict[str, RelationType]] | None:
-    """Types in what stands behind ``nodes`` and ``edges`` in names; None unless both have some."""
+def _types(nodes: Sequence[str], edges: Sequence[str]) -> dict[Kind, dict[str, Any]]:
+    """Types in what stands behind ``nodes`` and ``edges`` in names; none unless both have some."""
     of_nodes = {of: m[1] for of in nodes if (m := re.fullmatch(rf"-({_NAME})", of))}
-    of_edges = {of: m for of in edges if (m := re.fullmatch(rf"-({_NAME})-({_NAME})-({_NAME})", of))}
-    if of_nodes and of_edges:
-        return of_nodes, {of: (m[1], m[2], m[3]) for of, m in of_edges.items()}
-    if of_edges and not nodes:
-        return {}, {of: (m[1], m[2], m[3]) for of, m in of_edges.items()}
+    of_edges = {of: m.groups() for of in edges if (m := re.fullmatch(rf"-({_NAME})-({_NAME})-({_NAME})", of))}
+    if of_edges and (of_nodes or not nodes):
+        return {"nodes": of_nodes, "edges": of_edges}
     by_word = {of: m[1] for of in nodes if (m := re.fullmatch(rf"[_.-]({_NAME})", of)) and words.part_of(m[1]) is None}
-    relations = {of: r for of in edges if len(r := _relations(of, by_word.values())) == 1}
-    if by_word and relations:
-        return by_word, {of: r[0] for of, r in relations.items()}
-    return None
+    relations = {of: r[0] for of in edges if len(r := _relations(of, by_word.values())) == 1}
+    return {"nodes": by_word, "edges": relations} if by_word and relations else {"nodes": {}, "edges": {}}
 
 
 def _relations(of: str, types: Iterable[str]) -> list[RelationType]:
@@ -235,19 +216,19 @@ def tables_of(entries: Mapping[str, tuple[Any, ...]], folder: object, needs_node
     """
     found = find(entries, folder)
     expected = "expected edges* (columns src, dst) and nodes* (columns id, label, features)"
-    if not found.edges:
+    if not found["edges"]:
         others = [name for name in entries if "edges" in name.lower() and name.lower().endswith(SUFFIXES)]
         which = ""
         if others:
             which = f"; if {others[0]} is the one, give it: millrace inspect {quoted(f'{folder}/{others[0]}')}"
         raise InputError(f"{folder} holds no edges*.parquet or edges*.csv or edges*.npy; {expected}{which}")
-    if not found.nodes and needs_nodes:
+    if not found["nodes"] and needs_nodes:
         raise NoLabelsError(
             f"{folder} holds no nodes*.parquet or nodes*.csv; {expected}, or task=link, which predicts edges and takes "
             "their ends as nodes"
         )
-    nodes = [_table("nodes", t, names, entries) for t, names in found.nodes.items()]
-    return [*nodes, *(_table("edges", t, names, entries) for t, names in found.edges.items())]
+    every = [(kind, t, names) for kind, own in found.items() for t, names in own.items()]
+    return [SourceTable(kind, tuple(file for name in names for file in entries[name]), t) for kind, t, names in every]
 
 
 def note_missing_parts(tables: Iterable[SourceTable], folder: object) -> tuple[str, ...]:
@@ -274,7 +255,3 @@ def note_missing_parts(tables: Iterable[SourceTable], folder: object) -> tuple[s
             raise InputError(f"{folder}: of the {total} parts of {table.title} {gone}; put the parts there")
         notes.append(f"Files of {table.title} are numbered, and {gone}.")
     return tuple(notes)
-
-
-def _table(kind: Kind, of: Any, names: Sequence[str], entries: Mapping[str, tuple[Any, ...]]) -> SourceTable:
-    return SourceTable(kind, tuple(file for name in names for file in entries[name]), of)

@@ -12,8 +12,8 @@ from millrace.storage.errors import InputError
 def test_parts_are_in_the_order_of_their_numbers():
     names = [f"nodes.part.{i}.parquet" for i in (10, 2, 1)] + ["edges-00002-of-00003.csv", "edges-00000-of-00003.csv"]
     found = find(names, "g")
-    assert found.nodes[None] == [f"nodes.part.{i}.parquet" for i in (1, 2, 10)]
-    assert found.edges[None] == ["edges-00000-of-00003.csv", "edges-00002-of-00003.csv"]
+    assert found["nodes"][None] == [f"nodes.part.{i}.parquet" for i in (1, 2, 10)]
+    assert found["edges"][None] == ["edges-00000-of-00003.csv", "edges-00002-of-00003.csv"]
     assert sorted(["p10", "p9", "p"], key=natural) == ["p", "p9", "p10"]
 
 
@@ -45,10 +45,10 @@ def test_parts_that_are_missing_are_named():
 
 def test_types_by_dashes_and_by_underscores():
     found = find(["nodes-user-0.csv", "nodes-user-1.csv", "edges-user-has_seen-film.csv", "nodes-film.csv"], "g")
-    assert found.nodes == {"film": ["nodes-film.csv"], "user": ["nodes-user-0.csv", "nodes-user-1.csv"]}
-    assert list(found.edges) == [("user", "has_seen", "film")]
+    assert found["nodes"] == {"film": ["nodes-film.csv"], "user": ["nodes-user-0.csv", "nodes-user-1.csv"]}
+    assert list(found["edges"]) == [("user", "has_seen", "film")]
     found = find(["nodes_user.csv", "nodes_tv_show.csv", "edges_user_has_seen_tv_show.csv"], "g")
-    assert found.is_typed and list(found.edges) == [("user", "has_seen", "tv_show")]
+    assert list(found["nodes"]) == ["tv_show", "user"] and list(found["edges"]) == [("user", "has_seen", "tv_show")]
 
 
 @pytest.mark.parametrize(
