@@ -97,6 +97,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return "" if found is None else f"; did you mean '{found}'?"
 
 
+def one_of(name: str, known: Iterable[str]) -> str:
+    """Words for what was expected where a name is none of those known, with a hint if one is similar."""
+    names = list(known)
+    return f"expected one of {', '.join(names)}{nearest(name, names)}"
+
+
 def whole_number(name: str, value: object, least: float = -math.inf, most: float = math.inf) -> int:
     """The argument `name` as an int. Raises InputError unless it is a whole number between the bounds."""
     if isinstance(value, Integral) and not isinstance(value, bool) and least <= (number := int(value)) <= most:

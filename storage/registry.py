@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Generic, TypeVar
 
-from .errors import InputError, nearest
+from .errors import InputError, one_of
 
 T = TypeVar("T")
 LONGEST = 80
@@ -72,9 +72,7 @@ class Registry(Mapping[str, T], Generic[T]):
             return self._entries[name]
         if name not in self._deferred:
             known, shown = list(self), name[:LONGEST]
-            raise InputError(
-                f"{key or self.kind} is '{shown}'; expected one of {', '.join(known)}{nearest(shown, known)}"
-            )
+            raise InputError(f"{key or self.kind} is '{shown}'; {one_of(shown, known)}")
         # It stays deferred where this fails, and is tried again.
         self._entries[name] = self._deferred[name]()
         return self._entries[name]

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from ...stages.sample.neighbor import NeighborSampler
 from ...stages.sample.temporal import STRATEGIES
 from ...storage.array_kinds import Float32Array, Float64Array, IdArray, IntArray, NumberArray
-from ...storage.errors import InputError, nearest, whole_number
+from ...storage.errors import InputError, nearest, one_of, whole_number
 
 SUBGRAPH_TYPES = ("directional", "bidirectional", "induced")
 NAMED = ("dataset", "batch_size", "shuffle", "num_workers", "collate_fn", "drop_last", "generator")
@@ -71,8 +71,7 @@ def dataloader(
 def temporal_strategy(given: Any, time_attr: Any) -> bool:
     """True if the latest edges are drawn."""
     if given not in STRATEGIES:
-        hint = nearest(given, STRATEGIES) if isinstance(given, str) else ""
-        raise InputError(f"temporal_strategy is {given!r}; expected one of {', '.join(STRATEGIES)}{hint}")
+        raise InputError(f"temporal_strategy is {given!r}; {one_of(str(given), STRATEGIES)}")
     if given != STRATEGIES[0] and time_attr is None:
         raise InputError("temporal_strategy is given without time_attr; name the attribute that holds the times")
     return given == "last"
@@ -85,8 +84,7 @@ def subgraph_type(given: Any, directed: bool, disjoint: bool) -> str:
         given = "induced"
     word = getattr(given, "value", given)
     if word not in SUBGRAPH_TYPES:
-        hint = nearest(word, SUBGRAPH_TYPES) if isinstance(word, str) else ""
-        raise InputError(f"subgraph_type is {word!r}; expected one of {', '.join(SUBGRAPH_TYPES)}{hint}")
+        raise InputError(f"subgraph_type is {word!r}; {one_of(str(word), SUBGRAPH_TYPES)}")
     if disjoint and word == "induced":
         raise InputError("disjoint is not supported with subgraph_type 'induced', as in PyG; set one of them")
     return word

@@ -9,7 +9,7 @@ import numpy as np
 from ...stages.assignment import BulkRequest
 from ...stages.sample.single.hgt import sample_by_budget
 from ...stages.sample.single.trees import EdgeList, Timed
-from ...storage.errors import InputError, nearest
+from ...storage.errors import InputError, one_of
 from . import pyg_arguments as arguments
 from .export import sampler_output
 from .pyg_loader import NeighborLoader
@@ -76,10 +76,8 @@ class BudgetSampler(PyGSampler):
         given = asked if isinstance(asked, dict) else dict.fromkeys(names, asked)
         for name in given:
             if name not in names:
-                raise InputError(
-                    f"num_samples is for the node type {name!r}, which is not there; expected one of "
-                    f"{', '.join(names)}{nearest(str(name), names)}"
-                )
+                said = f"num_samples is for the node type {name!r}, which is not there"
+                raise InputError(f"{said}; {one_of(str(name), names)}")
         if missing := [name for name in names if name not in given]:
             raise InputError(
                 f"num_samples has nothing for the node type '{missing[0]}'; expected numbers for each, [0, ...] to "

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from numbers import Real
 
-from ...storage.errors import InputError, nearest
+from ...storage.errors import InputError, one_of
 
 
 @dataclass(frozen=True)
@@ -38,5 +38,5 @@ LINKS: dict[str, Link] = {
 def link_named(name: str) -> Link:
     """The entry of `LINKS` with this name. Raises InputError if there is none."""
     if name not in LINKS:
-        raise InputError(f"link is '{name}'; expected one of {', '.join(LINKS)}{nearest(name, list(LINKS))}")
+        raise InputError(f"link is '{name}'; {one_of(name, LINKS)}")
     return LINKS[name]

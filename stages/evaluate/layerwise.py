@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ...storage.array_kinds import Mask
 from ...storage.dataset import SPLITS, Dataset
-from ...storage.errors import InputError, nearest
+from ...storage.errors import InputError, one_of
 from ...storage.features import ArrayFeatures, FeatureStore, is_read_together
 from ...storage.graph import Graph
 from ...storage.plural import counted
@@ -109,9 +109,7 @@ def infer(
     """
     check_initialised(as_model(model))
     if rows not in get_args(Rows):
-        raise InputError(
-            f"rows is {rows!r}; expected one of {', '.join(get_args(Rows))}{nearest(str(rows), get_args(Rows))}"
-        )
+        raise InputError(f"rows is {rows!r}; {one_of(str(rows), get_args(Rows))}")
     limits = Limits(max_bytes, scratch, on_progress or silent, base=base, budget=budget, half=rows == "bfloat16")
     if isinstance(graph, Dataset):
         dataset, graph = graph, graph.graph

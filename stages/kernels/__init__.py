@@ -6,7 +6,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ...storage.errors import InputError, MissingExtraError, nearest
+from ...storage.errors import InputError, MissingExtraError, one_of
 
 if TYPE_CHECKING:
     import torch
@@ -33,8 +33,7 @@ def aggregation_backend(name: str = "cpu") -> ModuleType:
         MissingExtraError: it needs Triton, which is not installed.
     """
     if name not in AGGREGATION:
-        expected = f"expected one of {', '.join(AGGREGATION)}{nearest(name, AGGREGATION)}"
-        raise InputError(f"no aggregation backend '{name}'; {expected}")
+        raise InputError(f"no aggregation backend '{name}'; {one_of(name, AGGREGATION)}")
     if name == "cuda":
         _check_triton("aggregation on a GPU needs Triton, which is not installed: install torch with CUDA, or triton")
     return import_module(f".aggregation.{name}.backend", __name__)
@@ -72,7 +71,7 @@ def check_known(kernel: str, known: Sequence[str] = (*SAMPLING, *OTHER_BITS)) ->
     if kernel == "reference":
         raise InputError(f'kernel is "reference", {NO_REFERENCE}')
     if kernel not in known:
-        raise InputError(f"no sampling kernel '{kernel}'; expected one of {', '.join(known)}{nearest(kernel, known)}")
+        raise InputError(f"no sampling kernel '{kernel}'; {one_of(kernel, known)}")
 
 
 def sampling_backend(name: str = "cpu") -> ModuleType:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ...storage.errors import InputError, nearest
+from ...storage.errors import InputError, one_of
 from ..neighbourhood.base import EdgeCounts, Neighbourhood, aggregate_first
 from ..nn.dropout import dropout
 from .parts import ConvParts, InParts, LayerCounts, can_be_taken_apart, has_hooks
@@ -298,9 +298,7 @@ class ModelConfig(ABC):
         for field, known in (("norm", tuple(NORMS)), ("activation", tuple(ACTIVATIONS))):
             value = getattr(self, field)
             if value not in known:
-                raise InputError(
-                    f"{self.name}: {field} is '{value}'; expected one of {', '.join(known)}{nearest(str(value), known)}"
-                )
+                raise InputError(f"{self.name}: {field} is '{value}'; {one_of(str(value), known)}")
 
     def positive(self, field: str) -> None:
         """Raise InputError unless the field is an integer above 0."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ...storage.errors import InputError, nearest
+from ...storage.errors import InputError, one_of
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
 from ..assignment import BulkRequest
@@ -39,9 +39,7 @@ class LayerwiseSampler:
             if isinstance(s, bool) or not isinstance(s, int) or not 1 <= s <= 1 << 24:
                 raise InputError(f"sizes {list(self.sizes)} holds {s}; expected 1 to {1 << 24} nodes per layer")
         if self.debias not in DEBIAS:
-            raise InputError(
-                f"debias is '{self.debias}'; expected one of {', '.join(DEBIAS)}{nearest(str(self.debias), DEBIAS)}"
-            )
+            raise InputError(f"debias is '{self.debias}'; {one_of(str(self.debias), DEBIAS)}")
 
     @property
     def num_layers(self) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, get_args, runtime_checkable
 
-from ..errors import InputError, QueueTimeoutError, RunError, StoreError, nearest
+from ..errors import InputError, QueueTimeoutError, RunError, StoreError, one_of
 from ..minibatch import Bulk, MiniBatch
 from .bulk_codec import packed_bytes
 
@@ -111,9 +111,7 @@ class BoundedQueue(ABC):
             if value < 1:
                 raise InputError(f"queue {name}={value}; expected at least 1")
         if keep not in get_args(Keep):
-            raise InputError(
-                f"queue keep='{keep}'; expected one of {', '.join(get_args(Keep))}{nearest(keep, get_args(Keep))}"
-            )
+            raise InputError(f"queue keep='{keep}'; {one_of(keep, get_args(Keep))}")
         if keep == "all" and not self.keeps_all:
             raise InputError(
                 "queue keep='all' with a queue in memory; expected 'none' or 'epoch': use the Zarr queue to keep "

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..array_kinds import AnyArray, IdArray, IntArray, ValueArray
-from ..errors import InputError, nearest
+from ..errors import InputError, nearest, one_of
 from ..plural import listed
 
 RelationType = tuple[str, str, str]
@@ -110,10 +110,7 @@ class GraphTypes:
     def node_type(self, name: str) -> int:
         """Number of a node type. Raises InputError if there is none of this name."""
         if name not in self.node_types:
-            raise InputError(
-                f"there is no node type '{name}'; expected one of {', '.join(self.node_types)}"
-                f"{nearest(name, self.node_types)}"
-            )
+            raise InputError(f"there is no node type '{name}'; {one_of(name, self.node_types)}")
         return self.node_types.index(name)
 
     @cached_property
@@ -195,10 +192,8 @@ class GraphTypes:
         for relation in self.relations:
             for end in (relation[0], relation[2]):
                 if end not in self.node_types:
-                    raise InputError(
-                        f"the relation {','.join(relation)} has the node type '{end}', which is not there; expected "
-                        f"one of {', '.join(self.node_types)}{nearest(end, self.node_types)}"
-                    )
+                    said = f"the relation {','.join(relation)} has the node type '{end}', which is not there"
+                    raise InputError(f"{said}; {one_of(end, self.node_types)}")
         return self
 
 

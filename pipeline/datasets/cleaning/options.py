@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from ....storage.dataset import TASKS, Task
-from ....storage.errors import InputError, nearest
+from ....storage.errors import InputError, one_of
 
 ONE_COLUMN = ("id", "src", "dst", "weight", "relation_column", "edge_time", "node_time")
 COLUMNS = ("one_hot", "feature_columns", "edge_feature_columns", "label_columns", "split", *ONE_COLUMN)
@@ -213,8 +213,7 @@ class ReadOptions:
             value = getattr(self, f.name)
             allowed = {"direction": get_args(Direction), "task": TASKS}.get(f.name) or get_args(f.type)
             if value not in allowed and not (f.name in ("direction", "task") and value is None):
-                expected = f"one of {', '.join(allowed)}{nearest(str(value), allowed)}"
-                raise InputError(f"{f.name} is {value!r}; expected {expected}")
+                raise InputError(f"{f.name} is {value!r}; {one_of(str(value), allowed)}")
 
 
 def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...] | None:

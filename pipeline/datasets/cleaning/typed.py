@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ....storage.errors import InputError, nearest, whole_number
+from ....storage.errors import InputError, one_of, whole_number
 from ....storage.graph import ALWAYS, Graph
 from ....storage.node_names import NodeNames, noted_kind
 from ....storage.plural import counted
@@ -124,7 +124,5 @@ def check_relations(relations: Sequence[object], counts: Counts) -> None:
         if not key[1] or "," in key[1] or not key[1].isprintable():
             raise InputError(f"a relation is called {key[1]!r}; expected a printable name without commas")
         if end := next((end for end in (key[0], key[2]) if end not in counts), None):
-            raise InputError(
-                f"the relation {','.join(key)} has the node type '{end}', which is not there; expected one of "
-                f"{', '.join(counts)}{nearest(end, list(counts))}, or num_nodes={{'{end}': ...}}"
-            )
+            said = f"the relation {','.join(key)} has the node type '{end}', which is not there"
+            raise InputError(f"{said}; {one_of(end, counts)}, or num_nodes={{'{end}': ...}}")

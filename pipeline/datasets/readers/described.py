@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from ....storage.errors import InputError, nearest
+from ....storage.errors import InputError, one_of
 from ....storage.plural import counted, were
 from ....storage.typed.graph_types import RelationType
 from ..cleaning.class_names import MOST_VALUES
@@ -210,9 +210,8 @@ def are_called_by_text(source: object, nodes: OpenTable, columns: Columns, ends:
 def _check_ends(key: RelationType, node_types: Sequence[str]) -> None:
     for t in (key[0], key[2]):
         if t not in node_types:
-            said = f"the relation {','.join(key)} has ends of type '{t}', but there is no nodes-{t}; expected one of"
-            known = f"{', '.join(node_types)}{nearest(t, list(node_types))}"
-            raise InputError(f"{said} {known}: rename the file of edges, or give the nodes")
+            said = f"the relation {','.join(key)} has ends of type '{t}', but there is no nodes-{t}"
+            raise InputError(f"{said}; {one_of(t, node_types)}: rename the file of edges, or give the nodes")
 
 
 def dropped_notes(dropped: Sequence[tuple[str, int]]) -> list[str]:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....storage.dataset import SPLITS, Dataset
-from ....storage.errors import InputError, nearest
+from ....storage.errors import InputError, one_of
 from ....storage.plural import are
 from ....storage.typed.graph_types import GraphTypes
 from ..cleaning.clean import clean
@@ -152,10 +152,7 @@ def _target_of(data: Any, target: str | None, name: str, links: bool) -> str | N
         raise InputError(f"{name}: {seen}; say which one is predicted: from_pyg(data, target=...)")
     chosen: str = labelled[0] if target is None else target
     if chosen not in data.node_types:
-        raise InputError(
-            f"{name}: there is no node type '{chosen}'; expected one of {', '.join(data.node_types)}"
-            f"{nearest(chosen, list(data.node_types))}"
-        )
+        raise InputError(f"{name}: there is no node type '{chosen}'; {one_of(chosen, data.node_types)}")
     if chosen not in labelled and not links:
         raise InputError(f"{name}: the node type '{chosen}' has no y; expected class numbers or targets")
     return chosen

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ....storage.errors import InputError, NoLabelsError, nearest
+from ....storage.errors import InputError, NoLabelsError, one_of
 from ..cleaning.raw import noted
 from . import words
 from .columns import NONE, ONE_OF_A_TABLE, Assignment, Columns, no_column
@@ -206,7 +206,7 @@ def _check_named(
     what = "nodes-TYPE" if kind == "nodes" else "edges-SOURCE-RELATION-DESTINATION"
     for c in named:
         if c not in every:
-            problems.add(f"{key} has '{c}', which no {what} has; expected one of {', '.join(every)}{nearest(c, every)}")
+            problems.add(f"{key} has '{c}', which no {what} has; {one_of(c, every)}")
 
 
 def _add_missing_label(
@@ -276,10 +276,7 @@ def target_of(labels: Mapping[str, Sequence[str]], options: "ReadOptions") -> st
     labelled = [t for t, columns in labels.items() if columns]
     if (wanted := options.target) is not None:
         if wanted not in labels:
-            raise InputError(
-                f"target is '{wanted}', which is no node type; expected one of {', '.join(labels)}"
-                f"{nearest(wanted, list(labels))}"
-            )
+            raise InputError(f"target is '{wanted}', which is no node type; {one_of(wanted, labels)}")
         if wanted not in labelled and options.task != "link":
             columns = ", ".join(options.named_labels or ("label",))
             raise InputError(f"target is '{wanted}', but nodes-{wanted} has no column {columns}; add the labels")
