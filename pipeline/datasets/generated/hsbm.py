@@ -71,13 +71,6 @@ def generate_hsbm(text: str, name: str | None) -> Dataset:
     moved = rng.random(items) < p.noise
     labels = np.full(offsets[-1], -1)
     labels[:items] = np.where(moved, (of_items + rng.integers(1, p.classes, items)) % p.classes, of_items)
-    notes = [f"Generated: no model is more accurate than {1 - p.noise:g} on average."]
-    return Dataset(
-        name=name or text,
-        graph=graph,
-        features=TypedFeatures(tuple(ArrayFeatures(x.astype(np.float32)) for x in parts), offsets),
-        labels=labels,
-        split=split_of(p, labels[:items]),
-        num_classes=p.classes,
-        notes=tuple(notes),
-    ).check()
+    features = TypedFeatures(tuple(ArrayFeatures(x.astype(np.float32)) for x in parts), offsets)
+    note, split = f"Generated: no model is more accurate than {1 - p.noise:g} on average.", split_of(p, labels[:items])
+    return Dataset(name or text, graph, features, labels, split, p.classes, notes=(note,)).check()

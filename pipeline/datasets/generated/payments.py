@@ -1,6 +1,7 @@
 """``payments:...``: accounts that pay each other, and which payments are frauds: a graph whose edges are labelled."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -58,7 +59,6 @@ def generate_payments(text: str, name: str | None) -> Dataset:
     x = np.float32(p.noise) * rng.standard_normal((p.accounts, p.features), np.float32)
     x += means[is_mule.astype(np.int64)]
     notes = [f"Generated: no model is more accurate than {1 - p.flips:.3f} on average."]
-    parts = split_of(p, labels, unit="edge")
-    found = Dataset(name or text, graph, ArrayFeatures(x), labels, parts, 2, notes=tuple(notes))
-    of_pairs = {"pairs": np.stack([payer, payee], axis=1), "pair_features": amount[:, None], "pair_time": time}
-    return replace(found, **of_pairs).check()
+    parts, pairs = split_of(p, labels, unit="edge"), np.stack([payer, payee], axis=1)
+    more: Any = {"pairs": pairs, "pair_features": amount[:, None], "pair_time": time, "notes": tuple(notes)}
+    return Dataset(name or text, graph, ArrayFeatures(x), labels, parts, 2, **more).check()

@@ -56,13 +56,12 @@ def generate_rmat(text: str, name: str | None) -> Dataset:
     p = parse_spec(text, Rmat)
     if p.a + p.b + p.c > 1 + 1e-9:
         raise InputError(f"'{text}': a + b + c is {p.a + p.b + p.c:g}; expected at most 1")
-    notes: list[str] = []
     graph = _graph(p)
-    notes.append(f"Generated: {graph.num_edges} edges after duplicates and self loops were removed.")
+    note = f"Generated: {graph.num_edges} edges after duplicates and self loops were removed."
     x = generator(p, 2).standard_normal((graph.num_nodes, p.features), np.float32)
     labels = _labels(p, graph, x)
     parts = split_of(p, labels)
-    return Dataset(name or text, graph, ArrayFeatures(x), labels, parts, p.classes, notes=tuple(notes)).check()
+    return Dataset(name or text, graph, ArrayFeatures(x), labels, parts, p.classes, notes=(note,)).check()
 
 
 def _graph(p: Rmat) -> Graph:

@@ -43,22 +43,13 @@ class Sbm:
 def generate_sbm(text: str, name: str | None) -> Dataset:
     """The graph described by `text`: symmetric, without self loops or multi-edges. A pure function of `text`."""
     p = parse_spec(text, Sbm)
-    notes: list[str] = []
     classes = generator(p, 0).permutation(np.arange(p.nodes, dtype=np.int64) % p.classes)
     keys = _edges(p, classes)
-    notes.append(f"Generated: {len(keys)} edges (both directions) after duplicates and self loops were removed.")
+    note = f"Generated: {len(keys)} edges (both directions) after duplicates and self loops were removed."
     graph, x = graph_of_keys(keys, p.nodes), _features(p, classes)
     labels = _targets(p, graph, x) if p.targets else classes
-    return Dataset(
-        name=name or text,
-        graph=graph,
-        features=ArrayFeatures(x),
-        labels=labels,
-        split=split_of(p, labels),
-        num_classes=p.targets or p.classes,
-        task="regression" if p.targets else "multiclass",
-        notes=tuple(notes),
-    ).check()
+    parts, number, task = split_of(p, labels), p.targets or p.classes, "regression" if p.targets else "multiclass"
+    return Dataset(name or text, graph, ArrayFeatures(x), labels, parts, number, task=task, notes=(note,)).check()
 
 
 def _edges(p: Sbm, labels: np.ndarray) -> np.ndarray:
