@@ -18,6 +18,7 @@ from ...storage.dataset_store import KIND, NARROW, features_file
 from ...storage.errors import InputError
 from ...storage.graph import degree_summary
 from ...storage.node_names import INTEGER_NAMES, noted_kind
+from ...storage.optional import present_items, when_present
 from ...storage.store.manifest import write_manifest
 from ...storage.stored.data_card import CARD, data_card, names_in, titled
 from ...storage.stored.edge_features import OF_EDGES
@@ -369,12 +370,9 @@ class Ingest:
         if OF_EDGES in digest_of:
             (shape,) = (o.shape for o in self.outputs if o.name == OF_EDGES)
             found[OF_EDGES] = fingerprints.describe_features(shape[0], shape[1], np.float32, digest_of[OF_EDGES])
-        kind, names = self.settings.feature_dtype, self.labels["class_names"]
-        for each in features:
-            if each.matrix.npy:
-                meta[f"features_bytes{each.matrix.suffix}"] = (
-                    (self.store / features_file(each.matrix.suffix)).stat().st_size
-                )  # fmt: skip
+        kind, names = self.settings.feature_dtype, when_present(list, self.labels["class_names"])
+        files = {m.suffix: self.store / features_file(m.suffix) for m in (each.matrix for each in features) if m.npy}
+        meta |= {f"features_bytes{suffix}": file.stat().st_size for suffix, file in files.items()}
         total = sum(each.matrix.shape[0] for each in features)
         check_indicators(self.settings.options, self.card)
         meta |= {
@@ -390,9 +388,7 @@ class Ingest:
             **({"graph_format": "npy"} if self.settings.graph == "npy" else {}),
             "in_degree": self.in_degree,
             "digests": {**digests, "feature_sample": fingerprints.feature_sample_digest(total, sample_of(features))},
-            **({} if names is None else {"class_names": list(names)}),
-            **({} if self.integer_names is None else {INTEGER_NAMES: self.integer_names}),
-            **({"time_unit": unit} if (unit := self.times.unit) else {}),
+            **present_items({"class_names": names, INTEGER_NAMES: self.integer_names, "time_unit": self.times.unit}),
             **({"read_as": given} if (given := self.settings.options.given) else {}),
         }
         if self.labels["task"] == "multilabel":

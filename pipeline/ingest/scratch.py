@@ -5,14 +5,14 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ...storage.errors import InputError
 from ...storage.store.committed_folder import fsync_tree, require_name
 from ...storage.store.own_files import own_folder
-from ...storage.store.regular import file_text
+from .tasks import record_in
 
 PREFIX = ".ingest-"
 STORE = "store"
@@ -46,7 +46,7 @@ def scratch(out: Path, plan: Mapping[str, Any]) -> Iterator[tuple[Path, bool]]:
             raise InputError(f"another process is converting into {out}; wait, or choose another --out") from None
         except OSError:
             pass  # a file system without locks
-        resumed = _plan_in(folder) == plan
+        resumed = record_in(folder / PLAN) == plan
         if not resumed:
             _empty(folder)
             (folder / PLAN).write_text(json.dumps(plan))
@@ -72,12 +72,6 @@ def sweep_committed(out: Path) -> None:
     folder = scratch_of(out)
     if folder.is_dir() and not folder.is_symlink() and not (folder / STORE).exists():
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _plan_in(folder: Path) -> Any:
-    with suppress(OSError, ValueError, RecursionError):
-        return json.loads(file_text(folder / PLAN))
-    return None
 
 
 def _empty(folder: Path) -> None:

@@ -26,10 +26,10 @@ def done_record(folder: Path, stage: str, number: int) -> Path:
     return folder / "done" / f"{stage}-{number:06d}.json"
 
 
-def _result_in(record: Path) -> dict[str, object]:
-    """The result in a task's file; empty if there is none, or the file is damaged: the task is done again."""
+def record_in(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty if there is none, or the file is damaged: what it says is done again."""
     with suppress(OSError, ValueError, TypeError, RecursionError):
-        return dict(json.loads(file_text(record)))
+        return dict(json.loads(file_text(path)))
     return {}
 
 
@@ -75,7 +75,7 @@ class Stages:
         """
         with during(StageStarted(stage, text, len(items)), self._emit):
             records = [done_record(self.folder, stage, number) for number in range(len(items))]
-            found = {n: result for n, r in enumerate(records) if (result := _result_in(r))}
+            found = {n: result for n, r in enumerate(records) if (result := record_in(r))}
             todo = [n for n in range(len(items)) if n not in found]
             calls = [(recorded, task, records[n], *items[n]) for n in todo]
             try:
@@ -89,7 +89,7 @@ class Stages:
     def run_here(self, stage: str, task: Task) -> dict[str, Any]:
         """Result of a task that is done in this process, and recorded."""
         record = done_record(self.folder, stage, 0)
-        return _result_in(record) or recorded(task, record)
+        return record_in(record) or recorded(task, record)
 
 
 def parse_memory(text: str | int) -> int:

@@ -15,10 +15,10 @@ from ....storage.plural import counted, were
 from ....storage.typed.graph_types import RelationType
 from ..cleaning.class_names import MOST_VALUES
 from ..cleaning.clean import check_no_target
-from ..cleaning.node_ids import check_id_column, check_one_kind
-from ..cleaning.options import ReadOptions
+from ..cleaning.node_ids import check_id_column, check_one_kind, is_text
+from ..cleaning.options import COLUMNS, ReadOptions
 from ..cleaning.typed import OF_NODES, check_followed
-from ..schema.columns import Columns, is_text
+from ..schema.columns import Columns
 from ..schema.roles import Schema, schema_of
 from ..schema.source import GraphTables, Problems, SourceTable, quoted
 from .csv_file import is_text_read
@@ -27,10 +27,7 @@ from .parquet import are_numbers
 from .parquet_rapids import gpus_to_read
 from .tables import check_columns
 
-OF_TABLES = (
-    *OF_NODES, "feature_columns", "edge_feature_columns", "label_columns", "missing_ids", "direction", "edge_time",
-    "node_time", "id", "src", "dst", "weight", "split", "relation_column", "dangling_edges", "one_hot",
-)  # fmt: skip
+OF_TABLES = (*OF_NODES, *COLUMNS, "missing_ids", "direction", "dangling_edges")
 """Options that tables of several types follow."""
 
 

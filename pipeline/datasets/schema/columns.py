@@ -69,13 +69,6 @@ def is_list(kind: "pa.DataType") -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
-def is_text(kind: "pa.DataType") -> bool:
-    """True for the type of a column of text."""
-    import pyarrow as pa
-
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
-
-
 def is_numeric(kind: "pa.DataType") -> bool:
     """True for the type of a column of numbers, flags, or lists of these."""
     import pyarrow as pa
@@ -241,6 +234,8 @@ class Assignment:
         return [n for n in self.free() if words.fold(n) in words.SPLIT_COLUMNS] + texts
 
     def _mask_words(self) -> dict[str, list[str]]:
+        from ..cleaning.node_ids import is_text
+
         # Text in a column `test` may be anything; in one `test_mask` it flags.
         text = {n for n in self.free() if is_text(self.kinds[n]) and words.part_of(n) is None}
         free = [n for n in self.free() if n in text or (is_numeric(self.kinds[n]) and not is_list(self.kinds[n]))]

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from ....storage.optional import present
 from ..cleaning.arrow import pc
-from ..cleaning.node_ids import as_numbers
+from ..cleaning.node_ids import as_numbers, is_text
 from . import words
-from .columns import Columns, is_text
+from .columns import Columns
 
 SAMPLE_ROWS = 1 << 16
 """Rows of each table of edges whose ends are compared with the columns of nodes."""
