@@ -11,8 +11,7 @@ import numpy.typing as npt
 from ...stages.random import Purpose, permutation, stream
 from ...storage.dataset import SPLITS, Dataset, Split, require_dataset
 from ...storage.errors import InputError, whole_number
-from ...storage.features import ReorderedFeatures
-from ...storage.graph import ALWAYS, GRAPH_ARRAYS, Graph
+from ...storage.graph import ALWAYS, Graph
 from ...storage.links.pairs import (
     KIND_OF,
     POSITIVE,
@@ -24,12 +23,12 @@ from ...storage.links.pairs import (
     keys_of_pairs,
     of_pairs,
 )
-from ...storage.optional import present_items
 from ...storage.plural import counted, were
 from ...storage.typed.graph_types import GraphTypes
+from .cleaning.components import of_edges
 from .cleaning.options import Overlaps
 from .cleaning.splits import by_time, parse_split
-from .pair_relation import Relations, with_pair_relations
+from .pair_relation import Relations, edges_by_relation, with_pair_relations
 from .pairs import own_ids, sets_of
 
 DEFAULT_SPLIT = "fraction:0.85,0.05"
@@ -299,7 +298,7 @@ def without_pairs(graph: Graph, rows: PairArray, relations: Sequence[Relation]) 
     if not len(rows):
         return graph
     keys, keep = edge_keys(graph), np.ones(graph.num_edges, bool)
-    own = _positions(graph)
+    own = edges_by_relation(graph)
     for one in relations:
         pairs = one.pairs(rows)
         directed, turned = (_directed(p, graph.num_nodes, one.symmetric) for p in (pairs, pairs[:, ::-1]))
@@ -307,23 +306,7 @@ def without_pairs(graph: Graph, rows: PairArray, relations: Sequence[Relation]) 
         keep[own[relation][contains(directed, keys[own[relation]])]] = False
         for r in reverses:
             keep[own[r][contains(turned, keys[own[r]])]] = False
-    indptr = np.concatenate([[0], np.cumsum(keep)])[graph.indptr].astype(np.int64)
-
-    of_edges, names = graph.edge_features, (name for name, a in GRAPH_ARRAYS.items() if a.per == "edge")
-    return replace(
-        graph,
-        indptr=indptr,
-        **{name: array[keep] for name, array in present_items({n: getattr(graph, n) for n in names}).items()},
-        edge_features=None if of_edges is None else ReorderedFeatures(of_edges, np.flatnonzero(keep)),
-    )
-
-
-def _positions(graph: Graph) -> list[npt.NDArray[np.int64]]:
-    """Positions of the edges of each relation; of a graph with one type, of all."""
-    if graph.types.is_single or graph.edge_type is None:
-        return [np.arange(graph.num_edges)]
-    ends = np.cumsum(np.bincount(graph.edge_type, minlength=graph.types.num_relations))
-    return np.split(np.argsort(graph.edge_type, kind="stable"), ends[:-1])
+    return of_edges(graph, keep)
 
 
 def _directed(pairs: PairArray, num_nodes: int, symmetric: bool) -> PairArray:

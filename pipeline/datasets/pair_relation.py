@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
@@ -166,15 +167,20 @@ def _reverses(types: GraphTypes, number: int, keys: "_Keys") -> list[int]:
     return found
 
 
+def edges_by_relation(graph: Graph) -> list[npt.NDArray[np.int64]]:
+    """Positions of the edges of each relation; of a graph with one type, of all."""
+    if graph.edge_type is None:
+        return [np.arange(graph.num_edges)]
+    ends = np.cumsum(np.bincount(graph.edge_type, minlength=graph.types.num_relations))
+    return np.split(np.argsort(graph.edge_type, kind="stable"), ends[:-1])
+
+
 class _Keys:
     """Ascending keys of each relation's distinct edges."""
 
     def __init__(self, graph: Graph) -> None:
-        assert graph.edge_type is not None
-        self._num_nodes = max(1, graph.num_nodes)
-        order = np.argsort(graph.edge_type, kind="stable")
-        ends = np.cumsum(np.bincount(graph.edge_type, minlength=graph.types.num_relations))
-        self._keys = [np.unique(part) for part in np.split(edge_keys(graph)[order], ends[:-1])]
+        self._num_nodes, keys = max(1, graph.num_nodes), edge_keys(graph)
+        self._keys = [np.unique(keys[own]) for own in edges_by_relation(graph)]
 
     def of_relation(self, relation: int) -> PairArray:
         """int64, of its edges."""

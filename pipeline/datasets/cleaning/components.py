@@ -2,13 +2,14 @@
 2018)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import scipy.sparse as sp
 
-from ....storage.features import ArrayFeatures
-from ....storage.graph import Graph, index_dtype
-from ....storage.optional import taken
+from ....storage.features import ReorderedFeatures
+from ....storage.graph import GRAPH_ARRAYS, Graph, index_dtype
+from ....storage.optional import present_items, taken, when_present
 from .raw import AnyArray
 
 
@@ -23,23 +24,21 @@ def in_largest_component(graph: Graph) -> AnyArray:
     return component == np.argmax(np.bincount(component))
 
 
+def of_edges(graph: Graph, keep: AnyArray) -> Graph:
+    """The graph of the edges in `keep`, and of all nodes."""
+    indptr = np.concatenate([[0], np.cumsum(keep)])[graph.indptr].astype(np.int64)
+    arrays = present_items({name: getattr(graph, name) for name, a in GRAPH_ARRAYS.items() if a.per == "edge"})
+    rows = when_present(lambda rows: ReorderedFeatures(rows, np.flatnonzero(keep)), graph.edge_features)
+    kept = {name: array[keep] for name, array in arrays.items()}
+    return replace(graph, indptr=indptr, **kept, edge_features=rows)
+
+
 def restricted(graph: Graph, keep: AnyArray) -> Graph:
     """The graph of the nodes in `keep`, renumbered in order. No kept node may have an in-neighbour outside `keep`."""
-    number = np.cumsum(keep) - 1
-    edges = np.repeat(keep, graph.in_degree)
-    kept = int(keep.sum())
-    return Graph(
-        np.concatenate([[0], np.cumsum(graph.in_degree[keep])]).astype(np.int64),
-        number[graph.indices[edges]].astype(index_dtype(kept)),
-        taken(graph.edge_weight, edges),
-        taken(graph.edge_id, edges),
-        edge_features=None
-        if graph.edge_features is None
-        else ArrayFeatures(graph.edge_features.gather(np.flatnonzero(edges))),
-        edge_time=taken(graph.edge_time, edges),
-        node_time=taken(graph.node_time, keep),
-        time_unit=graph.time_unit,
-    )
+    found = of_edges(graph, np.repeat(keep, graph.in_degree))
+    indices = (np.cumsum(keep) - 1)[found.indices].astype(index_dtype(int(keep.sum())))
+    indptr = np.concatenate([found.indptr[:-1][keep], found.indptr[-1:]])
+    return replace(found, indptr=indptr, indices=indices, node_time=taken(graph.node_time, keep))
 
 
 def restricted_split(split: Mapping[str, AnyArray], keep: AnyArray) -> dict[str, AnyArray]:
