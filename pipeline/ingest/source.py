@@ -47,6 +47,7 @@ from ..datasets.readers.tables import (
 from ..datasets.schema.columns import is_list
 from ..datasets.schema.files import note_missing_parts, tables_of
 from ..datasets.schema.source import GraphTables, SourceTable
+from .spill import groups_of
 from .url_files import UrlFile, names_at, opened
 
 BUFFER_BYTES = 1 << 20
@@ -318,18 +319,11 @@ def spans_of(table: Table, rows: int) -> list[Span]:
                 first += total
                 continue
             metadata = pq.read_metadata(opened(file))
-            groups: list[int] = []
-            held = 0
-            for group in range(metadata.num_row_groups):
-                count = metadata.row_group(group).num_rows
-                if held and held + count > rows:
-                    spans.append(Span(file, tuple(groups), first, held, stamp))
-                    groups, first, held = [], first + held, 0
-                groups.append(group)
-                held += count
-            if held:
-                spans.append(Span(file, tuple(groups), first, held, stamp))
-                first += held
+            counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+            for begin, end in groups_of(np.array(counts, np.int64), rows):
+                if held := sum(counts[begin:end]):
+                    spans.append(Span(file, tuple(range(begin, end)), first, held, stamp))
+                    first += held
     return spans
 
 
@@ -340,12 +334,24 @@ def batches(table: Table, span: Span, columns: Sequence[str], rows: int) -> Iter
         InputError: the file is damaged.
         RunError: the file is gone, or has changed since the ingest began.
     """
-    wanted = [c for c in columns if c in table.empty.column_names]
+    wanted, number = [c for c in columns if c in table.empty.column_names], table.paths.index(span.path)
+    with reading(table.file_of(span.path)):
+        first = span.first
+        for found in _pieces_of(span, wanted, rows):
+            if table.is_of_files and number < len(table.files):
+                found = in_folder(found, table.source, number)
+            yield _conformed(found, table, wanted, range(first, first := first + found.num_rows))
+
+
+def _pieces_of(span: Span, wanted: Sequence[str], rows: int) -> Iterator[pa.Table]:
+    """Rows of a span with those of the columns `wanted` that its file has, or with another one."""
     try:
         if stamp_of(span.path) != span.stamp:
             raise FileNotFoundError(span.path)
         if is_npy(span.path):
-            yield from _ends(table, span, wanted, rows)
+            (begin,), ends = span.groups, open_ends(span.path)
+            stop = begin + span.rows
+            yield from (ends_table(ends, first, min(first + rows, stop)) for first in range(begin, stop, rows))
             return
         file = pq.ParquetFile(
             opened(span.path), page_checksum_verification=True, pre_buffer=False, buffer_size=BUFFER_BYTES
@@ -353,22 +359,11 @@ def batches(table: Table, span: Span, columns: Sequence[str], rows: int) -> Iter
     except FileNotFoundError as e:
         said = f"{span.path} is gone, or has changed, since the ingest began"
         raise RunError(f"{said}; put it back and give the same command again") from e
-    with reading(table.file_of(span.path)), file:
-        first, held, number = span.first, file.schema_arrow.names, table.paths.index(span.path)
+    with file:
+        held = file.schema_arrow.names
         picked = [c for c in wanted if c in held] or held[:1]  # which say how many rows there are
         for batch in file.iter_batches(rows, list(span.groups), columns=picked, use_threads=False):
-            of_batch, found = range(first, first := first + batch.num_rows), pa.Table.from_batches([batch])
-            if table.is_of_files and number < len(table.files):
-                found = in_folder(found, table.source, number)
-            yield _conformed(found, table, wanted, of_batch)
-
-
-def _ends(table: Table, span: Span, wanted: Sequence[str], rows: int) -> Iterator[pa.Table]:
-    """`batches` of a ``.npy`` file."""
-    (begin,), ends = span.groups, open_ends(span.path)
-    for first in range(begin, begin + span.rows, rows):
-        stop = min(first + rows, begin + span.rows)
-        yield _conformed(ends_table(ends, first, stop).select(wanted), table, wanted, range(first, stop))
+            yield pa.Table.from_batches([batch])
 
 
 def _conformed(found: pa.Table, table: Table, wanted: Sequence[str], rows: range) -> pa.Table:
