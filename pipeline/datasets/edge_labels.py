@@ -12,7 +12,7 @@ from ...storage.errors import InputError
 from ...storage.optional import when_present
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.paths import expanded
-from .cleaning.columns import clean_edge_features
+from .cleaning.columns import EDGES, clean_edge_features
 from .cleaning.kept import of_pairs
 from .cleaning.options import ReadOptions
 from .cleaning.raw import AnyArray, GivenLabels
@@ -84,11 +84,11 @@ def edges_to_predict(
     filled as those that a run was trained on. `ends` as in `as_pairs`."""
     read = _of_file if of_file else labelled_edges
     found = read(source, options, dataset, ends)
-    notes = [*found.notes]
+    notes, of = [*found.notes], EDGES._replace(columns=found.feature_columns)
 
     def filled(given: AnyArray) -> AnyArray:
         rows = given.reshape(len(found.pairs), -1)
-        return clean_edge_features(rows, len(rows), of_pairs(options), notes, found.feature_columns)
+        return clean_edge_features(rows, len(rows), of_pairs(options), notes, of)
 
     return replace(found, features=when_present(filled, found.features), notes=tuple(notes))
 

@@ -11,7 +11,7 @@ from ...storage.plural import counted, were
 from ...storage.stored.data_card import with_columns
 from ...storage.times.moments import in_one_unit
 from ...storage.typed.graph_types import RelationType
-from .cleaning.columns import LARGE_VALUE, Card, clean_edge_features
+from .cleaning.columns import EDGES, LARGE_VALUE, Card, clean_edge_features
 from .cleaning.kept import PAIRS, of_pairs
 from .cleaning.labels import settled_labels
 from .cleaning.options import DEFAULT_OPTIONS, ReadOptions, require_options
@@ -114,7 +114,8 @@ def with_labelled_edges(
         features = given.reshape(len(raw.pairs), -1).astype(np.float32)
         if features.size:
             columns: Card = []
-            features = clean_edge_features(given, len(given), of_pairs(options), notes, raw.feature_columns, columns)
+            of = EDGES._replace(columns=raw.feature_columns)
+            features = clean_edge_features(given, len(given), of_pairs(options), notes, of, columns)
             if raw.has_own_columns and (card := dataset.card):
                 dataset = replace(dataset, card=with_columns(card, [each | {"of": PAIRS} for each in columns]))
         if (largest := float(np.abs(features).max(initial=0))) > LARGE_VALUE:

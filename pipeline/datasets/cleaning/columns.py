@@ -21,17 +21,23 @@ LARGE_VALUE = 100
 """Value beyond which features get a note: training diverges, or stands still."""
 
 
+class Of(NamedTuple):
+    """Whose features some rows are."""
+
+    columns: Sequence[str] = ()
+    """See `column_names`."""
+    unit: str = "node"
+    called: str = "nodes"
+    """Their place in a data card."""
+
+
+NODES, EDGES = Of(), Of((), "edge", "edges")
+
+
 def clean_features(
-    features: Any,
-    num_nodes: int,
-    options: ReadOptions,
-    notes: list[str],
-    columns: Sequence[str] = (),
-    card: Card | None = None,
-    of: str = "nodes",
+    features: Any, num_nodes: int, options: ReadOptions, notes: list[str], of: Of = NODES, card: Card | None = None
 ) -> npt.NDArray[np.float32]:
-    """Features float32 [V, F], C-contiguous, of numbers, dense or SciPy sparse, or of None, so that F is 0. `columns`
-    as in `column_names`; `of` is their node type, if there are several.
+    """Features float32 [V, F], C-contiguous, of numbers, dense or SciPy sparse, or of None, so that F is 0.
 
     Raises:
         InputError: names the defect and the option that resolves it.
@@ -56,20 +62,13 @@ def clean_features(
         )
     with np.errstate(over="ignore"):
         x = np.array(features.astype(np.float32).toarray() if sparse else features, np.float32, order="C")
-    return filled(x, None if sparse else features, options, notes, Of(columns, called=of), card)
+    return filled(x, None if sparse else features, options, notes, of, card)
 
 
 def clean_edge_features(
-    features: Any,
-    num_edges: int,
-    options: ReadOptions,
-    notes: list[str],
-    columns: Sequence[str] = (),
-    card: Card | None = None,
-    of: str = "edges",
+    features: Any, num_edges: int, options: ReadOptions, notes: list[str], of: Of = EDGES, card: Card | None = None
 ) -> npt.NDArray[np.float32]:
-    """Features of edges, float32 [E, D], in the order given. Missing values are filled as those of nodes are. `of` is
-    the relation, if there are several.
+    """Features of edges, float32 [E, D], in the order given. Missing values are filled as those of nodes are.
 
     Raises:
         InputError: they are no rows of numbers, or values are missing where that is an error.
@@ -79,7 +78,7 @@ def clean_edge_features(
         return np.zeros((num_edges, 0), np.float32)
     x = np.array(edge_matrix(given, num_edges, np.float32))
     options = replace(options, normalize_features="none")
-    return filled(x, given.reshape(x.shape), options, notes, Of(columns, "edge", of), card)
+    return filled(x, given.reshape(x.shape), options, notes, of, card)
 
 
 def _array(features: npt.ArrayLike) -> Any:
@@ -87,16 +86,6 @@ def _array(features: npt.ArrayLike) -> Any:
         return np.asarray(features)
     except ValueError:
         raise InputError("features have rows of different widths; expected one") from None
-
-
-class Of(NamedTuple):
-    """Whose features some rows are."""
-
-    columns: Sequence[str] = ()
-    """See `column_names`."""
-    unit: str = "node"
-    called: str = "nodes"
-    """Their place in a data card."""
 
 
 def filled(

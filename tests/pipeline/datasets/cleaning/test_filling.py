@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 
 import millrace as mr
 from millrace.pipeline.datasets.cleaning import filling
-from millrace.pipeline.datasets.cleaning.columns import clean_edge_features, clean_features
+from millrace.pipeline.datasets.cleaning.columns import EDGES, Of, clean_edge_features, clean_features
 from millrace.storage.errors import InputError
 
 KNOWN = st.floats(-1000, 1000, width=32)
@@ -70,8 +70,8 @@ def test_columns_and_counts_are_named():
     with pytest.raises(
         InputError, match=r"4 feature values are NaN or infinite \(first: node 0\): 'pay' 1, 'rank' 3; set"
     ):
-        clean_features(x, 3, mr.ReadOptions(), [], names)
-    clean_features(x, 3, mr.ReadOptions(nan_features="median", normalize_features="standard"), notes := [], names)
+        clean_features(x, 3, mr.ReadOptions(), [], Of(names))
+    clean_features(x, 3, mr.ReadOptions(nan_features="median", normalize_features="standard"), notes := [], Of(names))
     assert notes[0] == (
         "4 NaN or infinite feature values were filled with the median of the known ones, after columns were scaled "
         "by the known ones (nan_features=median): 'pay' 1, 'rank' 3."
@@ -80,7 +80,7 @@ def test_columns_and_counts_are_named():
     with pytest.raises(
         InputError, match=r"1 edge feature value is NaN or infinite \(first: edge 1 of the input\): 'w\[0\]' 1"
     ):
-        clean_edge_features(np.array([[1.0, 2], [np.nan, 2]]), 2, mr.ReadOptions(), [], ("w",))
+        clean_edge_features(np.array([[1.0, 2], [np.nan, 2]]), 2, mr.ReadOptions(), [], EDGES._replace(columns=("w",)))
     found = clean_edge_features(np.array([1.0, np.nan, 4]), 3, mr.ReadOptions(nan_features="mean"), notes := [])
     assert found.tolist() == [[1], [2.5], [4]] and "'column 0' 1" in notes[0]
     assert filling.column_names(("a", "b"), 3) == ["column 0", "column 1", "column 2"]
