@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ...storage.array_kinds import Float32Array, IntArray
 from ..datasets.cleaning import filling
 from ..datasets.cleaning.columns import degree_rows
 from ..datasets.cleaning.moments import Moments
@@ -117,12 +118,8 @@ class FeatureWork:
     treatment: filling.Treatment
 
     def cleaned(
-        self,
-        x: npt.NDArray[np.float32],
-        given: AnyArray,
-        numbers: int | npt.NDArray[np.integer],
-        seen: list[filling.Seen],
-    ) -> npt.NDArray[np.float32]:
+        self, x: Float32Array, given: AnyArray, numbers: int | IntArray, seen: list[filling.Seen]
+    ) -> Float32Array:
         """Rows after cleaning, and what they held, which is added to `seen`; `numbers` is that of the first row's node,
         or those of all."""
         bad = filling.taken_out(x)

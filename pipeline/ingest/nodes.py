@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from itertools import islice, takewhile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from .arrays import Matrix, Piece, Written
 from .budget import Budget
 from .features import FeatureRows, feature_width, treatment_of
 from .names import NodeMap, file_of, name_ids, number_nodes
-from .source import Span, Table, spans_of
+from .source import Settings, Span, Table, spans_of
 from .tasks import Stages
 from .times import Times
 
@@ -40,22 +39,15 @@ class NodeTable:
     """The nodes of a table, which are those of one type. Their files are in a folder of their own."""
 
     def __init__(
-        self,
-        table: Table,
-        folder: Path,
-        stages: Stages,
-        budget: Budget,
-        columns: Columns,
-        labelled: bool,
-        number: int | None = None,
-        node_type: str = "",
+        self, table: Table, columns: Columns, number: int, labelled: bool, stages: Stages, budget: Budget
     ) -> None:
         """Labels and split are read if nodes are `labelled`. The `number` of the node type tells its stages from those
-        of others; None: there is one."""
-        self.table, self.folder, self._stages, self._budget = table, folder, stages, budget
-        self._of = ("", "") if number is None else (f"-{number}", f" of {node_type}")
+        of others, if there are several."""
+        typed, self.table, self._stages, self._budget = table.source.type is not None, table, stages, budget
+        self._of = (f"-{number}", f" of {table.source.type}") if typed else ("", "")
+        self.folder = stages.folder / "types" / str(number) if typed else stages.folder
         self.columns, self.labelled, feature_columns = columns, labelled, columns.features
-        folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         row = 4 * len(feature_columns) + 2 * table.row_bytes
         self._batch = budget.rows(row)
         self.spans = spans_of(table, max(budget.span(self._batch, table.num_rows), SPAN_ROWS))
@@ -166,15 +158,10 @@ def read_values(nodes: NodeMap, table: Table, columns: Columns, labelled: bool) 
 
 
 def settle_labels(
-    nodes: NodeMap,
-    labels: Mapping[str, Any],
-    options: ReadOptions,
-    split: str | None,
-    seed: int,
-    label_columns: tuple[str, ...],
-    times: Times,
+    nodes: NodeMap, labels: Mapping[str, Any], settings: Settings, label_columns: tuple[str, ...], times: Times
 ) -> dict[str, Any]:
     """Clean the labels and make the split, as files; return what the manifest says of them."""
+    options = settings.options
     folder, notes, split_notes, is_link = nodes.folder, list[str](), list[str](), options.task == "link"
     if is_link:  # pairs take the place of labels and sets
         given, stored = GivenLabels(np.zeros(nodes.num_nodes, np.int64)), {"train": np.ones(nodes.num_nodes, bool)}
@@ -186,7 +173,8 @@ def settle_labels(
     y, num_classes, task, class_names = settled_labels(given, options, notes)
     del given
     known = np.fromfile(times.file, times.of_nodes, len(y)) if times.of_nodes else None
-    sets = make_split(y, stored, split, seed, options, split_notes, times=known, time_unit=times.unit)
+    drawn = settings.split, settings.seed
+    sets = make_split(y, stored, *drawn, options, split_notes, times=known, time_unit=times.unit)
     y.tofile(folder / "labels")
     parts = {name: getattr(sets, name) for name in SPLITS}
     for name, ids in parts.items():

@@ -139,10 +139,7 @@ class Ingest:
             t, labelled = table.source.type, table.source.type == self.target and options.task != "link"
             with about(table.source.of_type):
                 labels_of(table.empty, own.labels, own.table)
-                where = self.folder / "types" / str(len(self.of_types)) if self.typed else self.folder
-                number = len(self.of_types) if self.typed else None
-                common = self.stages, self.budget, own
-                self.of_types[t] = NodeTable(table, where, *common, labelled=labelled, number=number, node_type=str(t))
+                self.of_types[t] = NodeTable(table, own, len(self.of_types), labelled, self.stages, self.budget)
         self.times = settled_times(target_first, edges, self.folder / "node_time")
         self._make_types()
         self.weight_notes = list[str]()
@@ -211,9 +208,8 @@ class Ingest:
     def _settle_labels(self) -> None:
         """Labels and split of the nodes that are predicted; those of other types have none."""
         nodes, others = next(iter(self.of_types.values())), sum(np.diff(self.offsets)[1:].tolist())
-        chosen = self.settings.options, self.settings.split, self.settings.seed
         times = self.times if nodes.columns.time else NO_TIMES
-        item = (nodes.map, nodes.given, *chosen, nodes.columns.labels, times)
+        item = (nodes.map, nodes.given, self.settings, nodes.columns.labels, times)
         (self.labels,) = self.stages.run("labels", "labels and split", settle_labels, [item])
         (count, *entry), dtype, folder = self.labels["shape"], self.labels["dtype"], nodes.folder
         pieces = [Piece(folder / "labels", count)]

@@ -50,8 +50,7 @@ def settled_labels(given: GivenLabels, options: ReadOptions, notes: list[str], u
         ignored = tuple(map(str, options.ignored))
         values, names, _ = without_ignored(Numbered(values, names, stripped), ignored, notes, unit)
         as_numbers = replace(options, ignored_labels=None)
-    more: Any = {"nulls": given.nulls, "task": given.task, "unit": unit}
-    y, num_classes, task = clean_labels(values, as_numbers, notes, named=names is not None, **more)
+    y, num_classes, task = clean_labels(replace(given, values=values, class_names=names), as_numbers, notes, unit)
     if task in MATRIX_TASKS:
         names = given.label_names
     elif options.label_gaps == "compact" and names is None:
@@ -73,25 +72,15 @@ def names_of_classes(labels: AnyArray, y: AnyArray, num_classes: int) -> tuple[s
 
 
 def clean_labels(
-    labels: AnyArray,
-    options: ReadOptions,
-    notes: list[str],
-    *,
-    named: bool = False,
-    nulls: int = 0,
-    task: Task | None = None,
-    unit: str = "node",
+    given: GivenLabels, options: ReadOptions, notes: list[str], unit: str = "node"
 ) -> tuple[npt.NDArray[Any], int, Task]:
     """Labels, number of classes or targets, and task.
 
     Args:
-        labels: [V] or [V, 1] class numbers, -1 for unlabelled; [V, C > 1] of 0 and 1, several of which may be set; or
-            [V] or [V, C] targets.
+        given: [V] or [V, 1] class numbers, -1 for unlabelled; [V, C > 1] of 0 and 1, several of which may be set; or
+            [V] or [V, C] targets. Where classes have names, -1 cannot be one of them.
         options: the task, and the treatment of NaN and of empty classes.
         notes: a sentence is appended for each repair.
-        named: classes have names in the input, so that -1 cannot be one of them.
-        nulls: NaN among the labels that stand for a missing value: such a node is unlabelled.
-        task: of the source, unless `options` has one; None: it follows from the labels.
         unit: word for one of what is labelled.
 
     Returns:
@@ -100,6 +89,7 @@ def clean_labels(
     Raises:
         InputError: names the defect and, where there is one, the option that resolves it.
     """
+    labels, named = given.values, given.class_names is not None
     if labels.ndim not in (1, 2):
         raise InputError(f"labels have shape {list(labels.shape)}; expected [V] class numbers or [V, C] of 0 and 1")
     if labels.dtype == np.bool_:
@@ -112,7 +102,7 @@ def clean_labels(
         raise InputError("labels have shape [V, 0]; expected at least one column")
     if options.task == "link":
         return labels, 1, "multiclass"
-    task = options.task or task or _task_of(labels)
+    task = options.task or given.task or _task_of(labels)
     if named and task in ("multilabel", "regression"):
         raise InputError(f"labels are text; expected numbers for task={task}")
     if options.ignored and task in ("multilabel", "regression"):
@@ -127,7 +117,7 @@ def clean_labels(
             f"labels have {labels.shape[1]} columns; expected one column of class numbers for task={task}: use "
             "task=multilabel, or choose a column"
         )
-    y, num_classes = _classes(labels.reshape(-1), options, notes, named, nulls, unit)
+    y, num_classes = _classes(labels.reshape(-1), options, notes, named, given.nulls, unit)
     _check_classes(y, options, notes, unit)
     if task == "binary":
         if num_classes > 2:

@@ -93,12 +93,7 @@ class Assignment:
     """The roles of one table's columns while they are being assigned."""
 
     def __init__(
-        self,
-        table: SourceTable,
-        head: "pa.Schema",
-        options: "ReadOptions",
-        source: object,
-        elsewhere: Collection[str] = (),
+        self, table: SourceTable, head: "pa.Schema", options: "ReadOptions", source: object, elsewhere: Collection[str]
     ) -> None:
         """
         Args:

@@ -18,6 +18,10 @@ from millrace.pipeline.datasets.cleaning.splits import clean_split, make_split
 from millrace.storage.errors import InputError
 
 
+def cleaned_labels(values, options, notes, **given):
+    return clean_labels(GivenLabels(values, **given), options, notes)
+
+
 @st.composite
 def edge_lists(draw):
     num_nodes = draw(st.integers(1, 5))
@@ -163,7 +167,7 @@ def test_narrow_and_unsigned_ids_do_not_overflow():
     st.sampled_from(["keep", "compact"]),
 )
 def test_labels_equal_the_model(y, gaps):
-    labels, classes, task = clean_labels(np.array(y, np.int16), ReadOptions(label_gaps=gaps), notes := [])
+    labels, classes, task = cleaned_labels(np.array(y, np.int16), ReadOptions(label_gaps=gaps), notes := [])
     used = sorted(set(y) - {-1})
     want = y if gaps == "keep" else [-1 if v < 0 else used.index(v) for v in y]
     assert labels.dtype == np.int64
@@ -174,12 +178,12 @@ def test_labels_equal_the_model(y, gaps):
 
 
 def test_label_forms():
-    assert clean_labels(np.array([[0.0], [1.0]]), ReadOptions(), [])[0].tolist() == [0, 1]
-    assert clean_labels(np.array([True, False]), ReadOptions(), [])[0].tolist() == [1, 0]
-    y, classes, _ = clean_labels(np.array([0.0, np.nan]), ReadOptions(nan_labels="unlabelled"), notes := [])
+    assert cleaned_labels(np.array([[0.0], [1.0]]), ReadOptions(), [])[0].tolist() == [0, 1]
+    assert cleaned_labels(np.array([True, False]), ReadOptions(), [])[0].tolist() == [1, 0]
+    y, classes, _ = cleaned_labels(np.array([0.0, np.nan]), ReadOptions(nan_labels="unlabelled"), notes := [])
     assert (y.tolist(), classes) == ([0, -1], 1)
     assert "1 NaN label" in notes[0]
-    y, classes, task = clean_labels(np.array([[0, 1, 1], [0, 0, 0]]), ReadOptions(), [])
+    y, classes, task = cleaned_labels(np.array([[0, 1, 1], [0, 0, 0]]), ReadOptions(), [])
     assert (y.dtype, classes, task) == (np.float32, 3, "multilabel")
 
 
@@ -187,12 +191,12 @@ def test_label_forms():
     ("labels", "unlabelled", "lost"), [([-1, 1, -1, 1], 2, 1), ([-1.0, 0, 0, 0], 1, 0), ([-1, 0, 1, 1], 1, None)]
 )
 def test_unlabelled_nodes_are_counted_and_minus_one_as_a_class_is_told_of(labels, unlabelled, lost):
-    clean_labels(np.array(labels), ReadOptions(), notes := [])
+    cleaned_labels(np.array(labels), ReadOptions(), notes := [])
     assert f"{unlabelled} node{' is' if unlabelled == 1 else 's are'} unlabelled (-1)." in notes
     assert any(f"Besides -1 (unlabelled), all labels are {lost}, so that one class is left" in n for n in notes) == (
         lost is not None
     )
-    clean_labels(np.array(labels), ReadOptions(), notes := [], named=True)
+    cleaned_labels(np.array(labels), ReadOptions(), notes := [], class_names=())
     assert not any("one class is left" in n for n in notes)
 
 

@@ -29,10 +29,14 @@ FORMS = {
 }
 
 
+def cleaned_labels(values, options, notes, **given):
+    return clean_labels(GivenLabels(values, **given), options, notes)
+
+
 @pytest.mark.parametrize("case", FORMS)
 def test_labels_by_what_they_are(case):
     values, asked, (task, number, want) = FORMS[case]
-    y, classes, found = clean_labels(np.array(values), ReadOptions(task=asked), [])
+    y, classes, found = cleaned_labels(np.array(values), ReadOptions(task=asked), [])
     assert (found, classes, y.dtype) == (task, number, np.int64 if y.ndim == 1 else np.float32)
     np.testing.assert_array_equal(y, np.array(want, y.dtype))
 
@@ -57,7 +61,7 @@ BAD = [
 @pytest.mark.parametrize(("values", "options", "sentence"), BAD)
 def test_labels_that_do_not_fit_are_refused(values, options, sentence):
     with pytest.raises(InputError, match=sentence):
-        clean_labels(np.array(values), ReadOptions(**options), [])
+        cleaned_labels(np.array(values), ReadOptions(**options), [])
 
 
 @pytest.mark.parametrize(
@@ -77,25 +81,25 @@ def test_options_are_checked(options, sentence):
 def test_text_is_no_target():
     for task in ("regression", "multilabel"):
         with pytest.raises(InputError, match="labels are text"):
-            clean_labels(np.array([0, 1]), ReadOptions(task=task), [], named=True)
+            cleaned_labels(np.array([0, 1]), ReadOptions(task=task), [], class_names=())
 
 
 def test_missing_values_are_unlabelled_and_nan_is_refused():
-    y, _, _ = clean_labels(np.array([0, NAN, 1]), ReadOptions(), [], nulls=1)
+    y, _, _ = cleaned_labels(np.array([0, NAN, 1]), ReadOptions(), [], nulls=1)
     assert y.tolist() == [0, -1, 1]
     with pytest.raises(InputError, match="1 label is NaN"):
-        clean_labels(np.array([0, NAN, NAN]), ReadOptions(), [], nulls=1)
+        cleaned_labels(np.array([0, NAN, NAN]), ReadOptions(), [], nulls=1)
 
 
 def test_what_is_not_known_is_counted_and_large_targets_are_told_of():
-    clean_labels(np.array([[0.5, 300], [NAN, 2], [NAN, NAN]]), ReadOptions(), notes := [])
+    cleaned_labels(np.array([[0.5, 300], [NAN, 2], [NAN, NAN]]), ReadOptions(), notes := [])
     assert notes[0] == "1 node is unlabelled (NaN)."
     assert notes[1].startswith("1 target of other nodes is NaN")
     assert notes[2].startswith("Targets reach 300")
 
 
 def test_ignored_labels_are_unlabelled_and_leave_the_split():
-    y, classes, _ = clean_labels(np.array([0, 255, -100, 1]), ReadOptions(ignored_labels=(255, -100)), notes := [])
+    y, classes, _ = cleaned_labels(np.array([0, 255, -100, 1]), ReadOptions(ignored_labels=(255, -100)), notes := [])
     assert (y.tolist(), classes) == ([0, -1, -1, 1], 2) and "2 labels were ignored (ignored_labels)." in notes
     stored = {"train": np.array([0, 1]), "val": np.array([2, 3])}
     parts = make_split(y, stored, None, 0, ReadOptions(ignored_labels=(255, -100)), [])

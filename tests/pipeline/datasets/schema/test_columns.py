@@ -12,12 +12,12 @@ TEXT, INT, FLOAT, BOOL = pa.string(), pa.int64(), pa.float64(), pa.bool_()
 
 
 def nodes(columns: dict[str, Any], labelled=True, given=None, **options) -> tuple[Columns, Assignment]:
-    own = Assignment(SourceTable("nodes", roles=given or {}), pa.schema(columns), ReadOptions(**options), "g")
+    own = Assignment(SourceTable("nodes", roles=given or {}), pa.schema(columns), ReadOptions(**options), "g", ())
     return own.nodes(labelled=labelled, why_not="the task is link"), own
 
 
 def edges(columns: dict[str, Any], labelled=False, **options) -> tuple[Columns, Assignment]:
-    own = Assignment(SourceTable("edges"), pa.schema(columns), ReadOptions(**options), "g")
+    own = Assignment(SourceTable("edges"), pa.schema(columns), ReadOptions(**options), "g", ())
     return own.edges(labelled=labelled), own
 
 
