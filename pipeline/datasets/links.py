@@ -27,11 +27,14 @@ from ...storage.plural import counted, were
 from ...storage.typed.graph_types import GraphTypes
 from .cleaning.components import of_edges
 from .cleaning.options import Overlaps
+from .cleaning.raw import AnyArray
 from .cleaning.splits import by_time, parse_split
 from .pair_relation import Relations, edges_by_relation, with_pair_relations
 from .pairs import own_ids, sets_of
 
 DEFAULT_SPLIT = "fraction:0.85,0.05"
+Sets = Mapping[str, PairArray]
+"""Pairs by the names of their sets."""
 
 
 def link_dataset(
@@ -88,7 +91,7 @@ def link_dataset(
     relations = relations_of(graph)
     if pairs is not None and split is not None:
         raise InputError("split and pairs are both given; expected one: the pairs have their sets")
-    times: dict[str, npt.NDArray[Any]] = {}
+    times: Mapping[str, AnyArray] = {}
     if pairs is not None:
         sets, times = sets_of(pairs, dataset)
         _check_times(sets, times, dataset)
@@ -106,15 +109,13 @@ def link_dataset(
     return _divided(dataset, sets, relations, overlapping_splits)
 
 
-def links_of_sets(dataset: Dataset, sets: dict[str, PairArray], overlapping_splits: Overlaps = "error") -> Dataset:
+def links_of_sets(dataset: Dataset, sets: Sets, overlapping_splits: Overlaps = "error") -> Dataset:
     """`link_dataset`, of sets of pairs by the global ids of nodes: [n, 2], or where the graph's types predict several
     relations [n, 3], with the number of each pair's."""
     return _divided(dataset, sets, relations_of(dataset.graph), overlapping_splits)
 
 
-def _divided(
-    dataset: Dataset, sets: dict[str, PairArray], relations: Sequence["Relation"], overlaps: Overlaps
-) -> Dataset:
+def _divided(dataset: Dataset, sets: Sets, relations: Sequence["Relation"], overlaps: Overlaps) -> Dataset:
     """The dataset of pairs without times."""
     graph, notes = dataset.graph, list(dataset.notes)
     if overlaps == "first":
@@ -133,11 +134,7 @@ def _divided(
 
 
 def _of_sets(
-    dataset: Dataset,
-    graph: Graph,
-    sets: Mapping[str, PairArray],
-    relations: Sequence["Relation"],
-    time: npt.NDArray[Any] | None = None,
+    dataset: Dataset, graph: Graph, sets: Sets, relations: Sequence["Relation"], time: AnyArray | None = None
 ) -> Dataset:
     """The dataset with another graph, of sets that are checked."""
     labels, numbers = _as_labels(sets)
@@ -177,7 +174,7 @@ def relations_of(graph: Graph) -> list[Relation]:
     return [Relation(r, one, is_symmetric(graph, one)) for r, one in every]
 
 
-def _check_timed(dataset: Dataset, sets: dict[str, PairArray], relations: Sequence[Relation]) -> None:
+def _check_timed(dataset: Dataset, sets: Sets, relations: Sequence[Relation]) -> None:
     """Raise InputError unless sets of pairs with times fit the graph."""
     for name, rows in sets.items():
         for one in relations:
@@ -208,9 +205,7 @@ def like_edges(times: npt.NDArray[Any], graph: Graph) -> npt.NDArray[Any]:
     return times.astype(np.float64) if floating else times
 
 
-def _by_time(
-    dataset: Dataset, text: str, relations: Sequence[Relation]
-) -> tuple[dict[str, PairArray], dict[str, npt.NDArray[Any]]]:
+def _by_time(dataset: Dataset, text: str, relations: Sequence[Relation]) -> tuple[Sets, dict[str, AnyArray]]:
     """The pairs of the graph, each at the time of its first edge, divided by time."""
     if dataset.graph.edge_time is None:
         raise InputError(
@@ -236,7 +231,7 @@ def _first_times(graph: Graph, symmetric: bool) -> tuple[PairArray, npt.NDArray[
     return every[order[first]], edge_time[order[first]]
 
 
-def _check_times(sets: Mapping[str, PairArray], times: Mapping[str, npt.NDArray[Any]], dataset: Dataset) -> None:
+def _check_times(sets: Sets, times: Mapping[str, npt.NDArray[Any]], dataset: Dataset) -> None:
     if not times:
         return
     if dataset.graph.edge_time is None:
@@ -252,7 +247,7 @@ def _check_times(sets: Mapping[str, PairArray], times: Mapping[str, npt.NDArray[
         raise InputError("pairs have times, but none are for train; give train and train_time")
 
 
-def _drawn(dataset: Dataset, text: str, seed: int, relations: Sequence[Relation]) -> dict[str, PairArray]:
+def _drawn(dataset: Dataset, text: str, seed: int, relations: Sequence[Relation]) -> Sets:
     """The edges of the graph, divided by shares."""
     spec = parse_split(text)
     if spec.kind != "fraction":
@@ -260,7 +255,7 @@ def _drawn(dataset: Dataset, text: str, seed: int, relations: Sequence[Relation]
     every = distinct_pairs(dataset.graph, relations)
     order = permutation(stream(seed, Purpose.SPLIT), np.arange(len(every)))
     ends = [round(spec.train * len(every)), round(min(1, spec.train + spec.val) * len(every))]
-    parts: dict[str, PairArray] = dict(zip(SPLITS, np.split(order, ends)))
+    parts: Sets = dict(zip(SPLITS, np.split(order, ends)))
     asked = {"train": spec.train, "val": spec.val, "test": 1 - spec.train - spec.val}
     for name, share in asked.items():
         if share > 1e-9 and not len(parts[name]):
@@ -333,9 +328,7 @@ def _distinct(name: str, rows: PairArray, num_nodes: int, relations: Sequence[Re
     return np.concatenate(found)
 
 
-def _apart(
-    sets: dict[str, PairArray], num_nodes: int, relations: Sequence[Relation], notes: list[str]
-) -> dict[str, PairArray]:
+def _apart(sets: Sets, num_nodes: int, relations: Sequence[Relation], notes: list[str]) -> Sets:
     """The sets, where a pair in several of train, val and test is in the first of them only."""
     found = dict(sets)
     for k, name in enumerate(SPLITS[1:], 1):
@@ -353,7 +346,7 @@ def _apart(
     return found
 
 
-def _check(sets: Mapping[str, PairArray], dataset: Dataset, relations: Sequence[Relation]) -> None:
+def _check(sets: Sets, dataset: Dataset, relations: Sequence[Relation]) -> None:
     if not len(sets["train"]):
         raise InputError("the train set has no pairs; there is nothing to learn from: give train pairs, or more edges")
     for one in relations:
@@ -361,7 +354,7 @@ def _check(sets: Mapping[str, PairArray], dataset: Dataset, relations: Sequence[
         _check_apart(own, replace(dataset, graph=one.within(dataset.graph)), one)
 
 
-def _check_apart(sets: Mapping[str, PairArray], dataset: Dataset, relation: Relation) -> None:
+def _check_apart(sets: Sets, dataset: Dataset, relation: Relation) -> None:
     """Raise InputError if a pair of one relation is in two sets, or positive and negative."""
     keys = {name: _canonical(rows, dataset.num_nodes, relation.symmetric) for name, rows in sets.items()}
 
@@ -393,7 +386,7 @@ def _check_apart(sets: Mapping[str, PairArray], dataset: Dataset, relation: Rela
             )
 
 
-def _as_labels(sets: Mapping[str, PairArray]) -> tuple[PairArray, Split]:
+def _as_labels(sets: Sets) -> tuple[PairArray, Split]:
     rows, first, numbers, none = [], 0, {}, sets["train"][:0]
     for name in SPLITS:
         pairs = sets.get(name, none)

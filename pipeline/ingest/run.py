@@ -117,7 +117,8 @@ class Ingest:
         options = replace(options, relation_column=None) if self.typed else options
         options = replace(options, split=options.split or NONE) if self.settings.is_divided else options
         draws = not (self.settings.split or options.split)
-        schema = described.schema_of_open(source, tables, options, self.notes, draws)
+        schema = described.schema_of_open(source, tables, options, draws)
+        self.notes += schema.notes
         described.check_read_on_gpus(source, schema, options)
         self.read, self.target = schema.record(), schema.target
         every = [(t.with_widths((*own.labels, *own.features)), own) for t, own in zip(tables, schema.of_tables)]

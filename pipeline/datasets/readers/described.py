@@ -89,12 +89,7 @@ def check_read_on_gpus(source: GraphTables, schema: Schema, options: ReadOptions
 
 
 def schema_of_open(
-    source: GraphTables,
-    tables: Sequence[OpenTable],
-    options: ReadOptions,
-    notes: list[str],
-    draws_split: bool,
-    has_edges: bool = True,
+    source: GraphTables, tables: Sequence[OpenTable], options: ReadOptions, draws_split: bool, has_edges: bool = True
 ) -> Schema:
     """The schema of a source whose tables are open, in their order; `has_edges`: tables of edges have their rows.
 
@@ -108,16 +103,16 @@ def schema_of_open(
                 raise InputError(f"{source.path}: there are no nodes; expected a row for each node in {file}")
             raise InputError(f"node type '{table.source.type}' has no nodes; expected a row for each in {file}")
     schema = schema_of(source, [t.schema for t in tables], options, [t.pieces for t in tables], draws_split)
-    notes += schema.notes
+    notes = list[str]()
     _check_text(schema, tables, options)
     for table, columns in zip(tables, schema.of_tables):
         if table.source.files:
             check_columns(table.heads, table.source, columns, options)
     if has_edges:
-        notes += check_edge_rows(source.path, [(t.source, t.num_rows) for t in tables if t.source.kind == "edges"])
+        notes = check_edge_rows(source.path, [(t.source, t.num_rows) for t in tables if t.source.kind == "edges"])
     for key in (t.type for t in source.edges if isinstance(t.type, tuple)):
         _check_ends(key, [str(t.type) for t in source.nodes])
-    return schema
+    return replace(schema, notes=(*schema.notes, *notes))
 
 
 def _check_text(schema: Schema, tables: Sequence[OpenTable], options: ReadOptions) -> None:

@@ -101,9 +101,8 @@ class _Reading:
         reads = iter(nodes), iter(edges)
         every = [next(reads[t.kind == "edges"]) for t in source.tables]
         self.notes = list(source.notes)
-        self.schema: Schema = described.schema_of_open(
-            source, every, options, self.notes, draws_split, has_edges=not on_gpu
-        )
+        self.schema: Schema = described.schema_of_open(source, every, options, draws_split, has_edges=not on_gpu)
+        self.notes += self.schema.notes
         self.edges, self.on_gpu = list(zip(edges, self.schema.edges)), on_gpu
         self.nodes = {str(r.source.type): _Nodes(r, c) for r, c in zip(nodes, self.schema.nodes)}
         described.check_read_on_gpus(self.source, self.schema, options)
@@ -117,7 +116,7 @@ class _Reading:
         else:
             if self.on_gpu:  # the CPU reads names, and reports defects
                 self.on_gpu, read = False, read_rows(read.source, self.options)
-                described.schema_of_open(self.source, [own.read, read], self.options, [], self.draws_split)
+                described.schema_of_open(self.source, [own.read, read], self.options, self.draws_split)
                 self.edges = [(read, columns)]
             self._number()
             edges = {read.source.type: self._edges_of(k) for k, (read, _) in enumerate(self.edges)}

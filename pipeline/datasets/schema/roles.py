@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from ..cleaning.options import ReadOptions
     from .unread import Rows
 
+    Heads = Sequence[pa.Schema]
+Assigned = Mapping[int, tuple[Columns, Assignment]]
+"""Columns of the tables of a source, by their numbers."""
 SHOWN_FEATURES = 8
 """Most columns of features that a note names one by one."""
 NO_SETS = (".py", ".sh", ".md", ".ipynb", ".log", ".yaml", ".yml", ".toml", ".cfg", ".ini", ".png", ".pdf")
@@ -104,11 +107,7 @@ def read_note(table: SourceTable, columns: Columns) -> str:
 
 
 def schema_of(
-    source: GraphTables,
-    heads: Sequence["pa.Schema"],
-    options: "ReadOptions",
-    rows: "Sequence[Rows]" = (),
-    draws_split: bool = True,
+    source: GraphTables, heads: "Heads", options: "ReadOptions", rows: "Sequence[Rows]" = (), draws_split: bool = True
 ) -> Schema:
     """The schema of a source by the names and types of its columns, `heads`, one for each table.
 
@@ -122,11 +121,10 @@ def schema_of(
     why_not = "the labels are those of edges" if options.labels_of == "edges" else "the task is link"
     typed = source.is_typed
     found: dict[int, tuple[Columns, Assignment]] = {}
-    alone: dict[Kind, bool] = {"nodes": len(source.nodes) == 1, "edges": len(source.edges) == 1}
 
     def assign(i: int, labelled: bool, why_not: str) -> None:
         table = source.tables[i]
-        given = Assignment(table, heads[i], options, source.path, () if alone[table.kind] else EVERY)
+        given = Assignment(table, heads[i], options, source.path, () if source.has_one(table.kind) else EVERY)
         if table.kind == "nodes":
             found[i] = given.nodes(labelled=labelled, why_not=why_not), given
         else:
@@ -141,7 +139,7 @@ def schema_of(
         if not any(c in head.names for head in heads):
             problems.add(f"{source.path}: no table has the column '{c}' that one_hot names")
     for key in (*_OF_NODES, *_OF_EDGES):
-        _check_named(key, source, heads, options, alone, problems)
+        _check_named(key, source, heads, options, problems)
     if typed and (labelled or options.target is not None) and nodes:
         try:
             target = target_of({str(source.tables[i].type): found[i][0].labels for i in nodes}, options)
@@ -161,7 +159,7 @@ def schema_of(
             problems.add(text)
         problems.keys |= given.problems.keys
     if rows:
-        _add_unread(source, found, heads, problems, rows, draws_split and labelled)
+        _add_unread(source, found, problems, rows, draws_split and labelled)
     if unlabelled and not typed:
         _add_missing_label(source, found[nodes[0]][0], heads, problems, rows[nodes[0]] if rows else None)
     if problems.texts:
@@ -189,18 +187,11 @@ def columns_of_pairs(head: "pa.Schema", path: object, options: "ReadOptions", *,
     return found
 
 
-def _check_named(
-    key: str,
-    source: GraphTables,
-    heads: Sequence["pa.Schema"],
-    options: "ReadOptions",
-    alone: Mapping[Kind, bool],
-    problems: Problems,
-) -> None:
+def _check_named(key: str, source: GraphTables, heads: "Heads", options: "ReadOptions", problems: Problems) -> None:
     """Add the columns that a key names and none of several tables has."""
     kind: Kind = "nodes" if key in _OF_NODES else "edges"
     named = options.names(key)
-    if named is None or named == ("*",) or NONE in named or alone[kind]:
+    if named is None or named == ("*",) or NONE in named or source.has_one(kind):
         return
     every = sorted({name for t, head in zip(source.tables, heads) if t.kind == kind for name in head.names})
     what = "nodes-TYPE" if kind == "nodes" else "edges-SOURCE-RELATION-DESTINATION"
@@ -210,7 +201,7 @@ def _check_named(
 
 
 def _add_missing_label(
-    source: GraphTables, columns: Columns, heads: Sequence["pa.Schema"], problems: Problems, rows: "Rows | None"
+    source: GraphTables, columns: Columns, heads: "Heads", problems: Problems, rows: "Rows | None"
 ) -> None:
     """Add that nodes have no labels, with a column that may hold them."""
     import pyarrow as pa
@@ -235,12 +226,7 @@ def _add_missing_label(
 
 
 def _add_unread(
-    source: GraphTables,
-    found: Mapping[int, tuple[Columns, Assignment]],
-    heads: Sequence["pa.Schema"],
-    problems: Problems,
-    rows: "Sequence[Rows]",
-    draws_split: bool,
+    source: GraphTables, found: Assigned, problems: Problems, rows: "Sequence[Rows]", draws_split: bool
 ) -> None:
     """Add the columns of nodes without a role that have the ids of edges or the sets of a split, and files beside the
     tables that by their names have a split."""
@@ -253,12 +239,12 @@ def _add_unread(
         if table.kind == "edges":
             continue
         names = [(k, found[k][0].ends[side] or guess[side]) for k, t in edges for side in t.sides_at(table)]
-        ends = [(rows[k], name) for k, name in dict.fromkeys(names) if name and name in heads[k].names]
+        ends = [(rows[k], name) for k, name in dict.fromkeys(names) if name and name in found[k][1].names]
         by_key = given.options.id is not None or "id" in problems.keys
-        if (ids := None if by_key else unread_ids(nodes, heads[i], rows[i], ends)) is not None:
+        if (ids := None if by_key else unread_ids(nodes, given.head, rows[i], ends)) is not None:
             problems.add(f"{source.path}: {ids[1]}", id=ids[0])
         if draws_split and "split" not in problems.keys and (nodes.labels or not table.type) and not nodes.of_split:
-            if (sets := unread_sets(nodes, heads[i], rows[i])) is not None:
+            if (sets := unread_sets(nodes, given.head, rows[i])) is not None:
                 problems.add(f"{source.path}: {sets[1]}", split=sets[0])
             stems = {name.partition(".")[0]: name for name, _ in source.left_out if not name.endswith(NO_SETS)}
             for name in [n for stem, n in stems.items() if words.is_split(stem) or words.mask_of(stem) == "train"][:1]:

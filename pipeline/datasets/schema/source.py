@@ -86,6 +86,10 @@ class GraphTables:
         """True for a graph with several types of nodes or edges."""
         return any(t.type is not None for t in self.tables)
 
+    def has_one(self, kind: Kind) -> bool:
+        """True if there is one table of a kind."""
+        return [t.kind for t in self.tables].count(kind) == 1
+
     @property
     def nodes(self) -> tuple[SourceTable, ...]:
         """Tables of nodes, one for each node type."""
