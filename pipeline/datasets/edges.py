@@ -91,7 +91,7 @@ def with_labelled_edges(
     """The dataset with these labelled edges, checked and cleaned; its graph names the relation of pairs if it has
     several types. See `edge_dataset`."""
     notes = [*dataset.notes, *raw.notes]
-    y, num_classes, task, class_names = settled_labels(raw.labels, options, notes, "edge")
+    settled = settled_labels(raw.labels, options, notes, "edge")
     times = None
     if raw.time is not None:
         timed = dataset.graph.has_edge_times or dataset.graph.has_node_times
@@ -100,9 +100,8 @@ def with_labelled_edges(
         found = times_like(raw.time, "times of labelled edges", len(raw.pairs), dataset.graph)
         times = like_edges(found, dataset.graph)
     unit = dataset.graph.time_unit
-    parts = make_split(
-        y, raw.split, split, whole_number("seed", seed), options, notes, times=times, unit="edge", time_unit=unit
-    )
+    more: Any = {"times": times, "unit": "edge", "time_unit": unit}
+    parts = make_split(settled.labels, raw.split, split, whole_number("seed", seed), options, notes, **more)
     features = None
     if raw.features is not None:
         given = np.asarray(raw.features)
@@ -131,17 +130,5 @@ def with_labelled_edges(
             notes.append(
                 f"{counted(removed, 'edge')} {were(removed)} held out: the val and test edges, left out of the graph."
             )
-    return replace(
-        dataset,
-        graph=graph,
-        labels=y,
-        split=parts,
-        num_classes=num_classes,
-        task=task,
-        notes=tuple(notes),
-        class_names=class_names,
-        pair_time=times,
-        pairs=raw.pairs,
-        pair_features=features,
-        hides_pairs=hidden,
-    ).check()
+    more = {"pairs": raw.pairs, "pair_features": features, "pair_time": times, "hides_pairs": hidden}
+    return replace(dataset, graph=graph, split=parts, notes=tuple(notes), **settled._asdict(), **more).check()

@@ -226,14 +226,9 @@ class Ingest:
         """Spill the edges of all tables. Returns faults of ends that are no nodes."""
         types = list(self.of_types)
         for k, own in enumerate(self.tables):
-            source, destination = own.table.source.ends
-            self.tables[k] = replace(
-                own,
-                maps=(self.of_types[source].map, self.of_types[destination].map),
-                kinds=(types.index(source), types.index(destination)),
-                number=k,
-                reverse=k + len(self.tables) if self.turned else None,
-            )
+            maps, kinds = zip(*((self.of_types[t].map, types.index(t)) for t in own.table.source.ends))
+            reverse = k + len(self.tables) if self.turned else None
+            self.tables[k] = replace(own, maps=maps, kinds=kinds, number=k, reverse=reverse)
         own, seen, on_gpus = self.tables[0], list[dict[str, Any]](), self.settings.options.edges_on == "gpu"
         if on_gpus and (found := self.stages.run_here("gpu", lambda: edge_tasks.spill_from_gpus(self.work, own))):
             seen, self.tables = [found], [replace(own, spans=own.spans[:1])]  # as if by one task
@@ -247,19 +242,14 @@ class Ingest:
         ]
         faults = Faults()
         for t in self.source.nodes:
-            named, text = self.typed or self.of_types[t.type].is_named, self.ids_are_text[t.type]
-            columns = [
-                EndColumn(
-                    f"{own.table.called}.{own.columns.ends[side]}",
-                    pa.string() if text else pa.int64(),
-                    seen["nulls"][side],
-                    is_text_read(own.table.source, own.columns.ends[side]),
-                    seen["unknown"][side] * named,
-                    seen["first_unknown"][side],
-                )
-                for own, seen in zip(self.tables, self.seen)
-                for side in own.table.source.sides_at(t)
-            ]
+            named, columns = self.typed or self.of_types[t.type].is_named, list[EndColumn]()
+            kind = pa.string() if self.ids_are_text[t.type] else pa.int64()
+            for own, seen in zip(self.tables, self.seen):
+                for side in own.table.source.sides_at(t):
+                    what = f"{own.table.called}.{own.columns.ends[side]}"
+                    from_csv = is_text_read(own.table.source, own.columns.ends[side])
+                    nulls, unknown, first = (seen[key][side] for key in ("nulls", "unknown", "first_unknown"))
+                    columns.append(EndColumn(what, kind, nulls, from_csv, unknown * named, first))
             faults += faults_of_ends(columns, t.of_type)
         self.notes += described.dropped_notes(
             [(own.table.called, seen["dropped"]) for own, seen in zip(self.tables, self.seen)]

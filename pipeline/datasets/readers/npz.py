@@ -102,15 +102,10 @@ def raw_of(found: OwnArrays, path: Path, name: str, *, labelled: bool, split: Wh
     sets, told = one_split(_split(arrays, path), len(np.atleast_1d(labels)), split, path)
     weight, attr, edge_time, node_time = map(arrays.get, ("edge_weight", "edge_attr", "edge_time", "node_time"))
     names = None if found.node_names is None else distinct_names(found.node_names, len(labels))
-    return Raw(
-        name,
-        {None: RawEdges((edges[0], edges[1]), weight, attr, time=edge_time)},
-        GivenLabels(labels, found.class_names),
-        {None: RawNodes(features, time=node_time, names=names)},
-        split=sets,
-        hint=found.hint or hint,
-        notes=(*found.notes, *notes, *told),
-    )
+    of_edges = RawEdges((edges[0], edges[1]), weight, attr, time=edge_time)
+    given, nodes = GivenLabels(labels, found.class_names), RawNodes(features, time=node_time, names=names)
+    more: Any = {"split": sets, "hint": found.hint or hint, "notes": (*found.notes, *notes, *told)}
+    return Raw(name, {None: of_edges}, given, {None: nodes}, **more)
 
 
 def _num_nodes(edges: AnyArray, features: Any, arrays: Mapping[str, Any]) -> int:
