@@ -97,11 +97,8 @@ def make_arrays(store: Path, arrays: Mapping[str, tuple[tuple[int, ...], str]]) 
     """Make Zarr arrays of these shapes and dtypes unless they are there; return the manifest's entries for them."""
     group, entries = zarr.open_group(str(store / "arrays"), mode="a"), {}
     for name, (shape, dtype) in arrays.items():
-        if name in group:
-            memory = zarr.open_group(MemoryStore(), mode="w")
-            entries[name] = create_array(memory, name, shape, dtype)[1]
-        else:
-            entries[name] = create_array(group, name, shape, dtype)[1]
+        where = zarr.open_group(MemoryStore(), mode="w") if name in group else group
+        entries[name] = create_array(where, name, shape, dtype)[1]
     return entries
 
 

@@ -61,24 +61,11 @@ def budget_of(memory: int, workers: int, in_process: bool) -> Budget:
     return Budget((memory - base) // tasks, tasks)
 
 
-@dataclass(frozen=True)
-class DiskNeed:
-    """Bytes on disk while an ingest runs: an upper bound, since arrays are compressed."""
-
-    num_nodes: int
-    num_edges: int
-    feature_values: int
-    """Numbers of all rows of features; twice those that are spilled, since nodes come in another order."""
-    spilled_edge: int
-    sorted_edge: int
-
-    @property
-    def nbytes(self) -> int:
-        """The peak."""
-        nodes, edges = 64 * self.num_nodes, self.num_edges
-        stored = edges * self.sorted_edge
-        features = 4 * self.feature_values
-        return nodes + max(edges * (self.spilled_edge + self.sorted_edge), 2 * stored, stored + features)
+def disk_bytes(num_nodes: int, num_edges: int, feature_values: int, spilled_edge: int, sorted_edge: int) -> int:
+    """Bytes on disk at the peak of an ingest, an upper bound, since arrays are compressed. `feature_values` are numbers
+    of all rows of features; twice those that are spilled, since nodes come in another order."""
+    stored = num_edges * sorted_edge
+    return 64 * num_nodes + max(num_edges * spilled_edge + stored, 2 * stored, stored + 4 * feature_values)
 
 
 def check_disk(folder: Path, need: int, held: int) -> None:

@@ -59,7 +59,7 @@ class NodeTable:
 
     @property
     def feature_values(self) -> int:
-        """Numbers of all rows of features on disk at once; see `DiskNeed`."""
+        """Numbers of all rows of features on disk at once; see `disk_bytes`."""
         return self.table.num_rows * self.width * (1 if self.columns.id is None else 2)
 
     def number(self, ids_are_text: bool, options: ReadOptions, notes: list[str]) -> None:

@@ -40,7 +40,7 @@ from ..datasets.schema.source import GraphTables
 from . import edges as edge_tasks
 from . import features as feature_tasks
 from .arrays import Matrix, Output, Piece, Written, sample_of, write_outputs
-from .budget import Budget, DiskNeed, check_disk, held_by
+from .budget import Budget, check_disk, disk_bytes, held_by
 from .edges import edge_table
 from .nodes import NodeTable, settle_labels
 from .opened import MADE, ids_at, open_tables, with_added_nodes
@@ -176,10 +176,11 @@ class Ingest:
         # Features made of degrees have two columns. Which columns miss values is known when all rows are read.
         values = sum(own.feature_values for own in nodes) or (0 if self.typed else 2 * self.offsets[-1])
         values *= 1 + (self.settings.options.nan_features == "indicator")
-        need = DiskNeed(self.offsets[-1], sum(own.table.num_rows for own in self.tables), values, spilled, placed)
+        edges = sum(own.table.num_rows for own in self.tables)
         made = sum(held_by(self.folder / name) for name in MADE)
-        made += (need.num_edges * placed + 4 * values) * (self.settings.options.task == "link")  # stored twice
-        check_disk(self.folder.parent, need.nbytes + made, held_by(self.folder))
+        made += (edges * placed + 4 * values) * (self.settings.options.task == "link")  # stored twice
+        need = disk_bytes(self.offsets[-1], edges, values, spilled, placed)
+        check_disk(self.folder.parent, need + made, held_by(self.folder))
 
     def _put_names(self, tables: Sequence[NodeTable]) -> None:
         """Outputs with the names of the nodes, if some have others than their numbers."""

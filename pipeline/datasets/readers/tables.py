@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -47,7 +46,7 @@ def as_text(kind: Kind, options: ReadOptions) -> Callable[[str], bool]:
     numbers = {c for key in keys for c in options.names(key) or ()}
     of_texts = ("id", "src", "dst", "split", "relation_column", "one_hot")
     texts = {c for key in of_texts for c in options.names(key) or ()}
-    return partial(_is_text, kind, texts, numbers)
+    return lambda name: name in texts or (name not in numbers and is_text_first(name, kind))
 
 
 def as_label(kind: Kind, options: ReadOptions) -> Callable[[str], bool]:
@@ -60,10 +59,6 @@ def as_label(kind: Kind, options: ReadOptions) -> Callable[[str], bool]:
         and (name in named or bool(label_columns([name])))
         and not (name in others or text(name))
     )
-
-
-def _is_text(kind: Kind, texts: set[str], numbers: set[str], name: str) -> bool:
-    return name in texts or (name not in numbers and is_text_first(name, kind))
 
 
 def tables_of_folder(

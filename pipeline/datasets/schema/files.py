@@ -51,7 +51,7 @@ def entries_in(folder: Path) -> dict[str, tuple[Path, ...]]:
     found: dict[str, tuple[Path, ...]] = {path.name: (path,) for path in paths if path.is_file()}
     for path in paths:
         if path.is_dir() and path.name.lower().startswith(("nodes", "edges")) and (parts := _parts_in(path)):
-            ends = {suffix_of(part.name) for part in parts}
+            ends = {max((s for s in SUFFIXES if part.name.lower().endswith(s)), key=len) for part in parts}
             if len(ends) > 1:
                 raise InputError(f"{path} holds files of several kinds ({', '.join(sorted(ends))}); move one kind away")
             name = path.name if path.name.lower().endswith(SUFFIXES) else path.name + ends.pop()
@@ -66,11 +66,6 @@ def _parts_in(folder: Path) -> list[Path]:
     below = (path.relative_to(folder) for path in folder.rglob("*") if path.name.lower().endswith(SUFFIXES))
     shown = [path for path in below if not any(part.startswith(("_", ".")) for part in path.parts)]
     return [folder / path for path in sorted(shown, key=lambda p: natural(p.as_posix())) if (folder / path).is_file()]
-
-
-def suffix_of(name: str) -> str:
-    """The end of a table's name that says of what kind it is."""
-    return max((s for s in SUFFIXES if name.lower().endswith(s)), key=len)
 
 
 @dataclass(frozen=True)
