@@ -7,6 +7,7 @@ import numpy as np
 
 from ...storage.dataset import SPLITS, Dataset, require_dataset
 from ...storage.errors import InputError, whole_number
+from ...storage.optional import when_present
 from ...storage.plural import counted, were
 from ...storage.stored.data_card import with_columns
 from ...storage.times.moments import in_one_unit
@@ -72,7 +73,7 @@ def edge_dataset(
     dataset = with_pair_relation(dataset, relation)
     ends = as_pairs(pairs, dataset, "pairs")
     given = {"labels": labels, "features": features, "times": times}
-    rows = {what: None if a is None else host(a) for what, a in given.items()}
+    rows = {what: when_present(host, a) for what, a in given.items()}
     for what, array in rows.items():
         if array is not None and (not array.ndim or len(array) != len(ends)):
             raise InputError(f"{what} have shape {list(array.shape)}; expected a row for each of {len(ends)} pairs")

@@ -14,7 +14,7 @@ from ...storage.errors import InputError, nearest
 from ...storage.graph import Graph
 from ...storage.links.pairs import PairArray, node_ranges
 from ...storage.node_names import NodeNames
-from ...storage.optional import present_items
+from ...storage.optional import present_items, when_present
 from ...storage.plural import listed
 from ...storage.store.paths import expanded
 from ...storage.times.moments import as_times
@@ -374,7 +374,7 @@ def _time(table: "Table", path: Path, dataset: Dataset) -> npt.NDArray[Any] | No
     from .readers.parquet import times_of
 
     times = times_of(table, "time" if "time" in table.column_names else None, "pairs")
-    return None if times is None else times_like(times, f"{path}: time", table.num_rows, dataset.graph)
+    return when_present(lambda own: times_like(own, f"{path}: time", table.num_rows, dataset.graph), times)
 
 
 def ends_of_table(

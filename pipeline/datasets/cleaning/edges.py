@@ -14,7 +14,7 @@ import scipy.sparse as sp
 from ....storage.errors import InputError, NoDirectionError
 from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph, as_times, index_dtype, run_starts, starts_of
-from ....storage.optional import taken
+from ....storage.optional import taken, when_present
 from ....storage.plural import are, counted, were
 from ....storage.typed.graph_types import RelationType
 from .columns import Card, Of, clean_edge_features
@@ -77,7 +77,7 @@ def checked_edges(
             rows = found if found.shape[1] else None
     notes += noted(kind, seen)
     what = f"edge_time of {name}" if kind else "edge_time"
-    return src, dst, OfEdges(weight, rows, None if own.time is None else as_times(own.time, what, len(src)))
+    return src, dst, OfEdges(weight, rows, when_present(lambda time: as_times(time, what, len(src)), own.time))
 
 
 def clean_edges(
@@ -91,7 +91,7 @@ def clean_edges(
     """
     src, dst, w = checked_edges(None, own, (num_nodes, num_nodes), options, notes, card)
     rows = w.rows
-    w = replace(w, rows=None if rows is None else np.arange(len(src)))
+    w = replace(w, rows=when_present(lambda own: np.arange(len(own)), rows))
     if w.time is not None:
         options = keeping(options, notes)
     src, dst, w, loops = without_loops(src, dst, w, options)

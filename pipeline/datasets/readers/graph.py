@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from ....storage.errors import InputError
 from ....storage.node_names import NodeNames
+from ....storage.optional import when_present
 from ..cleaning import node_ids
 from ..cleaning.class_names import VALUES
 from ..cleaning.options import ReadOptions
@@ -209,7 +210,7 @@ class _Reading:
         read, columns = self.edges[k]
         rows, stem = read.rows, columns.table
         with about(read.source.of_type):
-            weight = None if columns.weight is None else numbers_of(rows[columns.weight], f"{stem}.{columns.weight}")
+            weight = when_present(lambda name: numbers_of(rows[name], f"{stem}.{name}"), columns.weight)
             features, times = feature_rows(rows, columns.features, stem), times_of(rows, columns.time, stem)
         weight, features, times = (a if a is None or kept is None else a[kept] for a in (weight, features, times))
         names = feature_names(rows, columns.features, 0 if features is None else features.shape[1])

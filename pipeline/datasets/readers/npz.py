@@ -30,6 +30,7 @@ import numpy as np
 
 from ....storage.dataset import SPLITS
 from ....storage.errors import InputError, NoLabelsError, nearest
+from ....storage.optional import when_present
 from ....storage.plural import listed
 from ..cleaning.options import Direction
 from ..cleaning.raw import AnyArray, GivenLabels, Hint, Raw, RawEdges, RawNodes
@@ -101,7 +102,7 @@ def raw_of(found: OwnArrays, path: Path, name: str, *, labelled: bool, split: Wh
         labels = np.zeros(_num_nodes(edges, features, arrays), np.int64)
     sets, told = one_split(_split(arrays, path), len(np.atleast_1d(labels)), split, path)
     weight, attr, edge_time, node_time = map(arrays.get, ("edge_weight", "edge_attr", "edge_time", "node_time"))
-    names = None if found.node_names is None else distinct_names(found.node_names, len(labels))
+    names = when_present(lambda names: distinct_names(names, len(labels)), found.node_names)
     of_edges = RawEdges((edges[0], edges[1]), weight, attr, time=edge_time)
     given, nodes = GivenLabels(labels, found.class_names), RawNodes(features, time=node_time, names=names)
     more: Any = {"split": sets, "hint": found.hint or hint, "notes": (*found.notes, *notes, *told)}

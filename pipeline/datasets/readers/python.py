@@ -12,6 +12,7 @@ import scipy.sparse as sp
 from ....storage.dataset import SPLITS, Dataset
 from ....storage.errors import InputError
 from ....storage.node_names import NodeNames
+from ....storage.optional import when_present
 from ..cleaning.class_names import numbered
 from ..cleaning.clean import clean
 from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
@@ -67,7 +68,7 @@ def from_scipy(
         )
     found = ends_of(adjacency, "adjacency")
     edges = RawEdges(found["edge_index"], found.get("edge_weight"))
-    names = None if node_names is None else distinct_names(node_names, count)
+    names = when_present(lambda names: distinct_names(names, count), node_names)
     nodes = RawNodes(features if features is None or sp.issparse(features) else host(features), names=names)
     stored = {part: host(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None}
     return clean(Raw(name, {None: edges}, GivenLabels(y), {None: nodes}, split=stored), options, split, seed)
@@ -146,7 +147,7 @@ def from_networkx(
     if not graph.is_directed():
         back = src != dst
         src, dst = np.concatenate([src, dst[back]]), np.concatenate([dst, src[back]])
-        weights = None if weights is None else np.concatenate([weights, weights[back]])
+        weights = when_present(lambda w: np.concatenate([w, w[back]]), weights)
     parts = [graph.nodes[n].get(split_attribute) for n in nodes]
     named = np.array(["" if p is None else words.set_of(str(p)) or str(p) for p in parts])
     if strange := sorted({*named} - {*SPLITS, ""}):

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from ....storage.dataset import SPLITS, Dataset
 from ....storage.errors import InputError
+from ....storage.optional import when_present
 from ....storage.typed.graph_types import RelationType
 from ..cleaning.clean import clean
 from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
@@ -71,7 +72,7 @@ def from_relations(
     stored = {part: host(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None}
     if (labels is None) != (target is None) or (labels is None and (stored or split is not None)):
         raise InputError(f"{name}: labels, target and train, val, test, split go together; give both labels and target")
-    given = None if labels is None else GivenLabels(host(labels))
+    given = when_present(lambda y: GivenLabels(host(y)), labels)
     counts, rows, times = num_nodes or {}, _on_host(features), node_times or {}
     weights, attr, moments = _on_host(edge_weights), _on_host(edge_features), edge_times or {}
     for what, own in (("weights", weights), ("features of edges", attr), ("times of edges", moments)):
