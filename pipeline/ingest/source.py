@@ -41,8 +41,7 @@ from ..datasets.readers.tables import (
     joined,
     needs_nodes,
     plain,
-    tables_of_edge_file,
-    tables_of_folder,
+    tables_at,
 )
 from ..datasets.schema.columns import is_list
 from ..datasets.schema.files import note_missing_parts, tables_of
@@ -195,7 +194,7 @@ def find_source(path: Path | str, options: ReadOptions, pairs: str | None = None
     """The tables of a folder, or of a URL; or a file of edges and the one of nodes beside it. The file of `pairs` is
     none of them. Raises InputError."""
     if isinstance(path, Path):
-        return tables_of_folder(path, options, pairs=pairs) if path.is_dir() else tables_of_edge_file(path, options)
+        return tables_at(path, options, pairs=pairs)
     if options.nodes_file is not None:
         raise InputError(f"nodes_file is given, but {path} is a URL, whose nodes* are read; leave it out")
     entries = {name: (UrlFile(path, name),) for name in names_at(path) if name.endswith(".parquet")}

@@ -91,12 +91,9 @@ def _folder(source: object) -> str | None:
 
 # pyarrow is imported inside functions: otherwise every rank and command would wait for it.
 def _read_tables(source: str | Path, request: Request) -> GraphTables:
-    from .tables import tables_of_edge_file, tables_of_folder
+    from .tables import tables_at
 
-    path = expanded(source)
-    if path.is_dir():
-        return tables_of_folder(path, request.options, request.name, request.pairs)
-    return tables_of_edge_file(path, request.options, request.name)
+    return tables_at(expanded(source), request.options, request.name, request.pairs)
 
 
 def _read_ogb_name(source: object, request: Request) -> Raw:

@@ -61,14 +61,21 @@ def as_label(kind: Kind, options: ReadOptions) -> Callable[[str], bool]:
     )
 
 
-def tables_of_folder(
-    folder: Path, options: ReadOptions, name: str | None = None, pairs: str | None = None
-) -> GraphTables:
-    """The tables of a folder. See `schema.files`. The file of `pairs` is none of several tables of edges.
+def tables_at(path: Path, options: ReadOptions, name: str | None = None, pairs: str | None = None) -> GraphTables:
+    """The tables of a folder, see `schema.files`; or one file of edges, and the file of their nodes (see
+    `nodes_beside`), if they need one. The file of `pairs` is none of several tables of edges.
 
     Raises:
-        InputError: it is not clear what its files are, or a table is missing.
+        InputError: it is not clear what files are, or a table is missing.
     """
+    if path.is_dir():
+        return _tables_of_folder(path, options, name, pairs)
+    stem, tables = path.name.partition(".")[0], (SourceTable("edges", (path,)),)
+    name = name or (path.resolve().parent.name if stem == "edges" else stem)
+    return replace(with_nodes_beside(GraphTables(name, path, tables), options), hint=_hint_of(tables))
+
+
+def _tables_of_folder(folder: Path, options: ReadOptions, name: str | None, pairs: str | None) -> GraphTables:
     if options.nodes_file is not None:
         raise InputError(f"nodes_file is given, but {folder} is a folder, whose nodes* are read; leave it out")
     entries, left = of_folder.entries_in(folder), list[tuple[str, str]]()
@@ -111,13 +118,6 @@ def in_folder(rows: pa.Table, table: SourceTable, number: int) -> pa.Table:
 def is_read_as_it_is(table: SourceTable) -> bool:
     """True if rows lie in files of Parquet or NumPy alone, of which pieces are read."""
     return all(file.name.lower().endswith((".parquet", ".npy")) for file in table.files)
-
-
-def tables_of_edge_file(path: Path, options: ReadOptions, name: str | None = None) -> GraphTables:
-    """One file of edges, and the file of their nodes (see `nodes_beside`), if they need one."""
-    stem, tables = path.name.partition(".")[0], (SourceTable("edges", (path,)),)
-    name = name or (path.resolve().parent.name if stem == "edges" else stem)
-    return replace(with_nodes_beside(GraphTables(name, path, tables), options), hint=_hint_of(tables))
 
 
 def with_nodes_beside(edges: GraphTables, options: ReadOptions) -> GraphTables:
