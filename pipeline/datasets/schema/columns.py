@@ -158,10 +158,6 @@ class Assignment:
         self.give(by_words[0], role, "by its name")
         return by_words[0]
 
-    def time(self, key: str) -> str | None:
-        """The column of times."""
-        return self.one(key, "time", ())
-
     def of_labels(self, by_key: bool = True) -> tuple[str, ...]:
         """Columns of labels, which are read. The key may be about other tables."""
         named, found = self.options.named_labels if by_key else None, words.label_columns(self.free())
@@ -308,7 +304,7 @@ class Assignment:
                 id=candidates[0],
             )
         own = self.one("id", "id", candidates)
-        time = self.time("node_time")
+        time = self.one("node_time", "time", ())
         drawn = self.options.named_labels is None and self._is_drawn(self.names)
         if drawn:
             for n in self.free():
@@ -352,7 +348,7 @@ class Assignment:
     def edges(self, *, labelled: bool) -> Columns:
         """Roles of the columns of a table of edges, which are those that are predicted if `labelled`."""
         ends = self._ends()
-        time, relation = self.time("edge_time"), self.one("relation_column", "relation", ())
+        time, relation = self.one("edge_time", "time", ()), self.one("relation_column", "relation", ())
         labels: tuple[str, ...] = ()
         split, masks = None, dict[str, str]()
         if labelled:

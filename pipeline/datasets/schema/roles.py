@@ -48,19 +48,15 @@ class Schema:
     notes: tuple[str, ...] = ()
     """What was chosen, and what is not read."""
 
-    def columns_of(self, table: SourceTable) -> Columns:
-        """The columns of a table of the source."""
-        return self.of_tables[self.source.tables.index(table)]
-
     @property
     def nodes(self) -> tuple[Columns, ...]:
         """The columns of each table of nodes."""
-        return tuple(self.columns_of(t) for t in self.source.nodes)
+        return tuple(own for t, own in zip(self.source.tables, self.of_tables) if t.kind == "nodes")
 
     @property
     def edges(self) -> tuple[Columns, ...]:
         """The columns of each table of edges."""
-        return tuple(self.columns_of(t) for t in self.source.edges)
+        return tuple(own for t, own in zip(self.source.tables, self.of_tables) if t.kind == "edges")
 
     @property
     def roles(self) -> tuple[ColumnRole, ...]:
