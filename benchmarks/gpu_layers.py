@@ -20,12 +20,12 @@ from gpu_sampling import draw
 from peers.train_task import FANOUT, FEATURES, HEADS, HIDDEN
 from torch import Tensor
 
-from millrace.stages.kernels.aggregation.attention_args import AttentionRule
+from millrace.stages.kernels.aggregation.attention_args import AttentionEdges, AttentionRule
 from millrace.stages.kernels.aggregation.cuda import backend as aggregate_cuda
 from millrace.stages.kernels.aggregation.lists import InLists
 from millrace.stages.kernels.minibatch_cuda.rows import gather_rows
 from millrace.stages.kernels.sampling.cuda.tables import Workspace
-from millrace.stages.neighbourhood.gradients import AttendBoth, AttentionOver, SpmmBeside
+from millrace.stages.neighbourhood.gradients import Attend, SpmmBeside
 
 PRODUCTS = {"layer 1": (93_629, 2 * FEATURES), "layer 2": (11_089, 2 * HIDDEN)}
 """Rows and width of what is multiplied by weights in a minibatch of 1024 seeds, see `roofline.py`."""
@@ -288,12 +288,8 @@ def _pyg_mean(layer: Layer, x: Tensor) -> Tensor:
 
 
 def _attention(layer: Layer, a_src: Tensor, a_dst: Tensor, x: Tensor) -> Tensor:
-    found: Any = AttendBoth.apply(
-        x.view(-1, *a_src.shape),
-        a_src,
-        a_dst,
-        AttentionOver(aggregate_cuda, layer.lists, AttentionRule(0.2, 0.0, 0), None),
-    )
+    over = aggregate_cuda, AttentionEdges(layer.lists, AttentionRule(0.2, 0.0, 0))
+    found: Any = Attend.apply(x.view(-1, *a_src.shape), a_src, a_dst, over, True)
     return found.flatten(1)
 
 

@@ -15,18 +15,16 @@ from ...storage.graph import Graph
 from ...storage.minibatch import Block
 from ...storage.optional import moved, when_present
 from ...storage.typed.graph_types import GraphTypes
-from ..kernels.aggregation.attention_args import AttentionRule, EdgeNumbers
+from ..kernels.aggregation.attention_args import AttentionEdges, AttentionRule, EdgeNumbers
 from ..kernels.aggregation.lists import InLists, on_device
 from .base import Loops
 from .checked import CheckedNeighbourhood, Factors, Kind, ListEdges, weight_tensor
 from .checks import absent_rows
-from .gradients import Attend, AttendBoth, AttendShared, AttentionOver, SpmmBeside
+from .gradients import Attend, AttendShared, SpmmBeside
 from .loops import degrees_alone, loops_of_all
 from .relations import EdgeTypes, NodeRows, Relation, TypedEdges, TypedRows, no_types
 from .relations_cuda import DeviceTypedRows
 from .stacked import TypeMeans
-
-ATTENTION = {"each": Attend, "both": AttendBoth, "shared": AttendShared}
 
 
 class ListNeighbourhood(ListEdges, CheckedNeighbourhood):
@@ -142,7 +140,10 @@ class ListNeighbourhood(ListEdges, CheckedNeighbourhood):
         return self._reduce(self.lists, x, "max")
 
     def _attend(self, kind: Kind, z: Tensor, a_src: Tensor, dst: Tensor, rule: AttentionRule) -> Tensor:
-        return ATTENTION[kind].apply(z, a_src, dst, AttentionOver(self._kernels(z), self.lists, rule, self._numbers))
+        over = self._kernels(z), AttentionEdges(self.lists, rule, self._numbers)
+        if kind == "shared":
+            return AttendShared.apply(z, a_src, dst, over)
+        return Attend.apply(z, a_src, dst, over, kind == "both")
 
 
 class BlockNeighbourhood(ListNeighbourhood):

@@ -4,14 +4,15 @@ contiguous.
 Lazy rows (`stages.memory.lazy_rows`) are constants: they are read in place, and get no gradient.
 """
 
+from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..autograd import once_differentiable
-from ..kernels.aggregation.attention_args import AttentionRule, EdgeNumbers
+from ..kernels.aggregation.attention_args import AttentionEdges, BackwardRows, SharedAttention
 from ..kernels.aggregation.lists import InLists
 from ..memory.arena import empty
 from ..memory.lazy_rows import head
@@ -125,79 +126,71 @@ class Maximum(torch.autograd.Function):
         return kernels.maximum_backward(lists, *ctx.saved_tensors, grads[0].contiguous()), None, None
 
 
-class AttentionOver(NamedTuple):
-    """What attention goes over: edges, in a backend's kernels."""
+AttentionOver = tuple[ModuleType, AttentionEdges]
+"""A backend's kernels, and the edges."""
 
-    kernels: ModuleType
-    lists: InLists
-    rule: AttentionRule
-    numbers: EdgeNumbers | None
+
+def attend(
+    kernels: ModuleType, edges: AttentionEdges, z: Tensor, a_src: Tensor, logit_dst: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Result of attention over all edges, [n, H, D], and [n, H], the logarithm of each softmax's denominator. See
+    `cpu.attention.attend_into`."""
+    shape = edges.lists.num_dst, *z.shape[1:]
+    out, log_sum = empty(shape, z.dtype, z.device), empty(shape[:2], z.dtype, z.device)
+    kernels.attend_into(edges, z, a_src, logit_dst, out, log_sum, new=True)
+    return out, log_sum
+
+
+def attend_backward(
+    kernels: ModuleType, edges: AttentionEdges, saved: Sequence[Tensor], grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `attend` with respect to z, a_src and logit_dst. `saved`: these, and what `attend` returned."""
+    z, a_src, logit_dst, out, log_sum = saved
+    d_dst = empty(logit_dst.shape, z.dtype, z.device).zero_()
+    of = BackwardRows(logit_dst, log_sum, grad, kernels.dots(grad, out), d_dst)
+    return *kernels.attend_from(edges, z, a_src, of), d_dst
 
 
 class Attend(torch.autograd.Function):
-    """``apply(z, a_src, logit_dst, over)``: keeps its inputs, the result and one number per
-    row and head."""
+    """``apply(z, a_src, dst, (kernels, edges), both)``: keeps its inputs, the result and one number per row and head.
+    `dst` is logit_dst, or if `both` a_dst: ``logit_dst = <a_dst, z>``, whose gradient goes straight into that of z."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, a_src: Tensor, logit_dst: Tensor, over: AttentionOver) -> Tensor:
-        kernels, lists, rule, numbers = ctx.rest = over
-        out, log_sum = kernels.attend(lists, z, a_src, logit_dst, rule, numbers)
-        ctx.save_for_backward(z, a_src, logit_dst, out, log_sum)
+    def forward(ctx: Any, z: Tensor, a_src: Tensor, dst: Tensor, over: AttentionOver, both: bool) -> Tensor:
+        kernels, edges = ctx.rest = over
+        logit_dst = kernels.dots(z[: edges.lists.num_dst], dst[None]) if both else dst
+        out, log_sum = attend(kernels, edges, z, a_src, logit_dst)
+        ctx.save_for_backward(dst if both else None, z, a_src, logit_dst, out, log_sum)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        kernels, lists, rule, numbers = ctx.rest
-        z, a_src, logit_dst, out, log_sum = ctx.saved_tensors
-        found = kernels.attend_backward(
-            lists, z, a_src, logit_dst, rule, out, log_sum=log_sum, grad=grads[0].contiguous(), numbers=numbers
-        )
-        return *found, None
-
-
-class AttendBoth(torch.autograd.Function):
-    """``apply(z, a_src, a_dst, over)``: `Attend` with ``logit_dst = <a_dst, z>``, whose
-    gradient goes straight into that of z."""
-
-    @staticmethod
-    def forward(ctx: Any, z: Tensor, a_src: Tensor, a_dst: Tensor, over: AttentionOver) -> Tensor:
-        kernels, lists, rule, numbers = ctx.rest = over
-        logit_dst = kernels.dots(z[: lists.num_dst], a_dst[None])
-        out, log_sum = kernels.attend(lists, z, a_src, logit_dst, rule, numbers)
-        ctx.save_for_backward(z, a_src, a_dst, logit_dst, out, log_sum)
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        kernels, lists, rule, numbers = ctx.rest
-        z, a_src, a_dst, logit_dst, out, log_sum = ctx.saved_tensors
-        dz, d_src, d_logit = kernels.attend_backward(
-            lists, z, a_src, logit_dst, rule, out, log_sum=log_sum, grad=grads[0].contiguous(), numbers=numbers
-        )
-        kernels.add_outer(dz, d_logit, a_dst)
-        return dz, d_src, kernels.weighted_sum(d_logit, z[: lists.num_dst]), None
+        kernels, edges = ctx.rest
+        a_dst, *saved = ctx.saved_tensors
+        dz, d_src, d_dst = attend_backward(kernels, edges, saved, grads[0].contiguous())
+        if a_dst is not None:
+            kernels.add_outer(dz, d_dst, a_dst)
+            d_dst = kernels.weighted_sum(d_dst, saved[0][: edges.lists.num_dst])
+        return dz, d_src, d_dst, None, None
 
 
 class AttendShared(torch.autograd.Function):
-    """``apply(x, a_src, a_dst, over)``: every head sums the rows of x; keeps a number per
-    source and head, and two per destination and head."""
+    """``apply(x, a_src, a_dst, (kernels, edges))``: every head sums the rows of x; keeps a number per source and
+    head, and two per destination and head."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, a_src: Tensor, a_dst: Tensor, over: AttentionOver) -> Tensor:
-        kernels, lists, rule, numbers = ctx.rest = over
-        out, *kept = kernels.attend_shared(lists, x, a_src, a_dst, rule, numbers)
-        ctx.save_for_backward(x, a_src, a_dst, out, *kept)
-        return out
+        kernels, edges = ctx.rest = over
+        made = kernels.attend_shared(edges, x, a_src, a_dst)
+        ctx.save_for_backward(x, a_src, a_dst, *made)
+        return made.out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        kernels, lists, rule, numbers = ctx.rest
-        x, a_src, a_dst, *rest = ctx.saved_tensors
-        grad = grads[0].contiguous()
-        found = kernels.attend_shared_backward(
-            lists, x, a_src, a_dst, rule, *rest, grad=grad, needs_x=ctx.needs_input_grad[0], numbers=numbers
-        )
-        return *found, None
+        kernels, edges = ctx.rest
+        *given, out, logit_src, logit_dst, log_sum = ctx.saved_tensors
+        made = SharedAttention(out, logit_src, logit_dst, log_sum)
+        grad, needs_x = grads[0].contiguous(), ctx.needs_input_grad[0]
+        return *kernels.attend_shared_backward(edges, *given, made, grad, needs_x), None

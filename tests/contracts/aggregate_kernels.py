@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from millrace.stages.kernels import aggregation_backend
-from millrace.stages.kernels.aggregation.attention_args import AttentionRule
+from millrace.stages.kernels.aggregation.attention_args import AttentionEdges, AttentionRule
 from millrace.stages.kernels.aggregation.lists import InLists
+from millrace.stages.neighbourhood.gradients import attend, attend_backward
 from millrace.tests.oracles import aggregation as reference
 
 HOST_KERNELS: dict[str, Any] = {"cpu": aggregation_backend("cpu"), "reference": reference}
@@ -46,12 +47,12 @@ def results(
     largest, arg = kernels.maximum(lists, x)
     found += [largest, arg, kernels.maximum_backward(lists, arg, grad)]
     z, a, logit, upstream = rand(S, heads, width), rand(heads, width), rand(n, heads), rand(n, heads, width)
-    rule = AttentionRule(0.2, dropout, 12345 + seed)
-    out, log_sum = kernels.attend(lists, z, a, logit, rule)
-    found += [out, log_sum, *kernels.attend_backward(lists, z, a, logit, rule, out, log_sum, upstream)]
+    edges = AttentionEdges(lists, AttentionRule(0.2, dropout, 12345 + seed))
+    out, log_sum = attend(kernels, edges, z, a, logit)
+    found += [out, log_sum, *attend_backward(kernels, edges, (z, a, logit, out, log_sum), upstream)]
     b = rand(heads, width)
-    made = kernels.attend_shared(lists, x, a, b, rule)
-    found += [*made, *kernels.attend_shared_backward(lists, x, a, b, rule, *made, upstream, True)]
-    dx, *constant = kernels.attend_shared_backward(lists, x, a, b, rule, *made, upstream, False)
+    made = kernels.attend_shared(edges, x, a, b)
+    found += [*made, *kernels.attend_shared_backward(edges, x, a, b, made, upstream, True)]
+    dx, *constant = kernels.attend_shared_backward(edges, x, a, b, made, upstream, False)
     assert dx is None
     return found + constant

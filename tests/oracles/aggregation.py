@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from millrace.stages.kernels.aggregation.attention_args import AttentionRule, EdgeNumbers
+from millrace.stages.kernels.aggregation.attention_args import AttentionEdges, BackwardRows, SharedAttention
 from millrace.stages.kernels.aggregation.lists import InLists, IntArray
 from millrace.stages.random import draw, node_words
 
@@ -160,10 +160,9 @@ def take_rows(x: Tensor, ids: IntArray, factor: Tensor | None = None) -> Tensor:
     return taken if factor is None else taken * factor[torch.from_numpy(ids)].reshape(-1, *[1] * (x.ndim - 1))
 
 
-def dropout_factors(
-    lists: InLists, heads: int, rule: AttentionRule, numbers: EdgeNumbers | None = None, rows: IntArray | None = None
-) -> Tensor:
+def dropout_factors(edges: AttentionEdges, heads: int) -> Tensor:
     """Factor of each coefficient, float64 [e + n, H]: 0 or `rule.keep_scale`; the rows' own edges come last."""
+    lists, rule, numbers, rows = edges.lists, edges.rule, edges.numbers, edges.rows
     if numbers is None:
         names = np.arange(lists.num_edges + lists.num_dst)
     else:
@@ -174,129 +173,75 @@ def dropout_factors(
     return torch.from_numpy(np.where(draws >= rule.threshold, rule.keep_scale, 0.0))
 
 
-def _logits(
-    lists: InLists, rows: IntArray | None, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float, own: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _logits(edges: AttentionEdges, z: Tensor, a_src: Tensor, logit_dst: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Source, destination and logits [., H] of the edges, and after them, if `own`, of the rows' own edges, in whose
     place self loops have -inf."""
-    src, dst = _edges(lists, rows)
+    lists, own = edges.lists, edges.own
+    src, dst = _edges(lists, edges.rows)
     loops = torch.cat([(src == dst) & own, torch.zeros(lists.num_dst if own else 0, dtype=torch.bool)])
     each = torch.arange(lists.num_dst if own else 0)
     src, dst = torch.cat([src, each]), torch.cat([dst, each])
-    logit = torch.nn.functional.leaky_relu((z * a_src).sum(-1)[src] + logit_dst[dst], slope)
+    logit = torch.nn.functional.leaky_relu((z * a_src).sum(-1)[src] + logit_dst[dst], edges.rule.slope)
     return src, dst, torch.where(loops[:, None], -torch.inf, logit)
 
 
-def attend(
-    lists: InLists, z: Tensor, a_src: Tensor, logit_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
-) -> tuple[Tensor, Tensor]:
-    """See `cpu.backend.attend`."""
+def _attended(edges: AttentionEdges, z: Tensor, a_src: Tensor, logit_dst: Tensor) -> tuple[Tensor, Tensor]:
+    """Over all edges at once, differentiable: see `gradients.attend`."""
     n, heads = logit_dst.shape
-    src, dst, logit = _logits(lists, None, z, a_src, logit_dst, rule.slope, True)
+    src, dst, logit = _logits(edges, z, a_src, logit_dst)
     top = z.new_full((n, heads), -torch.inf).scatter_reduce(0, dst[:, None].expand(-1, heads), logit.detach(), "amax")
     p = torch.exp(logit - top[dst])
     total = p.new_zeros(n, heads).index_add(0, dst, p)
-    factor = dropout_factors(lists, heads, rule, numbers).to(z.dtype)
+    factor = dropout_factors(edges, heads).to(z.dtype)
     messages = (p / total[dst] * factor)[..., None] * z[src]
     return z.new_zeros(n, *z.shape[1:]).index_add(0, dst, messages), top + total.log()
 
 
 def attend_into(
-    lists: InLists,
-    rows: IntArray | None,
-    numbers: EdgeNumbers | None,
-    z: Tensor,
-    a_src: Tensor,
-    logit_dst: Tensor,
-    rule: AttentionRule,
-    out: Tensor,
-    log_sum: Tensor,
-    own: bool,
+    edges: AttentionEdges, z: Tensor, a_src: Tensor, logit_dst: Tensor, out: Tensor, log_sum: Tensor, new: bool = False
 ) -> None:
     """See `cpu.attention.attend_into`."""
-    src, dst, logit = _logits(lists, rows, z, a_src, logit_dst, rule.slope, own)
+    if new:
+        out.zero_()
+        log_sum.fill_(-torch.inf)
+    src, dst, logit = _logits(edges, z, a_src, logit_dst)
     top = log_sum.scatter_reduce(0, dst[:, None].expand(-1, logit.shape[1]), logit, "amax")
     seen = top > -torch.inf
     p = torch.exp(logit - top[dst])
     before = torch.where(seen, torch.exp(log_sum - top), 0)
     total = before.index_add(0, dst, p)
-    factor = dropout_factors(lists, logit.shape[1], rule, numbers, rows)[: len(src)].to(z.dtype)
+    factor = dropout_factors(edges, logit.shape[1])[: len(src)].to(z.dtype)
     sums = (out * before[..., None]).index_add(0, dst, (p * factor)[..., None] * z[src])
     out.copy_(torch.where(seen[..., None], sums / total[..., None], out))
     log_sum.copy_(torch.where(seen, top + total.log(), log_sum))
 
 
-def attend_from(
-    lists: InLists,
-    rows: IntArray | None,
-    numbers: EdgeNumbers | None,
-    z: Tensor,
-    a_src: Tensor,
-    logit_dst: Tensor,
-    rule: AttentionRule,
-    log_sum: Tensor,
-    grad: Tensor,
-    delta: Tensor,
-    d_dst: Tensor,
-    own: bool,
-) -> tuple[Tensor, Tensor]:
+def attend_from(edges: AttentionEdges, z: Tensor, a_src: Tensor, of: BackwardRows) -> tuple[Tensor, Tensor]:
     """See `cpu.attention.attend_from`."""
 
     def whole(z: Tensor, a_src: Tensor, logit_dst: Tensor) -> Tensor:
         """Function with the gradients of the shard: the softmax's denominator is constant, and `delta` replaces its
         gradient."""
-        src, dst, logit = _logits(lists, rows, z, a_src, logit_dst, rule.slope, own)
-        factor = dropout_factors(lists, logit.shape[1], rule, numbers, rows)[: len(src)].to(z.dtype)
-        return (torch.exp(logit - log_sum[dst]) * (factor * (grad[dst] * z[src]).sum(-1) - delta[dst])).sum()
+        src, dst, logit = _logits(edges, z, a_src, logit_dst)
+        factor = dropout_factors(edges, logit.shape[1])[: len(src)].to(z.dtype)
+        inner = factor * (of.grad[dst] * z[src]).sum(-1)
+        return (torch.exp(logit - of.log_sum[dst]) * (inner - of.delta[dst])).sum()
 
-    dz, da_src, d_logit = _gradients(whole, (z, a_src, logit_dst), grad.new_ones(()))
-    d_dst += d_logit
+    dz, da_src, d_logit = _gradients(whole, (z, a_src, of.logit), of.grad.new_ones(()))
+    of.d_logit.add_(d_logit)
     return dz, da_src
 
 
-def attend_backward(
-    lists: InLists,
-    z: Tensor,
-    a_src: Tensor,
-    logit_dst: Tensor,
-    rule: AttentionRule,
-    out: Tensor,
-    log_sum: Tensor,
-    grad: Tensor,
-    numbers: EdgeNumbers | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """See `cpu.backend.attend_backward`; `out` and `log_sum` are not needed here."""
-    dz, da, dl = _gradients(
-        lambda z, a, logit: attend(lists, z, a, logit, rule, numbers)[0], (z, a_src, logit_dst), grad
-    )
-    return dz, da, dl
-
-
-def attend_shared(
-    lists: InLists, x: Tensor, a_src: Tensor, a_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def attend_shared(edges: AttentionEdges, x: Tensor, a_src: Tensor, a_dst: Tensor) -> SharedAttention:
     """See `cpu.attention_shared.attend_shared`."""
-    logit_dst = x[: lists.num_dst] @ a_dst.T
-    out, log_sum = attend(lists, x[:, None].expand(-1, len(a_src), -1), a_src, logit_dst, rule, numbers)
-    return out, x @ a_src.T, logit_dst, log_sum
+    logit_dst = x[: edges.lists.num_dst] @ a_dst.T
+    out, log_sum = _attended(edges, x[:, None].expand(-1, len(a_src), -1), a_src, logit_dst)
+    return SharedAttention(out, x @ a_src.T, logit_dst, log_sum)
 
 
 def attend_shared_backward(
-    lists: InLists,
-    x: Tensor,
-    a_src: Tensor,
-    a_dst: Tensor,
-    rule: AttentionRule,
-    out: Tensor,
-    logit_src: Tensor,
-    logit_dst: Tensor,
-    log_sum: Tensor,
-    grad: Tensor,
-    needs_x: bool,
-    numbers: EdgeNumbers | None = None,
+    edges: AttentionEdges, x: Tensor, a_src: Tensor, a_dst: Tensor, made: SharedAttention, grad: Tensor, needs_x: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """See `cpu.attention_shared.attend_shared_backward`; the other results of the forward pass are not needed."""
-    dx, d_src, d_dst = _gradients(
-        lambda x, a, b: attend_shared(lists, x, a, b, rule, numbers)[0], (x, a_src, a_dst), grad
-    )
+    """See `cpu.attention_shared.attend_shared_backward`; the results of the forward pass are not needed."""
+    dx, d_src, d_dst = _gradients(lambda x, a, b: attend_shared(edges, x, a, b).out, (x, a_src, a_dst), grad)
     return dx if needs_x else None, d_src, d_dst

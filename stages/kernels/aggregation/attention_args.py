@@ -1,14 +1,15 @@
-"""Arguments of attention kernels beside the arrays."""
+"""Arguments of attention kernels."""
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .lists import IntArray
+from .lists import DeviceLists, InLists, IntArray, on_device
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,71 @@ class EdgeNumbers:
 
     def to_device(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
         """`first`, `own` and `edge` in the memory of `device`; copied once."""
-        from .lists import on_device
-
         if device not in self._copies:
             edge = None if self.edge is None else on_device(self.edge, device)
             self._copies[device] = on_device(self.first, device), on_device(self.own, device), edge
         return self._copies[device]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionEdges:
+    """Edges that attention goes over: all of the destinations, or one shard of many."""
+
+    lists: InLists
+    """n lists over S sources."""
+    rule: AttentionRule
+    numbers: EdgeNumbers | None = None
+    """Keys of the edges for dropout; by default their positions in the lists."""
+    rows: IntArray | None = None
+    """The row of the result that each list belongs to, as in `cpu.shards`; its own when absent."""
+    own: bool = True
+    """True if each row attends to the source row of its number once, whatever edges it has from there. List i must then
+    belong to row i."""
+
+    def __post_init__(self) -> None:
+        assert not self.own or self.rows is None
+
+    def to_device(self, device: torch.device) -> "DeviceEdges":
+        """The edges in the memory of `device`; `rows` are copied in every call."""
+        rows = None if self.rows is None else on_device(self.rows, device)
+        names = (None, None, None) if self.numbers is None else self.numbers.to_device(device)
+        return DeviceEdges(self.lists.to_device(device), self.rule, names, rows, self.own)
+
+
+class DeviceEdges(NamedTuple):
+    """`AttentionEdges` on a device."""
+
+    lists: DeviceLists
+    rule: AttentionRule
+    names: tuple[Tensor | None, ...]
+    """Those of `EdgeNumbers.to_device`, or None each."""
+    rows: Tensor | None
+    own: bool
+
+
+class BackwardRows(NamedTuple):
+    """What the backward pass of attention has of its N destinations, after all shards."""
+
+    logit: Tensor
+    """[N, H]."""
+    log_sum: Tensor
+    """[N, H], the logarithm of the softmax's denominator."""
+    grad: Tensor
+    """[N, H, D], of the result."""
+    delta: Tensor
+    """[N, H], <grad, out>."""
+    d_logit: Tensor
+    """[N, H], to which the gradient of `logit` is added, in place."""
+
+
+class SharedAttention(NamedTuple):
+    """Result of attention whose heads share their rows, and inputs of its backward pass."""
+
+    out: Tensor
+    """[n, H, F]."""
+    logit_src: Tensor
+    """[S, H], ``<a_src[h], x[u]>``."""
+    logit_dst: Tensor
+    """[n, H], ``<a_dst[h], x[v]>``."""
+    log_sum: Tensor
+    """[n, H], the logarithm of each softmax's denominator."""

@@ -146,6 +146,10 @@ class Rest:
     pieces: "DeviceLists"
     """Pieces of each of the lists in `long`."""
 
+    def rows_at(self, rows: Tensor | None, lists: Tensor) -> Tensor:
+        """The row of each of these lists; its own number without `rows`."""
+        return lists if rows is None else rows[lists]
+
 
 @dataclass(frozen=True, eq=False)
 class DeviceLists:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...autograd import once_differentiable
-from ...kernels.aggregation.attention_args import AttentionRule
+from ...kernels.aggregation.attention_args import AttentionRule, BackwardRows
 from ...memory.arena import empty
 from ..checked import Kind
 from ..full_batch import Shard
@@ -27,24 +27,14 @@ class Attend(torch.autograd.Function):
         out = empty((neighbourhood.num_dst, *a_src.shape), z.dtype, z.device).zero_()
         log_sum = empty((neighbourhood.num_dst, len(a_src)), z.dtype, z.device).fill_(-torch.inf)
 
-        def attend(shard: Shard, rows: Tensor, own: bool) -> None:
-            kernels.attend_into(
-                shard.lists,
-                shard.rows,
-                neighbourhood.numbers(shard),
-                spread(rows),
-                a_src,
-                logit_dst,
-                rule=rule,
-                out=out,
-                log_sum=log_sum,
-                own=own,
-            )
+        def attend(shard: Shard, rows: Tensor) -> None:
+            edges = neighbourhood.attention_edges(shard, rule)
+            kernels.attend_into(edges, spread(rows), a_src, logit_dst, out, log_sum)
 
-        attend(neighbourhood.own, z, True)
+        attend(neighbourhood.own, z)
         kept = {}
         for q, rows in neighbourhood.ring.rows(neighbourhood.view, z, call):
-            attend(neighbourhood.view.shards[q], rows, False)
+            attend(neighbourhood.view.shards[q], rows)
             if neighbourhood.keep:
                 kept[q] = rows
             del rows
@@ -59,36 +49,21 @@ class Attend(torch.autograd.Function):
         kernels, here, view = neighbourhood.kernels, neighbourhood.own, neighbourhood.view
         z, a_src, logit_dst, out, log_sum, a_dst = ctx.saved_tensors
         grad = grads[0].contiguous()
-        delta = kernels.dots(grad, out)
         d_dst = empty(logit_dst.shape, z.dtype, z.device).zero_()
-        d_src = torch.zeros_like(a_src)
+        of, d_src = BackwardRows(logit_dst, log_sum, grad, kernels.dots(grad, out), d_dst), torch.zeros_like(a_src)
 
-        def gradient_of(shard: Shard, rows: Tensor, own: bool) -> Tensor:
-            numbers = neighbourhood.numbers(shard)
-            dz, da = kernels.attend_from(
-                shard.lists,
-                shard.rows,
-                numbers,
-                spread(rows),
-                a_src,
-                logit_dst,
-                rule=rule,
-                log_sum=log_sum,
-                grad=grad,
-                delta=delta,
-                d_dst=d_dst,
-                own=own,
-            )
+        def gradient_of(shard: Shard, rows: Tensor) -> Tensor:
+            dz, da = kernels.attend_from(neighbourhood.attention_edges(shard, rule), spread(rows), a_src, of)
             d_src.add_(da)
             return spread.back(dz)
 
-        dz = gradient_of(here, z, True)
+        dz = gradient_of(here, z)
         rebuild(
             neighbourhood,
             z,
             call,
             kept,
-            lambda q, rows: gradient_of(view.shards[q], rows, False),
+            lambda q, rows: gradient_of(view.shards[q], rows),
             dz if ctx.needs_input_grad[0] else None,
         )
         if a_dst is not None:

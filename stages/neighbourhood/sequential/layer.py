@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...kernels import aggregation_on
-from ...kernels.aggregation.attention_args import EdgeNumbers
+from ...kernels.aggregation.attention_args import AttentionEdges, AttentionRule
 from ...kernels.runtime.device_memory import to_device
 from ...memory.arena import empty
 from ..base import Loops
@@ -88,9 +88,9 @@ class SequentialLayer(CheckedNeighbourhood):
         scale = np.divide(1.0, total, out=np.zeros(len(total)), where=total > 0)
         return torch.from_numpy(scale).to(self.device, dtype)
 
-    def numbers(self, shard: Shard) -> EdgeNumbers:
-        """Keys of the shard's edges for dropout: their positions in the whole graph."""
-        return shard.numbers(self.batch.numbers)
+    def attention_edges(self, shard: Shard, rule: AttentionRule) -> AttentionEdges:
+        """The shard's edges for attention; keys for dropout are their positions in the whole graph."""
+        return AttentionEdges(shard.lists, rule, shard.numbers(self.batch.numbers), shard.rows, shard is self.own)
 
 
 def rebuild(

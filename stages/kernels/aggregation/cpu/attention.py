@@ -15,8 +15,7 @@ from torch import Tensor
 from ....memory.arena import empty
 from ...runtime.jit import njit
 from ...runtime.threads import parallel
-from ..attention_args import AttentionRule, EdgeNumbers
-from ..lists import InLists, IntArray
+from ..attention_args import AttentionEdges, BackwardRows
 from .lists import row_at
 from .prefetch import prefetch_rows
 from .row_ranges import even_parts, row_parts
@@ -92,10 +91,9 @@ def _attend_rows(indptr, indices, rows, own, names, z, logit_src, logit_dst, rul
 
 
 @njit(**JIT)
-def _attend_backward_dst(
-    indptr, indices, rows, own, names, z, logit_src, logit_dst, rule, log_sum, grad, delta, d_dst, lo, hi
-):
+def _attend_backward_dst(indptr, indices, rows, own, names, z, softmax, d_dst, lo, hi):
     H, D, E = z.shape[1], z.shape[2], len(indices)
+    logit_src, logit_dst, rule, log_sum, grad, delta = softmax
     slope, key, threshold, keep_scale = rule
     flat, end = z.reshape(-1), indptr[hi]
     for i in range(lo, hi):
@@ -123,27 +121,9 @@ def _attend_backward_dst(
 
 
 @njit(**JIT)
-def _attend_backward_src(
-    t_indptr,
-    t_dst,
-    t_edge,
-    rows,
-    own_rows,
-    names,
-    z,
-    a_src,
-    logit_src,
-    logit_dst,
-    rule,
-    log_sum,
-    grad,
-    delta,
-    dz,
-    d_src,
-    lo,
-    hi,
-):
+def _attend_backward_src(t_indptr, t_dst, t_edge, rows, own_rows, names, z, a_src, softmax, dz, d_src, lo, hi):
     H, D, E = z.shape[1], z.shape[2], len(t_dst)
+    logit_src, logit_dst, rule, log_sum, grad, delta = softmax
     slope, key, threshold, keep_scale = rule
     flat, end = grad.reshape(-1), t_indptr[hi]
     for u in range(lo, hi):
@@ -221,143 +201,54 @@ def add_outer(out: Tensor, weight: Tensor, a: Tensor) -> None:
     parallel(_add_outer_rows, [(*args, lo, hi) for lo, hi in even_parts(len(weight), a.shape[0] * a.shape[1])])
 
 
-def attend(
-    lists: InLists, z: Tensor, a_src: Tensor, logit_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
-) -> tuple[Tensor, Tensor]:
+def attend_into(
+    edges: AttentionEdges, z: Tensor, a_src: Tensor, logit_dst: Tensor, out: Tensor, log_sum: Tensor, new: bool = False
+) -> None:
     """Softmax attention over each row's edges and, once, the row itself; no value per edge is kept. Edges from a row
     to itself do not count beside that.
 
+    Over one edge shard of many, in place: its edges join the softmax of the shards before, and after all shards, in any
+    order, `out` and `log_sum` are those of one call over all edges. Rows without an edge so far stay (0, -inf).
+
     Args:
-        lists: the edges.
-        z: [S, H, D]; rows [0, n) are the destinations.
+        edges: all edges, or those of a shard.
+        z: [S, H, D], the source rows; if a row attends to itself, it has its own number.
         a_src: [H, D]; the source logit is ``<a_src, z[u]>``.
-        logit_dst: [n, H].
-        rule: slope and dropout.
-        numbers: see `EdgeNumbers`.
-
-    Returns:
-        [n, H, D]; [n, H], the logarithm of each softmax's denominator, which the backward pass needs.
-    """
-    out, log_sum = (empty(shape, z.dtype) for shape in ((lists.num_dst, *z.shape[1:]), (lists.num_dst, z.shape[1])))
-    attend_into(lists, None, numbers, z, a_src, logit_dst, rule, out, log_sum, True, is_first=True)
-    return out, log_sum
-
-
-def attend_into(
-    lists: InLists,
-    rows: IntArray | None,
-    numbers: EdgeNumbers | None,
-    z: Tensor,
-    a_src: Tensor,
-    logit_dst: Tensor,
-    rule: AttentionRule,
-    out: Tensor,
-    log_sum: Tensor,
-    own: bool,
-    is_first: bool = False,
-) -> None:
-    """`attend` over one edge shard of many, in place: its edges join the softmax of the shards before.
-
-    After all shards, in any order, `out` and `log_sum` are those of `attend` over all edges. Rows without an edge so
-    far stay (0, -inf).
-
-    Args:
-        lists: the shard's edges.
-        rows: the row of the result that each list belongs to, as in `cpu.shards`.
-        numbers: see `EdgeNumbers`.
-        z: [S, H, D], the shard's source rows.
-        a_src: [H, D].
         logit_dst: [N, H].
-        rule: slope and dropout.
         out: [N, H, D], normalised over the edges seen so far; 0 before the first shard.
         log_sum: [N, H], the logarithm of the softmax's denominator so far; -inf before the first shard.
-        own: true if each row attends to the source row of its number once, whatever edges it has from there. List i
-            must then belong to row i, so `rows` is None.
-        is_first: the shard is the first one, before which `out` and `log_sum` may hold anything.
+        new: the shard is the first one, before which `out` and `log_sum` may hold anything.
     """
-    assert not (own and rows is not None)
-    heads, width = z.shape[1:]
-    edges = (lists.indptr, lists.indices, rows, own, numbering(numbers), z.numpy())
-    logits = (dots(z, a_src[None]).numpy(), logit_dst.numpy(), constants(rule, z))
-    args = (*edges, *logits, None if is_first else log_sum.numpy(), out.numpy(), log_sum.numpy())
-    parallel(_attend_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, heads * (width + 8))])
+    lists, (heads, width) = edges.lists, z.shape[1:]
+    args = (lists.indptr, lists.indices, edges.rows, edges.own, numbering(edges.numbers), z.numpy())
+    logits = (dots(z, a_src[None]).numpy(), logit_dst.numpy(), constants(edges.rule, z))
+    results = (None if new else log_sum.numpy(), out.numpy(), log_sum.numpy())
+    parallel(_attend_rows, [(*args, *logits, *results, a, b) for a, b in row_parts(lists.indptr, heads * (width + 8))])
 
 
-def attend_backward(
-    lists: InLists,
-    z: Tensor,
-    a_src: Tensor,
-    logit_dst: Tensor,
-    rule: AttentionRule,
-    out: Tensor,
-    log_sum: Tensor,
-    grad: Tensor,
-    numbers: EdgeNumbers | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `attend` with respect to z, a_src and logit_dst; recomputes coefficients and dropout.
+def attend_from(edges: AttentionEdges, z: Tensor, a_src: Tensor, of: BackwardRows) -> tuple[Tensor, Tensor]:
+    """Gradients of `attend_into` with respect to z and a_src, or one shard's contribution to them; adds that of
+    logit_dst to ``of.d_logit``. Recomputes coefficients and dropout.
 
     With a_uv the coefficient and m_uv its dropout factor: ``d logit_uv = a_uv (m_uv <grad_v, z_u> - <grad_v, out_v>)``.
-    """
-    d_dst = empty(logit_dst.shape, z.dtype).zero_()
-    dz, da_src = attend_from(
-        lists, None, numbers, z, a_src, logit_dst, rule, log_sum, grad, dots(grad, out), d_dst, True
-    )
-    return dz, da_src, d_dst
-
-
-def attend_from(
-    lists: InLists,
-    rows: IntArray | None,
-    numbers: EdgeNumbers | None,
-    z: Tensor,
-    a_src: Tensor,
-    logit_dst: Tensor,
-    rule: AttentionRule,
-    log_sum: Tensor,
-    grad: Tensor,
-    delta: Tensor,
-    d_dst: Tensor,
-    own: bool,
-) -> tuple[Tensor, Tensor]:
-    """Contribution of one shard to the gradients of `attend`: returns those of z [S, H, D] and a_src [H, D], and adds
-    that of logit_dst to `d_dst`, in place.
 
     Args:
-        lists: the shard's edges.
-        rows: as in `attend_into`.
-        numbers: as in `attend_into`.
+        edges: as in `attend_into`.
         z: [S, H, D].
         a_src: [H, D].
-        logit_dst: [N, H].
-        rule: as in `attend_into`.
-        log_sum: [N, H], after all shards.
-        grad: [N, H, D].
-        delta: [N, H], <grad, out>, of the result after all shards.
-        d_dst: [N, H].
-        own: as in `attend_into`.
+        of: the destinations.
+
+    Returns:
+        [S, H, D], of z; [H, D], of a_src.
     """
-    assert not (own and rows is not None)
-    t = lists.transposed
-    heads, width = z.shape[1:]
+    lists, t, (heads, width) = edges.lists, edges.lists.transposed, z.shape[1:]
     logit_src = dots(z, a_src[None])
     dz, d_src = empty(z.shape, z.dtype), empty(logit_src.shape, z.dtype)
-    logits = (logit_src.numpy(), logit_dst.numpy(), constants(rule, z), log_sum.numpy(), grad.numpy(), delta.numpy())
-    names = numbering(numbers)
-    args: tuple[Any, ...] = (lists.indptr, lists.indices, rows, own, names, z.numpy(), *logits, d_dst.numpy())
+    names, rule, rows_of_z = numbering(edges.numbers), constants(edges.rule, z), z.numpy()
+    softmax = logit_src.numpy(), of.logit.numpy(), rule, of.log_sum.numpy(), of.grad.numpy(), of.delta.numpy()
+    args: Any = (lists.indptr, lists.indices, edges.rows, edges.own, names, rows_of_z, softmax, of.d_logit.numpy())
     parallel(_attend_backward_dst, [(*args, a, b) for a, b in row_parts(lists.indptr, heads * (width + 8))])
-    own_rows = lists.num_dst if own else 0
-    args = (
-        t.indptr,
-        t.dst,
-        t.edge,
-        rows,
-        own_rows,
-        names,
-        z.numpy(),
-        a_src.numpy(),
-        *logits,
-        dz.numpy(),
-        d_src.numpy(),
-    )
+    back = (t.indptr, t.dst, t.edge, edges.rows, lists.num_dst if edges.own else 0, names)
+    args = (*back, rows_of_z, a_src.numpy(), softmax, dz.numpy(), d_src.numpy())
     parallel(_attend_backward_src, [(*args, a, b) for a, b in row_parts(t.indptr, 2 * heads * (width + 8))])
     return dz, weighted_sum(d_src, z)

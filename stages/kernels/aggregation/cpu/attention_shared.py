@@ -18,8 +18,7 @@ from ....memory.arena import empty
 from ....memory.lazy_rows import base_and_ids
 from ...runtime.jit import njit
 from ...runtime.threads import parallel
-from ..attention_args import AttentionRule, EdgeNumbers
-from ..lists import InLists
+from ..attention_args import AttentionEdges, SharedAttention
 from .lists import row_at
 from .prefetch import prefetch_rows
 from .row_ranges import even_parts, row_parts
@@ -161,13 +160,12 @@ def _logit_gradient(x, p, inner, delta, kept, keep_scale, slope):
 
 
 @njit(**JIT)
-def _backward_dst(
-    indptr, indices, ids, names, x, logit_src, logit_dst, rule, log_sum, grad, delta, d_dst, to_dst, to_src, lo, hi
-):
+def _backward_dst(indptr, indices, ids, names, x, softmax, d_dst, to_dst, to_src, lo, hi):
     """Chunks lo..hi-1 of destinations. `to_dst`, [chunks, H, F], receives the gradient of `a_dst`; `to_src`, unless
     it is empty, that of `a_src`, if x needs none."""
     # Checked at run time: a version of its own takes two seconds to compile.
     from_rows = len(to_src) > 0
+    logit_src, logit_dst, rule, log_sum, grad, delta = softmax
     H, F, E, n = logit_src.shape[1], x.shape[1], len(indices), len(logit_dst)
     slope, key, threshold, keep_scale = rule
     flat = x.reshape(-1)
@@ -207,27 +205,9 @@ def _backward_dst(
 
 
 @njit(**JIT)
-def _backward_src(
-    t_indptr,
-    t_dst,
-    t_edge,
-    names,
-    x,
-    a_src,
-    a_dst,
-    logit_src,
-    logit_dst,
-    rule,
-    log_sum,
-    grad,
-    delta,
-    d_dst,
-    dx,
-    to_src,
-    lo,
-    hi,
-):
+def _backward_src(t_indptr, t_dst, t_edge, names, x, a_src, a_dst, softmax, d_dst, dx, to_src, lo, hi):
     """Chunks lo..hi-1 of sources. `to_src`, [chunks, H, F], receives the gradient of `a_src`."""
+    logit_src, logit_dst, rule, log_sum, grad, delta = softmax
     H, F, E, n = logit_src.shape[1], x.shape[1], len(t_dst), len(logit_dst)
     slope, key, threshold, keep_scale = rule
     flat, by_head = grad.reshape(-1), grad.reshape(-1, F)
@@ -279,103 +259,46 @@ def _backward_src(
                     b[k] += s * a[k]
 
 
-def attend_shared(
-    lists: InLists, x: Tensor, a_src: Tensor, a_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`cpu.attention.attend`, every head summing the rows of x.
+def attend_shared(edges: AttentionEdges, x: Tensor, a_src: Tensor, a_dst: Tensor) -> SharedAttention:
+    """`cpu.attention.attend_into` over all edges, every head summing the rows of x.
 
     Args:
-        lists: the edges.
+        edges: the edges.
         x: [S, F]; rows [0, n) are the destinations.
         a_src: [H, F].
         a_dst: [H, F]; head h of edge (u, v) has the logit ``leaky_relu(<a_src[h], x[u]> + <a_dst[h], x[v]>)``.
-        rule: slope and dropout.
-        numbers: see `EdgeNumbers`.
-
-    Returns: [n, H, F]; and inputs of the backward pass: [S, H], ``<a_src[h], x[u]>``; [n, H], ``<a_dst[h], x[v]>``;
-        [n, H], the logarithm of each softmax's denominator.
     """
-    heads, width = a_src.shape
-    base, ids = base_and_ids(x)
+    lists, (heads, width), (base, ids) = edges.lists, a_src.shape, base_and_ids(x)
     out = empty((lists.num_dst, heads, width), x.dtype)
     logit_src = _logits(x, a_src)
     logit_dst, log_sum = (empty((lists.num_dst, heads), x.dtype) for _ in range(2))
-    logits = (logit_src.numpy(), logit_dst.numpy(), constants(rule, a_src))
-    args = (
-        lists.indptr,
-        lists.indices,
-        ids,
-        numbering(numbers),
-        base,
-        a_dst.numpy(),
-        *logits,
-        out.numpy(),
-        log_sum.numpy(),
-    )
-    parallel(_attend_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, heads * (width + 8))])
-    return out, logit_src, logit_dst, log_sum
+    args = (lists.indptr, lists.indices, ids, numbering(edges.numbers), base, a_dst.numpy())
+    softmax = (logit_src.numpy(), logit_dst.numpy(), constants(edges.rule, a_src), out.numpy(), log_sum.numpy())
+    parallel(_attend_rows, [(*args, *softmax, a, b) for a, b in row_parts(lists.indptr, heads * (width + 8))])
+    return SharedAttention(out, logit_src, logit_dst, log_sum)
 
 
 def attend_shared_backward(
-    lists: InLists,
-    x: Tensor,
-    a_src: Tensor,
-    a_dst: Tensor,
-    rule: AttentionRule,
-    out: Tensor,
-    logit_src: Tensor,
-    logit_dst: Tensor,
-    log_sum: Tensor,
-    grad: Tensor,
-    needs_x: bool,
-    numbers: EdgeNumbers | None = None,
+    edges: AttentionEdges, x: Tensor, a_src: Tensor, a_dst: Tensor, made: SharedAttention, grad: Tensor, needs_x: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
     """Gradients of `attend_shared` with respect to x (None unless needed), a_src and a_dst.
 
     With a_uv the coefficient and m_uv its dropout factor: ``d logit_uv = a_uv (m_uv <grad_v, x_u> - <grad_v, out_v>)``.
     If x needs no gradient, one pass over the destinations gives both others.
     """
-    heads, width = a_src.shape
-    base, ids = base_and_ids(x)
-    delta = dots(grad, out)
-    d_dst = empty(logit_dst.shape, logit_dst.dtype)
-    logits = (
-        logit_src.numpy(),
-        logit_dst.numpy(),
-        constants(rule, a_src),
-        log_sum.numpy(),
-        grad.numpy(),
-        delta.numpy(),
-        d_dst.numpy(),
-    )
+    lists, (heads, width), (base, ids) = edges.lists, a_src.shape, base_and_ids(x)
+    delta, d_dst = dots(grad, made.out).numpy(), empty(made.logit_dst.shape, x.dtype).numpy()
+    names, rule = numbering(edges.numbers), constants(edges.rule, a_src)
+    _, logit_src, logit_dst, log_sum = (each.numpy() for each in made)
+    softmax = logit_src, logit_dst, rule, log_sum, grad.numpy(), delta
     to_dst = np.zeros((num_chunks(lists.num_dst), heads, width), base.dtype)
     to_src = np.zeros((num_chunks(len(x)) if needs_x else len(to_dst), heads, width), base.dtype)
-    args: tuple[Any, ...] = (
-        lists.indptr,
-        lists.indices,
-        ids,
-        numbering(numbers),
-        base,
-        *logits,
-        to_dst,
-        to_src[:0] if needs_x else to_src,
-    )
+    none = to_src[:0] if needs_x else to_src
+    args: Any = (lists.indptr, lists.indices, ids, names, base, softmax, d_dst, to_dst, none)
     parallel(_backward_dst, [(*args, a, b) for a, b in chunk_parts(lists.indptr, heads * (width + 8))])
     dx = None
     if needs_x:
-        t = lists.transposed
-        dx = empty((lists.num_src, width), x.dtype)
-        args = (
-            t.indptr,
-            t.dst,
-            t.edge,
-            numbering(numbers),
-            base,
-            a_src.numpy(),
-            a_dst.numpy(),
-            *logits,
-            dx.numpy(),
-            to_src,
-        )
+        t, dx = lists.transposed, empty((lists.num_src, width), x.dtype)
+        args = (t.indptr, t.dst, t.edge, names, base, a_src.numpy(), a_dst.numpy(), softmax, d_dst, dx.numpy(), to_src)
         parallel(_backward_src, [(*args, a, b) for a, b in chunk_parts(t.indptr, 2 * heads * (width + 8))])
     return dx, torch.from_numpy(to_src.sum(axis=0)), torch.from_numpy(to_dst.sum(axis=0))

@@ -15,7 +15,7 @@ from ....memory.lazy_rows import LazyRows, base_and_ids
 from ...runtime.jit import njit
 from ...runtime.threads import parallel
 from ..lists import InLists, IntArray
-from .attention import add_outer, attend, attend_backward, attend_from, attend_into, weighted_sum
+from .attention import add_outer, attend_from, attend_into, weighted_sum
 from .attention_shared import attend_shared, attend_shared_backward
 from .lists import row_at, rows_array
 from .row_ranges import row_parts
@@ -24,10 +24,9 @@ from .softmax import dots
 from .spmm_rows import ADDED, BESIDE, FROM_BESIDE, NOTHING, spmm_rows
 
 __all__ = [
-    "add_outer", "add_rows", "attend", "attend_backward", "attend_from", "attend_into", "attend_shared",
-    "attend_shared_backward", "dots", "maximum", "maximum_backward", "maximum_from", "maximum_into", "spmm",
-    "spmm_backward", "spmm_beside", "spmm_beside_backward", "spmm_from", "spmm_into", "take_rows",
-    "weighted_sum",
+    "add_outer", "add_rows", "attend_from", "attend_into", "attend_shared", "attend_shared_backward", "dots", "maximum",
+    "maximum_backward", "maximum_from", "maximum_into", "spmm", "spmm_backward", "spmm_beside", "spmm_beside_backward",
+    "spmm_from", "spmm_into", "take_rows", "weighted_sum",
 ]  # fmt: skip
 # NaN and infinity keep their meaning; "contract" allows multiply-add.
 _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"contract"}}

@@ -16,16 +16,14 @@ kernels, with a stride of 0 from head to head.
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..attention_args import AttentionRule, EdgeNumbers
-from ..lists import DeviceLists, InLists, IntArray, on_device
+from ..attention_args import AttentionEdges, DeviceEdges
 from .edge_dropout import edge_name, own_name, survives
 from .softmax import dots, leaky, log_denominators
-from .sums import COLUMNS, HELD, add_lists, head_tile, row_of, unrolled
+from .sums import COLUMNS, HELD, head_tile, row_of, sum_lists, unrolled
 
 
 @triton.jit(do_not_specialize=["n", "E", "key"])
@@ -94,35 +92,24 @@ def _attend_rows(
 
 
 def sum_attended(
-    there: DeviceLists,
-    at: Tensor | None,
-    numbers: EdgeNumbers | None,
+    edges: DeviceEdges,
     z: Tensor,
     logits: tuple[Tensor, Tensor],
-    rule: AttentionRule,
     before: Tensor | None,
-    out: Tensor,
-    log_sum: Tensor,
-    own: bool,
+    results: tuple[Tensor, Tensor],
     ids: Tensor | None = None,
 ) -> None:
-    """Store, or with `before` add, each destination's sum of rows of z, times their coefficients, in `out`.
+    """Store, or with `before` add, each destination's sum of rows of z, times their coefficients.
 
     Args:
-        there: lists by destination.
-        at: rows of the destinations, or all.
-        numbers: see `EdgeNumbers`.
+        edges: lists by destination.
         z: [S, H, D]; heads that share their rows have a stride of 0.
         logits: [S, H] of the sources, [N, H] of the destinations.
-        rule: slope and dropout.
-        before: [N, H], `log_sum` of what `out` has so far.
-        out: [N, H, D].
-        log_sum: [N, H].
-        own: true if each destination attends to itself.
+        before: [N, H], logarithms of the denominators of what `results` have so far.
+        results: [N, H, D], where the sums go; [N, H], logarithms of the denominators.
         ids: [S], the row of z of each source; its own when absent.
     """
-    names = (None, None, None) if numbers is None else numbers.to_device(z.device)
-    heads, width = z.shape[1:]
+    (lists, rule, names, at, own), (out, log_sum), (heads, width) = edges, results, z.shape[1:]
     shape = head_tile(heads, width, COLUMNS)
     shape["UNROLL"] = unrolled(shape, 2 * HELD)
 
@@ -132,44 +119,19 @@ def sum_attended(
             grid = -(-n // shape["BR"]) * -(-heads // shape["BH"]), -(-width // shape["BD"])
             launched: Any = _attend_rows[grid]
             launched(
-                begin, end, rows, there.indices, *names, rule.key, z, ids, *logits, log_sum,
-                before if whole else None, result,
-                n, there.num_edges, H=heads, D=width, Z_ROW=z.stride(0), Z_HEAD=z.stride(1), LIMIT=there.limit,
-                SLOPE=rule.slope,
-                THRESHOLD=rule.threshold, KEEP=rule.keep_scale, TO_ROWS=whole, OWN=own and whole, SKIP=own, **shape,
+                begin, end, rows, lists.indices, *names, rule.key, z, ids, *logits, log_sum, before if whole else None,
+                result, n, lists.num_edges, H=heads, D=width, Z_ROW=z.stride(0), Z_HEAD=z.stride(1), LIMIT=lists.limit,
+                SLOPE=rule.slope, THRESHOLD=rule.threshold, KEEP=rule.keep_scale, TO_ROWS=whole, OWN=own and whole,
+                SKIP=own, **shape,
             )  # fmt: skip
 
-    launch(there.begin, there.end, at, out, True)
-    if (rest := there.rest) is not None:
-        partial = out.new_empty(len(rest.of), heads, width)
-        launch(rest.begin, rest.end, rest.of if at is None else at[rest.of], partial, False)
-        onto = rest.long if at is None else at[rest.long]
-        add_lists(rest.pieces, onto, partial.flatten(1), out.view(len(out), -1), heads * width, add=True)
-
-
-def attend(
-    lists: InLists, z: Tensor, a_src: Tensor, logit_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
-) -> tuple[Tensor, Tensor]:
-    out, log_sum = z.new_empty(lists.num_dst, *z.shape[1:]), torch.empty_like(logit_dst)
-    attend_into(lists, None, numbers, z, a_src, logit_dst, rule, out, log_sum, True, is_first=True)
-    return out, log_sum
+    sum_lists(lists, at, out, launch)
 
 
 def attend_into(
-    lists: InLists,
-    rows: IntArray | None,
-    numbers: EdgeNumbers | None,
-    z: Tensor,
-    a_src: Tensor,
-    logit_dst: Tensor,
-    rule: AttentionRule,
-    out: Tensor,
-    log_sum: Tensor,
-    own: bool,
-    is_first: bool = False,
+    edges: AttentionEdges, z: Tensor, a_src: Tensor, logit_dst: Tensor, out: Tensor, log_sum: Tensor, new: bool = False
 ) -> None:
-    assert not (own and rows is not None)
-    logits, before = (dots(z, a_src[None]), logit_dst), None if is_first else log_sum.clone()
-    there, at = lists.to_device(z.device), None if rows is None else on_device(rows, z.device)
-    log_denominators(there, at, *logits, rule.slope, log_sum, not is_first, own)
-    sum_attended(there, at, numbers, z, logits, rule, before, out, log_sum, own)
+    there, logits = edges.to_device(z.device), (dots(z, a_src[None]), logit_dst)
+    before = None if new else log_sum.clone()
+    log_denominators(there, logits, log_sum, not new)
+    sum_attended(there, z, logits, before, (out, log_sum))

@@ -8,16 +8,15 @@ while an average list is shorter than a head is wide. See `cuda.attention` for t
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..attention_args import AttentionRule, EdgeNumbers
-from ..lists import DeviceLists, InLists, IntArray, on_device
+from ..attention_args import AttentionEdges, BackwardRows, DeviceEdges
+from ..lists import DeviceLists
 from .edge_dropout import edge_name, own_name, survives
 from .softmax import dots, leaky, weighted_sum
-from .sums import HELD, add_lists, head_tile, row_of, unrolled
+from .sums import HELD, add_lists, head_tile, row_of, sum_lists, unrolled
 
 
 @triton.jit
@@ -165,48 +164,25 @@ def _sum_edges(there: DeviceLists, at: Tensor | None, d_edge: Tensor, d_own: Ten
                 TO_ROWS=whole, num_warps=1, **shape,
             )  # fmt: skip
 
-    launch(there.begin, there.end, at, d_dst, True)
-    if (rest := there.rest) is not None:
-        partial = d_dst.new_empty(len(rest.of), heads)
-        launch(rest.begin, rest.end, None, partial, False)
-        add_lists(rest.pieces, rest.long if at is None else at[rest.long], partial, d_dst, heads, add=True)
+    sum_lists(there, at, d_dst, launch)
 
 
 def gradients_by_src(
-    there: DeviceLists,
-    at: Tensor | None,
-    numbers: EdgeNumbers | None,
-    z: Tensor,
-    a_src: Tensor,
-    logits: tuple[Tensor, Tensor],
-    rule: AttentionRule,
-    log_sum: Tensor,
-    grad: Tensor,
-    delta: Tensor,
-    d_dst: Tensor,
-    own: bool,
-    shared: bool,
+    edges: DeviceEdges, z: Tensor, a_src: Tensor, logit_src: Tensor, of: BackwardRows, shared: bool
 ) -> tuple[Tensor, Tensor]:
     """Gradients of z, [S, H, D], or if `shared` [S, D], summed over the heads that share it, and of the source logits,
     [S, H].
 
     Args:
-        there: lists by destination.
-        at: rows of the destinations, or all.
-        numbers: see `EdgeNumbers`.
+        edges: lists by destination.
         z: [S, H, D].
         a_src: [H, D].
-        logits: [S, H] of the sources, [N, H] of the destinations.
-        rule: slope and dropout.
-        log_sum: [N, H].
-        grad: [N, H, D], of the result.
-        delta: [N, H], its inner products with the result.
-        d_dst: [N, H], to which the gradient of the destinations' logits is added.
-        own: true if each destination attends to itself.
+        logit_src: [S, H].
+        of: the destinations; the gradient of their logits is added there.
         shared: true if the heads of z are the same memory.
     """
-    names = (None, None, None) if numbers is None else numbers.to_device(z.device)
-    heads, width = z.shape[1:]
+    (there, rule, names, at, own), (heads, width) = edges, z.shape[1:]
+    logit_dst, log_sum, grad, delta, d_dst = of
     back, position = there.transposed
     back = back if at is None else back.over(at[back.indices])
     shape = head_tile(heads, width)
@@ -221,10 +197,9 @@ def gradients_by_src(
             groups = 1 if shared else -(-heads // shape["BH"])
             launched: Any = _backward_src[(-(-n // shape["BR"]) * groups,)]
             launched(
-                begin, end, rows, back.indices, position, *names, rule.key, z, a_src, *logits, log_sum, grad, delta,
-                dz, d_src, d_edge, d_own if whole else None,
-                n, there.num_edges, there.num_dst, H=heads, D=width, Z_ROW=z.stride(0), Z_HEAD=z.stride(1),
-                LIMIT=there.limit, SLOPE=rule.slope,
+                begin, end, rows, back.indices, position, *names, rule.key, z, a_src, logit_src, logit_dst, log_sum,
+                grad, delta, dz, d_src, d_edge, d_own if whole else None, n, there.num_edges, there.num_dst, H=heads,
+                D=width, Z_ROW=z.stride(0), Z_HEAD=z.stride(1), LIMIT=there.limit, SLOPE=rule.slope,
                 THRESHOLD=rule.threshold, KEEP=rule.keep_scale, OWN=own and whole, SKIP=own, SHARED=shared, **shape,
             )  # fmt: skip
         return dz, d_src
@@ -238,40 +213,7 @@ def gradients_by_src(
     return dz, d_src
 
 
-def attend_from(
-    lists: InLists,
-    rows: IntArray | None,
-    numbers: EdgeNumbers | None,
-    z: Tensor,
-    a_src: Tensor,
-    logit_dst: Tensor,
-    rule: AttentionRule,
-    log_sum: Tensor,
-    grad: Tensor,
-    delta: Tensor,
-    d_dst: Tensor,
-    own: bool,
-) -> tuple[Tensor, Tensor]:
-    assert not (own and rows is not None)
-    there, at = lists.to_device(z.device), None if rows is None else on_device(rows, z.device)
-    logits = dots(z, a_src[None]), logit_dst
-    dz, d_src = gradients_by_src(there, at, numbers, z, a_src, logits, rule, log_sum, grad, delta, d_dst, own, False)
+def attend_from(edges: AttentionEdges, z: Tensor, a_src: Tensor, of: BackwardRows) -> tuple[Tensor, Tensor]:
+    there, logit_src = edges.to_device(z.device), dots(z, a_src[None])
+    dz, d_src = gradients_by_src(there, z, a_src, logit_src, of, False)
     return dz, weighted_sum(d_src, z)
-
-
-def attend_backward(
-    lists: InLists,
-    z: Tensor,
-    a_src: Tensor,
-    logit_dst: Tensor,
-    rule: AttentionRule,
-    out: Tensor,
-    log_sum: Tensor,
-    grad: Tensor,
-    numbers: EdgeNumbers | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    d_dst = torch.zeros_like(logit_dst)
-    dz, da_src = attend_from(
-        lists, None, numbers, z, a_src, logit_dst, rule, log_sum, grad, dots(grad, out), d_dst, True
-    )
-    return dz, da_src, d_dst

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from ....memory.lazy_rows import device_base_and_ids, head
 from ... import products_cuda
-from ..attention_args import AttentionRule, EdgeNumbers
-from ..lists import DeviceLists, InLists
+from ..attention_args import AttentionEdges, BackwardRows, DeviceEdges, SharedAttention
 from .attention import sum_attended
 from .attention_backward import gradients_by_src, one_edge
 from .edge_dropout import edge_name, own_name
 from .softmax import dots, log_denominators
-from .sums import add_lists, head_tile, row_of
+from .sums import head_tile, row_of, sum_lists
 
 _TILES = 8
 """Tiles of a program, which share one sum for `a_src`, where rows need no gradient."""
@@ -91,38 +90,26 @@ def _backward_shared_dst(
 
 
 def _gradients_of_constant_rows(
-    there: DeviceLists,
-    names: tuple[Tensor | None, ...],
-    x: Tensor,
-    ids: Tensor | None,
-    logits: tuple[Tensor, Tensor],
-    rule: AttentionRule,
-    log_sum: Tensor,
-    grad: Tensor,
-    out: Tensor,
+    edges: DeviceEdges, x: Tensor, ids: Tensor | None, made: SharedAttention, grad: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients of a_src [H, D] and of the destinations' logits [N, H]; x needs none."""
-    heads, width = out.shape[1:]
+    (lists, rule, names, _, _), (out, *logits), (heads, width) = edges, made, grad.shape[1:]
     shape = head_tile(heads, width) | {"ROWS": _TILES}
-    d_src, d_dst = x.new_zeros(heads, width), torch.zeros_like(logits[1])
+    d_src, d_dst = x.new_zeros(heads, width), torch.zeros_like(made.logit_dst)
 
-    def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor) -> None:
+    def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
         if len(begin) and heads:
             programs = -(-len(begin) // (shape["BR"] * shape["ROWS"]))
             weighted = x.new_empty(programs, heads, width)
             launched: Any = _backward_shared_dst[(programs * -(-heads // shape["BH"]),)]
             launched(
-                begin, end, rows, there.indices, *names, rule.key, x, ids, *logits, log_sum, grad, out, result,
-                weighted, len(begin), there.num_edges, H=heads, D=width, X_ROW=x.stride(0), LIMIT=there.limit,
+                begin, end, rows, lists.indices, *names, rule.key, x, ids, *logits, grad, out, result, weighted,
+                len(begin), lists.num_edges, H=heads, D=width, X_ROW=x.stride(0), LIMIT=lists.limit,
                 SLOPE=rule.slope, THRESHOLD=rule.threshold, KEEP=rule.keep_scale, **shape,
             )  # fmt: skip
             d_src.add_(weighted.sum(0))
 
-    launch(there.begin, there.end, None, d_dst)
-    if (rest := there.rest) is not None:
-        partial = d_dst.new_empty(len(rest.of), heads)
-        launch(rest.begin, rest.end, rest.of, partial)
-        add_lists(rest.pieces, rest.long, partial, d_dst, heads, add=True)
+    sum_lists(lists, None, d_dst, launch)
     return d_src, d_dst
 
 
@@ -153,41 +140,25 @@ def _gradient_of_a(d_logit: Tensor, x: Tensor) -> Tensor:
     return d_logit.T @ head(x, len(d_logit))
 
 
-def attend_shared(
-    lists: InLists, x: Tensor, a_src: Tensor, a_dst: Tensor, rule: AttentionRule, numbers: EdgeNumbers | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    there, (heads, width), n = lists.to_device(x.device), a_src.shape, lists.num_dst
+def attend_shared(edges: AttentionEdges, x: Tensor, a_src: Tensor, a_dst: Tensor) -> SharedAttention:
+    there, (heads, width), n = edges.to_device(x.device), a_src.shape, edges.lists.num_dst
     base, ids = device_base_and_ids(x)
-    logits = logit_src, logit_dst = _logits(x, a_src, len(x)), _logits(x, a_dst, n)
-    out, log_sum = base.new_empty(n, heads, width), torch.empty_like(logit_dst)
-    log_denominators(there, None, logit_src, logit_dst, rule.slope, log_sum, False, True)
-    sum_attended(there, None, numbers, _shared(base, heads), logits, rule, None, out, log_sum, True, ids)
-    return out, logit_src, logit_dst, log_sum
+    logits = _logits(x, a_src, len(x)), _logits(x, a_dst, n)
+    results = out, log_sum = base.new_empty(n, heads, width), torch.empty_like(logits[1])
+    log_denominators(there, logits, log_sum, False)
+    sum_attended(there, _shared(base, heads), logits, None, results, ids)
+    return SharedAttention(out, *logits, log_sum)
 
 
 def attend_shared_backward(
-    lists: InLists,
-    x: Tensor,
-    a_src: Tensor,
-    a_dst: Tensor,
-    rule: AttentionRule,
-    out: Tensor,
-    logit_src: Tensor,
-    logit_dst: Tensor,
-    log_sum: Tensor,
-    grad: Tensor,
-    needs_x: bool,
-    numbers: EdgeNumbers | None = None,
+    edges: AttentionEdges, x: Tensor, a_src: Tensor, a_dst: Tensor, made: SharedAttention, grad: Tensor, needs_x: bool
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    there, heads, n, logits = lists.to_device(x.device), len(a_src), lists.num_dst, (logit_src, logit_dst)
+    there, heads, n = edges.to_device(x.device), len(a_src), edges.lists.num_dst
     if not needs_x:
-        names = (None, None, None) if numbers is None else numbers.to_device(x.device)
-        rows = device_base_and_ids(x)
-        d_src, d_dst = _gradients_of_constant_rows(there, names, *rows, logits, rule, log_sum, grad, out)
+        d_src, d_dst = _gradients_of_constant_rows(there, *device_base_and_ids(x), made, grad)
         return None, d_src, _gradient_of_a(d_dst, x)
-    delta, d_dst = dots(grad, out), torch.zeros_like(logit_dst)
-    dx, d_logit = gradients_by_src(
-        there, None, numbers, _shared(x, heads), a_src, logits, rule, log_sum, grad, delta, d_dst, True, True
-    )
-    dx[:n].addmm_(d_dst, a_dst)
-    return dx, _gradient_of_a(d_logit, x), _gradient_of_a(d_dst, x)
+    out, logit_src, logit_dst, log_sum = made
+    of = BackwardRows(logit_dst, log_sum, grad, dots(grad, out), torch.zeros_like(logit_dst))
+    dx, d_logit = gradients_by_src(there, _shared(x, heads), a_src, logit_src, of, True)
+    dx[:n].addmm_(of.d_logit, a_dst)
+    return dx, _gradient_of_a(d_logit, x), _gradient_of_a(of.d_logit, x)

@@ -24,17 +24,16 @@ from torch import Tensor
 
 from ....memory.lazy_rows import LazyRows, device_base_and_ids
 from ..lists import DeviceLists, InLists, IntArray, on_device
-from .attention import attend, attend_into
-from .attention_backward import attend_backward, attend_from
+from .attention import attend_into
+from .attention_backward import attend_from
 from .attention_shared import attend_shared, attend_shared_backward
 from .softmax import add_outer, dots, weighted_sum
-from .sums import ADDED, BESIDE, FROM_BESIDE, NOTHING, UNROLL, add_lists, row_of, tile
+from .sums import ADDED, BESIDE, FROM_BESIDE, NOTHING, UNROLL, add_lists, row_of, sum_lists, tile
 
 __all__ = [
-    "add_outer", "add_rows", "attend", "attend_backward", "attend_from", "attend_into", "attend_shared",
-    "attend_shared_backward", "dots", "maximum", "maximum_backward", "maximum_from", "maximum_into", "spmm",
-    "spmm_backward", "spmm_beside", "spmm_beside_backward", "spmm_from", "spmm_into", "take_rows",
-    "weighted_sum",
+    "add_outer", "add_rows", "attend_from", "attend_into", "attend_shared", "attend_shared_backward", "dots", "maximum",
+    "maximum_backward", "maximum_from", "maximum_into", "spmm", "spmm_backward", "spmm_beside", "spmm_beside_backward",
+    "spmm_from", "spmm_into", "take_rows", "weighted_sum",
 ]  # fmt: skip
 
 
@@ -202,7 +201,7 @@ def _maxima(
         shape = len(rest.of), width
         best, winner = out.new_empty(shape), arg.new_empty(shape)
         launch(rest.begin, rest.end, None, best, winner, False)
-        _maxima(rest.pieces, rest.long if rows is None else rows[rest.long], winner, best, out, arg, True)
+        _maxima(rest.pieces, rest.rows_at(rows, rest.long), winner, best, out, arg, True)
 
 
 def maximum(lists: InLists, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -257,33 +256,15 @@ def maximum_from(lists: InLists, rows: IntArray | None, edge: IntArray | None, a
     dst = back.indices if rows is None else on_device(rows, grad.device)[back.indices]
     given = _on(edge, grad)
     rows_per, columns = tile(width)
+    shape = {"LIMIT": back.limit, "UNROLL": UNROLL, "BR": rows_per, "BF": columns}
 
-    def launch(begin: Tensor, end: Tensor, result: Tensor) -> None:
+    def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
         n = len(begin)
         if n and width:
             launched: Any = _max_backward_rows[-(-n // rows_per), -(-width // columns)]
-            launched(
-                begin,
-                end,
-                dst,
-                positions,
-                given,
-                arg,
-                grad,
-                result,
-                n,
-                width,
-                LIMIT=back.limit,
-                UNROLL=UNROLL,
-                BR=rows_per,
-                BF=columns,
-            )
+            launched(begin, end, dst, positions, given, arg, grad, result, n, width, **shape)
 
-    launch(back.begin, back.end, out)
-    if (rest := back.rest) is not None:
-        partial = out.new_empty(len(rest.of), width)
-        launch(rest.begin, rest.end, partial)
-        add_lists(rest.pieces, rest.long, partial, out, width, add=True)
+    sum_lists(back, None, out, launch)
     return out
 
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ..lists import DeviceLists
+from ..attention_args import DeviceEdges
 from .sums import COLUMNS, HELD, UNROLL, head_tile, row_of
 
 _LANES = tl.constexpr(32)
@@ -113,19 +113,10 @@ def _log_sums(
     tl.store(place, top + tl.log(total), both)
 
 
-def log_denominators(
-    lists: DeviceLists,
-    rows: Tensor | None,
-    logit_src: Tensor,
-    logit_dst: Tensor | None,
-    slope: float,
-    log_sum: Tensor,
-    into: bool,
-    own: bool,
-) -> None:
+def log_denominators(edges: DeviceEdges, logits: tuple[Tensor, Tensor | None], log_sum: Tensor, into: bool) -> None:
     """Store the logarithm of the sum of the exponentials of each list's logits in `log_sum`; with `into`, including its
-    old value, with `own` also that of the list's own row, in place of its edges from there."""
-    heads = logit_src.shape[1]
+    old value, with `edges.own` also that of the list's own row, in place of its edges from there."""
+    heads, (lists, rule, _, rows, own) = logits[0].shape[1], edges
     lanes = triton.next_power_of_2(max(heads, 1))
     rows_per = max(_LANES.value // lanes, 1)
 
@@ -133,16 +124,14 @@ def log_denominators(
         if len(begin) and heads:
             launched: Any = _log_sums[(-(-len(begin) // rows_per),)]
             launched(
-                begin, end, rows, lists.indices, logit_src, logit_dst, result, len(begin), heads, LIMIT=lists.limit,
-                SLOPE=slope,
-                TO_ROWS=whole, INTO=into and whole, OWN=own and whole, SKIP=own, UNROLL=UNROLL, BR=rows_per, BH=lanes,
-                num_warps=1,
+                begin, end, rows, lists.indices, *logits, result, len(begin), heads, LIMIT=lists.limit,
+                SLOPE=rule.slope, TO_ROWS=whole, INTO=into and whole, OWN=own and whole, SKIP=own, UNROLL=UNROLL,
+                BR=rows_per, BH=lanes, num_warps=1,
             )  # fmt: skip
 
     launch(lists.begin, lists.end, rows, log_sum, True)
     if (rest := lists.rest) is not None:
         partial = log_sum.new_empty(len(rest.of), heads)
-        launch(rest.begin, rest.end, rest.of if rows is None else rows[rest.of], partial, False)
-        log_denominators(
-            rest.pieces, rest.long if rows is None else rows[rest.long], partial, None, slope, log_sum, True, False
-        )
+        launch(rest.begin, rest.end, rest.rows_at(rows, rest.of), partial, False)
+        pieces = edges._replace(lists=rest.pieces, rows=rest.rows_at(rows, rest.long), own=False)
+        log_denominators(pieces, (partial, None), log_sum, True)

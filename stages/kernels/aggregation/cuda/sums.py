@@ -1,6 +1,7 @@
 """Sums over in-neighbour lists in a device's memory: adds up the pieces of all other kernels too. See
 `cuda.backend`."""
 
+from collections.abc import Callable
 from typing import Any
 
 import triton
@@ -169,5 +170,20 @@ def add_lists(
     launch(lists.begin, lists.end, rows, out, True)
     if (rest := lists.rest) is not None:
         partial = out.new_empty(len(rest.of), width)
-        launch(rest.begin, rest.end, rest.of if rows is None else rows[rest.of], partial, False)
-        add_lists(rest.pieces, rest.long if rows is None else rows[rest.long], partial, out, width, add=True)
+        launch(rest.begin, rest.end, rest.rows_at(rows, rest.of), partial, False)
+        add_lists(rest.pieces, rest.rows_at(rows, rest.long), partial, out, width, add=True)
+
+
+Launch = Callable[[Tensor, Tensor, Tensor | None, Tensor, bool], None]
+"""Launches a kernel: begin and end of each list, its row or None, where sums are stored, and whether these are rows of
+the result, not of pieces."""
+
+
+def sum_lists(lists: DeviceLists, rows: Tensor | None, out: Tensor, launch: Launch) -> None:
+    """Sums of lists in `out`, [N, ...]: of the begin of each, then of the pieces of long ones, which are added."""
+    launch(lists.begin, lists.end, rows, out, True)
+    if (rest := lists.rest) is not None:
+        partial = out.new_empty(len(rest.of), *out.shape[1:])
+        launch(rest.begin, rest.end, rest.rows_at(rows, rest.of), partial, False)
+        pieces = partial.flatten(1)
+        add_lists(rest.pieces, rest.rows_at(rows, rest.long), pieces, out.flatten(1), pieces.shape[1], add=True)

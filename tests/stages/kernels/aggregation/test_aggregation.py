@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from millrace.stages.kernels.aggregation.attention_args import AttentionRule
+from millrace.stages.kernels.aggregation.attention_args import AttentionEdges, AttentionRule
 from millrace.stages.kernels.aggregation.cpu import backend as aggregate_cpu
 from millrace.stages.kernels.aggregation.cpu import row_ranges as cut
 from millrace.stages.kernels.aggregation.cpu.softmax import CHUNK_ROWS, chunk_parts, num_chunks
 from millrace.stages.kernels.aggregation.lists import InLists
 from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.memory.lazy_rows import LazyRows, base_and_ids
-from millrace.stages.neighbourhood.gradients import Attend, AttendShared, AttentionOver, Maximum, Spmm, SpmmBeside
+from millrace.stages.neighbourhood.gradients import Attend, AttendShared, Maximum, Spmm, SpmmBeside, attend
 from millrace.tests.contracts.aggregate_kernels import HOST_KERNELS, random_lists, results
 from millrace.tests.oracles import aggregation as reference
 
@@ -137,14 +137,10 @@ def test_gradients_are_those_of_finite_differences() -> None:
     ]
     leaves = tuple(torch.randn(*s, **DOUBLE) for s in ((6, 2, 3), (2, 3), (4, 2)))
     for dropout in (0.0, 0.5):
-        rule = AttentionRule(0.2, dropout, 7)
-        checks.append(
-            (lambda z, a, logit, rule=rule: Attend.apply(z, a, logit, AttentionOver(k, lists, rule, None)), leaves)
-        )
+        over = k, AttentionEdges(lists, AttentionRule(0.2, dropout, 7))
+        checks.append((lambda z, a, logit, over=over: Attend.apply(z, a, logit, over, False), leaves))
         shared = (torch.randn(6, 3, **DOUBLE), leaves[1], torch.randn(2, 3, **DOUBLE))
-        checks.append(
-            (lambda x, a, b, rule=rule: AttendShared.apply(x, a, b, AttentionOver(k, lists, rule, None)), shared)
-        )
+        checks.append((lambda x, a, b, over=over: AttendShared.apply(x, a, b, over), shared))
     for fn, inputs in checks:
         assert torch.autograd.gradcheck(fn, inputs, atol=1e-6)
 
@@ -156,9 +152,8 @@ def test_the_mask_drops_what_was_asked_independently() -> None:
     kept = []
     for key in (1, 2):
         z = torch.ones(n, heads, 1, dtype=torch.float64)
-        out, _ = aggregate_cpu.attend(
-            lists, z, z.new_zeros(heads, 1), z.new_zeros(n, heads), AttentionRule(0.2, p, key)
-        )
+        edges = AttentionEdges(lists, AttentionRule(0.2, p, key))
+        out, _ = attend(aggregate_cpu, edges, z, z.new_zeros(heads, 1), z.new_zeros(n, heads))
         counts = (out[..., 0] * 2 * (1 - p)).round().long()
         kept.append(counts)
         # Two coefficients per row and head (the edge and the row's own): binomial.
@@ -176,8 +171,9 @@ def test_dropout_near_one_and_the_expectation(name: str) -> None:
     assert AttentionRule(0.2, 1 - 2**-33, 0).threshold == 2**32 - 1
     lists, k = random_lists(3, 5, 9, 6), HOST_KERNELS[name]
     z, a, logit = torch.randn(5, 2, 3), torch.randn(2, 3), torch.randn(3, 2)
-    plain, _ = k.attend(lists, z, a, logit, AttentionRule(0.2, 0.0, 0))
-    many = torch.stack([k.attend(lists, z, a, logit, AttentionRule(0.2, 0.5, key))[0] for key in range(400)])
+    plain, _ = attend(k, AttentionEdges(lists, AttentionRule(0.2, 0.0, 0)), z, a, logit)
+    dropped = (AttentionEdges(lists, AttentionRule(0.2, 0.5, key)) for key in range(400))
+    many = torch.stack([attend(k, edges, z, a, logit)[0] for edges in dropped])
     assert float(((many.mean(0) - plain).abs() / (many.std(0) / 20 + 1e-6)).max()) < 5
 
 
@@ -192,7 +188,8 @@ def test_nan_and_infinity_are_not_hidden(bad: float) -> None:
         assert (got[0].isnan() if math.isnan(bad) else got[0] == bad).all()
         assert got[1:].isfinite().all()
     assert (arg[0] == 1).all()
-    out, _ = aggregate_cpu.attend(lists, x[:, None], torch.ones(1, 9), torch.zeros(3, 1), AttentionRule(0.2, 0.0, 0))
+    edges = AttentionEdges(lists, AttentionRule(0.2, 0.0, 0))
+    out, _ = attend(aggregate_cpu, edges, x[:, None], torch.ones(1, 9), torch.zeros(3, 1))
     assert out[:2].isnan().all()
     assert out[2].isfinite().all()
 
@@ -204,9 +201,8 @@ def test_large_logits_stay_finite() -> None:
         torch.randn(2, 4, dtype=torch.float64),
         torch.randn(5, 2, dtype=torch.float64),
     )
-    rule = AttentionRule(1.0, 0.0, 0)
-    near, _ = aggregate_cpu.attend(lists, z, a, logit, rule)
-    far, _ = aggregate_cpu.attend(lists, z, a, logit + 2000, rule)
+    edges = AttentionEdges(lists, AttentionRule(1.0, 0.0, 0))
+    near, far = (attend(aggregate_cpu, edges, z, a, logit + shift)[0] for shift in (0, 2000))
     torch.testing.assert_close(near, far, rtol=1e-9, atol=1e-9)
 
 
@@ -224,13 +220,13 @@ def test_named_rows_are_read_where_they_lie(lists: InLists, width: int, types: t
     rng = np.random.default_rng(width)
     base = rng.standard_normal((30, width)).astype(dtype)
     ids = rng.integers(0, 30, lists.num_src).astype(wide)
-    n, heads, rule, k = lists.num_dst, 2, AttentionRule(0.2, dropout, 5), aggregate_cpu
+    n, heads, edges, k = lists.num_dst, 2, AttentionEdges(lists, AttentionRule(0.2, dropout, 5)), aggregate_cpu
     shapes = ((heads, width), (heads, width), n, (n, heads, width))
     a, b, own, grad = (torch.from_numpy(rng.standard_normal(s).astype(dtype)) for s in shapes)
 
     def found(x: Tensor) -> list[Tensor]:
-        made = k.attend_shared(lists, x, a, b, rule)
-        gradients = k.attend_shared_backward(lists, x, a, b, rule, *made, grad, False)[1:]
+        made = k.attend_shared(edges, x, a, b)
+        gradients = k.attend_shared_backward(edges, x, a, b, made, grad, False)[1:]
         return [k.spmm(lists, x, own=own), k.spmm_beside(lists, x), *k.maximum(lists, x), *made, *gradients]
 
     named = LazyRows(base, ids)

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from millrace.stages.kernels.aggregation.attention_args import AttentionRule, EdgeNumbers
+from millrace.stages.kernels.aggregation.attention_args import AttentionEdges, AttentionRule, BackwardRows, EdgeNumbers
 from millrace.stages.kernels.aggregation.cpu import backend as aggregate_cpu
 from millrace.stages.kernels.aggregation.cpu import row_ranges as cut
 from millrace.stages.kernels.aggregation.cpu.dropout import scale_kept
@@ -19,6 +19,7 @@ from millrace.stages.kernels.aggregation.lists import InLists, IntArray
 from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.memory.arena import Arena, reusing
 from millrace.stages.memory.lazy_rows import LazyRows, base_and_ids
+from millrace.stages.neighbourhood.gradients import attend, attend_backward
 from millrace.stages.random import draw, node_words
 from millrace.tests.contracts.aggregate_kernels import HOST_KERNELS
 from millrace.tests.oracles import aggregation as reference
@@ -222,20 +223,19 @@ def attention(
         er, g = at(logit, rank.nodes), at(grad, rank.nodes)
         seen = np.zeros(n, bool)
         for s in rank.shards:
-            k.attend_into(s.lists, s.rows, rank.numbers(s.edge), at(z, s.src), a, er, rule, out, log_sum, s.own)
+            edges = AttentionEdges(s.lists, rule, rank.numbers(s.edge), s.rows, s.own)
+            k.attend_into(edges, at(z, s.src), a, er, out, log_sum)
             seen[slice(None) if s.own else s.rows[s.lists.kept > 0]] = True
             assert (log_sum[~seen] == -torch.inf).all() and (out[~seen] == 0).all()
             steps += [out.clone(), log_sum.clone()]
-        d_dst = torch.zeros_like(er)
-        delta = (g * out).sum(-1)
+        of = BackwardRows(er, log_sum, g, (g * out).sum(-1), torch.zeros_like(er))
         for s in rank.shards:
-            dz, da = k.attend_from(
-                s.lists, s.rows, rank.numbers(s.edge), at(z, s.src), a, er, rule, log_sum, g, delta, d_dst, s.own
-            )
+            edges = AttentionEdges(s.lists, rule, rank.numbers(s.edge), s.rows, s.own)
+            dz, da = k.attend_from(edges, at(z, s.src), a, of)
             steps += [dz, da]
             k.add_rows(found[2], s.src, dz)
             found[3] += da
-        found[0][here], found[1][here], found[4][here] = out, log_sum, d_dst
+        found[0][here], found[1][here], found[4][here] = out, log_sum, of.d_logit
     return found, steps
 
 
@@ -257,10 +257,10 @@ def test_attention_is_that_of_the_whole_graph(case: Case, width: int, dropout: f
         found, way = attention(k, case, *plain, rule, grad)
         torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-9)
         steps.append(way)
-        whole = k.attend(case.lists, *plain, rule)
-        torch.testing.assert_close(
-            [*whole, *k.attend_backward(case.lists, *plain, rule, *whole, grad)], want, rtol=1e-9, atol=1e-9
-        )
+        edges = AttentionEdges(case.lists, rule)
+        whole = attend(k, edges, *plain)
+        found = [*whole, *attend_backward(k, edges, (*plain, *whole), grad)]
+        torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(*steps, rtol=1e-9, atol=1e-9)
 
 
@@ -281,17 +281,11 @@ def test_the_order_of_edges_in_a_list_does_not_matter_to_numbered_edges(name: st
     b, rule = rand(HEADS, 4, salt=4), AttentionRule(0.2, 0.5, 3)
 
     def found(lists: InLists, numbers: EdgeNumbers | None) -> list[Tensor]:
-        made = k.attend(lists, z, a, logit, rule, numbers)
-        shared = k.attend_shared(lists, x, a, b, rule, numbers)
-        gradients = k.attend_shared_backward(lists, x, a, b, rule, *shared, grad, True, numbers)
-        constant = k.attend_shared_backward(lists, x, a, b, rule, *shared, grad, False, numbers)[1:]
-        return [
-            *made,
-            *k.attend_backward(lists, z, a, logit, rule, *made, grad, numbers),
-            *shared,
-            *gradients,
-            *constant,
-        ]
+        edges = AttentionEdges(lists, rule, numbers)
+        made, shared = attend(k, edges, z, a, logit), k.attend_shared(edges, x, a, b)
+        gradients = k.attend_shared_backward(edges, x, a, b, shared, grad, True)
+        constant = k.attend_shared_backward(edges, x, a, b, shared, grad, False)[1:]
+        return [*made, *attend_backward(k, edges, (z, a, logit, *made), grad), *shared, *gradients, *constant]
 
     for got, want, unnumbered in zip(found(other, numbers), found(lists, None), found(other, None)):
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
@@ -324,7 +318,8 @@ def test_a_later_shard_may_outweigh_the_first_by_far(name: str) -> None:
     for values in ([1.0, 3000.0], [3000.0, 1.0]):
         out, log_sum = torch.zeros(1, 1, 1), torch.full((1, 1), -torch.inf)
         for value in values:
-            k.attend_into(one, none, None, torch.full((1, 1, 1), value), a, logit, rule, out, log_sum, False)
+            edges = AttentionEdges(one, rule, rows=none, own=False)
+            k.attend_into(edges, torch.full((1, 1, 1), value), a, logit, out, log_sum)
         assert out.item() == log_sum.item() == 3000
 
 
@@ -426,16 +421,10 @@ def test_dropout_follows_the_names_of_rows(V: int, shape: tuple[int, ...], seed:
 
 
 def test_what_a_caller_must_not_pass() -> None:
-    lists, z, flat = (
-        InLists.from_arrays(np.array([0, 0]), np.zeros(0, np.int32), 1),
-        torch.zeros(1, 1, 1),
-        torch.zeros(1, 1),
-    )
+    lists, flat = InLists.from_arrays(np.array([0, 0]), np.zeros(0, np.int32), 1), torch.zeros(1, 1)
     rule, rows, wide = AttentionRule(0.2, 0.0, 0), np.zeros(1, np.int32), torch.zeros(3, 4)
     with pytest.raises(AssertionError):
-        aggregate_cpu.attend_into(lists, rows, None, z, flat, flat, rule, z, flat, True)
-    with pytest.raises(AssertionError):
-        aggregate_cpu.attend_from(lists, rows, None, z, flat, flat, rule, flat, z, flat, flat, True)
+        AttentionEdges(lists, rule, rows=rows, own=True)
     for out in (wide.T, wide[:, :2]):
         with pytest.raises(AssertionError):
             aggregate_cpu.spmm_into(lists, None, flat, out)

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from millrace.stages.kernels import aggregation_backend, aggregation_on, products_cuda
 from millrace.stages.kernels.aggregation import lists as lists_cuda
-from millrace.stages.kernels.aggregation.attention_args import AttentionRule
+from millrace.stages.kernels.aggregation.attention_args import AttentionEdges, AttentionRule
 from millrace.stages.kernels.aggregation.lists import InLists
 from millrace.stages.memory.lazy_rows import LazyRows
+from millrace.stages.neighbourhood.gradients import attend, attend_backward
 from millrace.storage.errors import InputError
 from millrace.storage.graph import Graph
 from millrace.tests.contracts.aggregate_kernels import random_lists, results
@@ -80,11 +81,11 @@ def test_heads_of_shared_rows_in_two_programs_and_columns_too(needs_x: bool) -> 
         torch.randn(*s, generator=g, dtype=torch.float64) / 9
         for s in ((5, width), *[(heads, width)] * 2, (3, heads, width))
     )
-    rule, found = AttentionRule(0.2, 0.3, 7), []
+    edges, found = AttentionEdges(lists, AttentionRule(0.2, 0.3, 7)), []
     for kernels, to in ((CUDA, DEVICE), (reference, "cpu")):
-        inputs = x.to(to), a.to(to), b.to(to), rule
-        made = kernels.attend_shared(lists, *inputs)
-        found.append([*made, *kernels.attend_shared_backward(lists, *inputs, *made, grad.to(to), needs_x)])
+        inputs = x.to(to), a.to(to), b.to(to)
+        made = kernels.attend_shared(edges, *inputs)
+        found.append([*made, *kernels.attend_shared_backward(edges, *inputs, made, grad.to(to), needs_x)])
     for got, want in zip(*found, strict=True):
         assert (got is None) == (want is None)
         if got is not None:
@@ -98,10 +99,10 @@ def attended(lists: InLists, heads: int, width: int, kernels: Any = CUDA, to: st
         (torch.randn(*s, generator=g, dtype=torch.float64) / 9).to(to)
         for s in ((S, heads, width), (heads, width), (n, heads), (n, heads, width), (S, width))
     )
-    rule = AttentionRule(0.2, 0.3, 7)
-    made, shared = kernels.attend(lists, z, a, logit, rule), kernels.attend_shared(lists, x, a, a, rule)
-    found = [*made, *kernels.attend_backward(lists, z, a, logit, rule, *made, grad), *shared]
-    return [*found, *kernels.attend_shared_backward(lists, x, a, a, rule, *shared, grad, True)]
+    edges = AttentionEdges(lists, AttentionRule(0.2, 0.3, 7))
+    made, shared = attend(kernels, edges, z, a, logit), kernels.attend_shared(edges, x, a, a)
+    found = [*made, *attend_backward(kernels, edges, (z, a, logit, *made), grad), *shared]
+    return [*found, *kernels.attend_shared_backward(edges, x, a, a, shared, grad, True)]
 
 
 def test_heads_with_rows_of_their_own_in_two_programs() -> None:
@@ -119,11 +120,12 @@ def test_rows_that_are_not_gathered_are_read_in_place(width: int, parts: bool, m
     base, a, b, grad = (
         torch.randn(*s, generator=g).to(DEVICE) for s in ((40, width), *[(heads, width)] * 2, (9, heads, width))
     )
-    ids, rule, found = torch.randperm(40, generator=g)[:12].to(DEVICE), AttentionRule(0.2, 0.3, 7), []
+    ids, found = torch.randperm(40, generator=g)[:12].to(DEVICE), []
+    edges = AttentionEdges(lists, AttentionRule(0.2, 0.3, 7))
     lazy = LazyRows(base, ids)
     for x in (lazy, base[ids]):
-        made = CUDA.attend_shared(lists, x, a, b, rule)
-        found.append([*made, *CUDA.attend_shared_backward(lists, x, a, b, rule, *made, grad, False)[1:]])
+        made = CUDA.attend_shared(edges, x, a, b)
+        found.append([*made, *CUDA.attend_shared_backward(edges, x, a, b, made, grad, False)[1:]])
     assert lazy._rows is None
     for got, want in zip(*found, strict=True):
         assert torch.equal(got, want)
@@ -166,10 +168,8 @@ def test_nan_and_infinity_are_not_hidden(bad: float) -> None:
         assert (got[0].isnan() if math.isnan(bad) else got[0] == bad).all()
         assert got[1:].isfinite().all()
     assert (arg[0] == 1).all() and (arg[2] == -1).all()
-    rule = AttentionRule(0.2, 0.0, 0)
-    out, _ = CUDA.attend(
-        lists, x[:, None].contiguous(), torch.ones(1, 9, device=DEVICE), torch.zeros(3, 1, device=DEVICE), rule
-    )
+    edges, a, logit = AttentionEdges(lists, AttentionRule(0.2, 0.0, 0)), torch.ones(1, 9), torch.zeros(3, 1)
+    out, _ = attend(CUDA, edges, x[:, None].contiguous(), a.to(DEVICE), logit.to(DEVICE))
     assert out[:2].isnan().all()
     assert out[2].isfinite().all()
 
@@ -186,8 +186,8 @@ def test_ties_and_nans_go_to_the_first_edge_also_of_a_long_list() -> None:
 def test_large_logits_stay_finite() -> None:
     lists = random_lists(3, 5, 14, 7)
     z, a, logit = (torch.randn(*s, dtype=torch.float64, device=DEVICE) for s in ((5, 2, 4), (2, 4), (3, 2)))
-    rule = AttentionRule(1.0, 0.0, 0)
-    near, far = (CUDA.attend(lists, z, a, logit + shift, rule)[0] for shift in (0, 2000))
+    edges = AttentionEdges(lists, AttentionRule(1.0, 0.0, 0))
+    near, far = (attend(CUDA, edges, z, a, logit + shift)[0] for shift in (0, 2000))
     torch.testing.assert_close(near, far, rtol=1e-9, atol=1e-9)
 
 
