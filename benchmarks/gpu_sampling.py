@@ -27,6 +27,7 @@ from millrace.stages.kernels.sampling.cuda import neighbor as sample_cuda
 from millrace.stages.kernels.sampling.cuda.tables import TABLE_BYTES, Workspace, stride
 from millrace.stages.kernels.sampling.cuda.terms import terms
 from millrace.stages.kernels.sampling.device_graph import on_device
+from millrace.stages.kernels.sampling.draws import LaborDraws, LayerDraws, NeighborDraws
 
 LAYER_WISE = ("ladies", "fastgcn")
 KERNELS = dict.fromkeys(LAYER_WISE, "layers")
@@ -49,21 +50,17 @@ def batch_of(lab: Lab, name: str) -> int:
 
 def draw(lab: Lab, name: str, request: Request, workspace: Workspace) -> Any:
     """The minibatches of a bulk, on the device."""
-    common = (request.flat, request.counts)
+    seeds, keys = (request.flat, request.counts), request.keys
     if name in LAYER_WISE:
         sizes = (batch_of(lab, name),) * len(FANOUT)
-        every = name == "fastgcn"
-        return layerwise_cuda.layers(
-            terms(lab.graph), *common, request.keys, sizes, debias="ratio", every_row=every, workspace=workspace
-        )  # fmt: skip
+        asked = LayerDraws(request.seeds, keys, sizes, every_row=name == "fastgcn", workspace=workspace)
+        return layerwise_cuda.layers(terms(lab.graph), seeds, asked)
     on = on_device(lab.graph)
     if name == "labor":
-        return labor_cuda.labor(
-            on, *common, request.streams[0], FANOUT, poisson=False, weight=None, again=False, workspace=workspace
-        )
-    return sample_cuda.neighbor(
-        on, *common, request.streams, FANOUT, replace=False, table=None, again=False, keep=False, workspace=workspace
-    )  # fmt: skip
+        asked = LaborDraws(request.seeds, keys[:, 0], FANOUT, workspace=workspace)
+        return labor_cuda.labor(on, seeds, request.streams[0], asked, None)
+    asked = NeighborDraws(request.seeds, keys, FANOUT, workspace=workspace)
+    return sample_cuda.neighbor(on, seeds, request.streams, asked, None, None)
 
 
 def sizes(lab: Lab, name: str, made: Any) -> dict[str, int]:

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from millrace.stages.kernels.sampling.cuda.tables import Workspace
+from millrace.stages.kernels.sampling.draws import NeighborDraws
 
 BULK, EPOCHS = 64, 3
 MODELS = ("sage", "gat")
@@ -151,7 +152,8 @@ def host_fed(lab: Lab) -> dict[str, float]:
         # The first time compiles.
         spent.update(dict.fromkeys(spent, 0.0))
         samples = timed(
-            "sample", lambda: cpu.neighbor(lab.graph, request.seeds, request.keys, FANOUT, workspace=workspace)
+            "sample",
+            lambda: cpu.neighbor(lab.graph, NeighborDraws(request.seeds, request.keys, FANOUT, workspace=workspace)),
         )
         for m in samples:
             nodes, dst = torch.from_numpy(m.nodes), np.repeat(np.arange(len(m.indptr) - 1), np.diff(m.indptr))

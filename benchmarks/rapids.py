@@ -28,6 +28,7 @@ from millrace.pipeline.setup.open_queue import open_queue
 from millrace.pipeline.telemetry.events import silent
 from millrace.stages.assignment import BulkRequest
 from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.kernels.sampling.draws import NeighborDraws
 from millrace.stages.kernels.sampling.rapids import neighbor as sample_rapids
 from millrace.stages.rapids import NEEDED, count_gpus
 from millrace.storage.graph import from_edges
@@ -92,13 +93,14 @@ def drawn_alike(_: Path, nodes: int) -> str:
     graph = mr.open_dataset(f"sbm:nodes={nodes},classes=4,degree=12").graph
     asked = BulkRequest(0, 0, 0, 0, (np.arange(nodes)[::7], np.arange(nodes)[3::7]))
     for a, b in zip(
-        *(k.neighbor(graph, asked.seeds, asked.keys(2), (-1, -1)) for k in (cpu, sample_rapids)), strict=True
+        *(k.neighbor(graph, NeighborDraws(asked.seeds, asked.keys(2), (-1, -1))) for k in (cpu, sample_rapids)),
+        strict=True,
     ):
         assert np.array_equal(a.nodes, b.nodes) and a.node_ends == b.node_ends
         assert np.array_equal(a.indptr, b.indptr)
     star = from_edges(nodes + np.arange(7 * nodes), np.repeat(np.arange(nodes), 7), 8 * nodes)
     seeds = BulkRequest(1, 0, 0, 0, (np.arange(nodes),))
-    drawn = sample_rapids.neighbor(star, seeds.seeds, seeds.keys(1), (3,), keep_positions=True)[0]
+    drawn = sample_rapids.neighbor(star, NeighborDraws(seeds.seeds, seeds.keys(1), (3,), keep_positions=True))[0]
     assert (
         drawn.positions is not None
         and (np.diff(drawn.indptr) == 3).all()

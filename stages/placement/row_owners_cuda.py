@@ -22,6 +22,7 @@ from ..kernels import sampling_backend
 from ..kernels.runtime.device_memory import ToHost, to_device, wait_for_copies
 from ..kernels.sampling.device_graph import DeviceGraph, RowsOnDevice
 from ..kernels.sampling.device_samples import DeviceSample, Rows, prefix_sums
+from ..kernels.sampling.draws import NeighborDraws
 from .row_blocks import BlockRows, Grid
 
 Keys = npt.NDArray[np.uint64]
@@ -32,8 +33,8 @@ class DrawsHere(Protocol):
 
     fanout: tuple[int, ...]
     replace: bool
-    expand_all: bool
-    """Draw for every node so far at each hop."""
+    expand: str
+    """See `NodeWiseDraws.expand`."""
     has_values: bool
     """True if `values` gives any."""
 
@@ -94,10 +95,16 @@ class OwnersOnDevice:
             piece = slice(at, at + step)
             hop = _Hop(self, here, [s[piece] for s in streams])
             if own := request.seeds[piece]:
-                found = await kernels.neighbor_of_owners(
-                    nodes, own, self._id_type, here.fanout, hop.ask,
-                    replace=here.replace, expand_all=here.expand_all, keep=here.has_values, workspace=self._workspace,
-                )  # fmt: skip
+                asked = NeighborDraws(
+                    own,
+                    keys[piece],
+                    here.fanout,
+                    replace=here.replace,
+                    expand=here.expand,
+                    keep_positions=here.has_values,
+                    workspace=self._workspace,
+                )
+                found = await kernels.neighbor_of_owners(nodes, asked, self._id_type, hop.ask)
                 yield piece, found, [torch.cat(v) for v in zip(*hop.values)]
                 continue
             none = torch.empty(0, dtype=self._id_type, device=self.device)

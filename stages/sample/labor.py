@@ -13,6 +13,7 @@ from ...storage.graph import Graph
 from ...storage.minibatch import Bulk
 from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, draw_labor, draw_relations
+from ..kernels.sampling.draws import LaborDraws
 from ..placement.row_owners import Owners, RowsHere
 from .base import NodeWise, check_kernel, minibatch_of, per_layer
 from .remote_nodewise import draw_node_wise
@@ -103,24 +104,25 @@ class LaborSampler(NodeWise):
                 "itself; leave iterations out"
             )
 
+    def _draws(self, graph: Graph, request: BulkRequest, workspace: Any) -> LaborDraws:
+        # One hop's streams serve all hops.
+        return LaborDraws(
+            request.seeds,
+            request.keys(1, self.batch_dependency)[:, 0],
+            self.fanouts(graph),
+            expand=self.expand,
+            poisson=self.poisson,
+            weight=graph.edge_weight if self.weighted else None,
+            iterations=self.iterations,
+            keep_positions=self.edge_ids or (self.sends_weights(graph) and not self.weighted),
+            workspace=workspace,
+        )
+
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
         """See `Sampler.sample`. Raises what `check` and, for the kernel ``cuda``, `check_kernel` raise."""
         self.check(graph)
-        # One hop's streams serve all hops.
-        keys = request.keys(1, self.batch_dependency)[:, 0]
         made, sends = list[Any](), self.sends_weights(graph)
-        samples = kernel.labor(
-            graph,
-            request.seeds,
-            keys,
-            self.fanouts(graph),
-            poisson=self.poisson,
-            weight=graph.edge_weight if self.weighted else None,
-            expand=self.expand,
-            keep_positions=self.edge_ids or (sends and not self.weighted),
-            iterations=self.iterations,
-            workspace=workspace,
-        )
+        samples = kernel.labor(graph, self._draws(graph, request, workspace))
         for i, s in enumerate(samples):
             weight = []
             for h, edges in enumerate(s.lists):
@@ -164,16 +166,7 @@ class LaborSampler(NodeWise):
             of_edges = number_on_device(graph, "edge_weight")
             return [w * of_edges[x.positions] for w, x in zip(found, made.lists)]
 
-        pieces = kernels.labor_pieces(
-            graph,
-            request.seeds,
-            request.keys(1, self.batch_dependency)[:, 0],
-            fanouts,
-            poisson=self.poisson,
-            weight=graph.edge_weight if self.weighted else None,
-            expand=self.expand,
-            workspace=workspace,
-        )
+        pieces = kernels.labor_pieces(graph, self._draws(graph, request, workspace))
         bound = None if self.poisson else self.bound(graph)
         of_edge = graph.is_weighted and not self.weighted
 

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from ...storage.array_kinds import Float32Array, IdArray, Int32Array
+from ...storage.array_kinds import Float32Array, IdArray, Int32Array, IntArray
 from ..kernels.row_block.layerwise import throw
 from ..kernels.row_block.numbering import Numbering
 from ..kernels.sampling.layerwise import Drawn, LayerSample, budget, clock, complete, dart_word, with_replacement
@@ -13,7 +13,7 @@ from ..placement.row_owners import Book, Ids
 class LayerMinibatch:
     """State of one minibatch between hops."""
 
-    def __init__(self, seeds: IdArray, dtype: npt.DTypeLike) -> None:
+    def __init__(self, seeds: IntArray, dtype: npt.DTypeLike) -> None:
         self.numbered = Numbering(seeds, dtype)
         self.ends = [len(seeds)]
         self.blocks: list[tuple[Int32Array, Int32Array, Float32Array, IdArray]] = []

@@ -8,6 +8,7 @@ from ...storage.errors import InputError, one_of
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
 from ..assignment import BulkRequest
+from ..kernels.sampling.draws import LayerDraws
 from ..kernels.sampling.layerwise import DEBIAS, LayerSample
 from ..placement.row_owners import Owners
 from .base import per_layer
@@ -53,27 +54,29 @@ class LayerwiseSampler:
     def check(self, graph: Graph) -> None:
         """See `Sampler.check`. Any graph is accepted."""
 
+    def _draws(self, request: BulkRequest, workspace: Any = None) -> LayerDraws:
+        return LayerDraws(
+            request.seeds,
+            request.keys(self.num_layers),
+            self.sizes,
+            debias=self.debias,
+            every_row=self.every_row,
+            keep_positions=self.edge_ids,
+            workspace=workspace,
+        )
+
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
-        return _as_bulk(request, kernel.layers(
-            graph, request.seeds, request.keys(self.num_layers), self.sizes, debias=self.debias,
-            every_row=self.every_row, keep_positions=self.edge_ids, workspace=workspace,
-        ))  # fmt: skip
+        return _as_bulk(request, kernel.layers(graph, self._draws(request, workspace)))
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
         from ..kernels import sampling_backend
         from .resident import layer_wise
 
-        pieces = sampling_backend("cuda").layer_pieces(
-            graph, request.seeds, request.keys(self.num_layers), self.sizes,
-            debias=self.debias, every_row=self.every_row, workspace=workspace,
-        )  # fmt: skip
+        pieces = sampling_backend("cuda").layer_pieces(graph, self._draws(request, workspace))
         return layer_wise(request, pieces, self.edge_ids)
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
-        return _as_bulk(request, draw_layer_wise(
-            owners, request.seeds, request.keys(self.num_layers), self.sizes,
-            debias=self.debias, every_row=self.every_row, keep_positions=self.edge_ids,
-        ))  # fmt: skip
+        return _as_bulk(request, draw_layer_wise(owners, self._draws(request)))
 
 
 def _as_bulk(request: BulkRequest, samples: Sequence[LayerSample]) -> Bulk:

@@ -19,6 +19,7 @@ from ..kernels.row_block.draw import Drawn, draw_relations, draw_rows
 from ..kernels.runtime.once_per_graph import once_per_graph
 from ..kernels.runtime.threads import parallel
 from ..kernels.sampling.alias import AliasTable
+from ..kernels.sampling.draws import NeighborDraws
 from ..placement.row_owners import IdArray, Owners, RowsHere
 from .base import NodeWise, minibatch_of, per_layer
 from .remote_nodewise import draw_node_wise
@@ -108,21 +109,23 @@ class NeighborSampler(NodeWise):
         }
         return {"sampler": self.name, "fanout": list(self.fanout), **{k: v for k, v in options.items() if v}}
 
-    def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample`. Raises what `check` raises."""
-        self.check(graph)
-        samples = kernel.neighbor(
-            graph,
+    def _draws(self, graph: Graph, request: BulkRequest, workspace: Any) -> NeighborDraws:
+        return NeighborDraws(
             request.seeds,
-            request.keys(self.num_layers, self.batch_dependency),
+            self.streams(request),
             self.fanouts(graph),
+            expand=self.expand,
             replace=self.replace,
             table=_table(graph) if self.weighted else None,
-            expand=self.expand,
             keep_positions=self.edge_ids,
             keep_weights=self._reads_weights(graph),
             workspace=workspace,
         )
+
+    def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
+        """See `Sampler.sample`. Raises what `check` raises."""
+        self.check(graph)
+        samples = kernel.neighbor(graph, self._draws(graph, request, workspace))
         made: list[Any] = [None] * len(samples)
 
         def finish(i: int) -> None:
@@ -152,17 +155,8 @@ class NeighborSampler(NodeWise):
         from .resident import node_weights, node_wise
 
         self.check(graph)
-        pieces = sampling_backend("cuda").neighbor_pieces(
-            graph,
-            request.seeds,
-            request.keys(self.num_layers, self.batch_dependency),
-            self.fanouts(graph),
-            replace=self.replace,
-            table=_table(graph) if self.weighted else None,
-            expand=self.expand,
-            keep_positions=self._reads_weights(graph) or self.edge_ids,
-            workspace=workspace,
-        )
+        asked = self._draws(graph, request, workspace)
+        pieces = sampling_backend("cuda").neighbor_pieces(graph, asked)
 
         def of_relations(made: DeviceSample) -> list[Tensor]:
             return [_relation_weights(graph, x.positions, x.indptr) for x in made.lists]
@@ -241,7 +235,8 @@ class NeighborSampler(NodeWise):
 class _OwnerDraws:
     def __init__(self, sampler: NeighborSampler, owners: "OwnersOnDevice") -> None:
         self._sampler, self._owners, self._graph = sampler, owners, owners.rows.graph
-        self.fanout, self.replace, self.expand_all = sampler.fanout, sampler.replace, sampler.expand == "all"
+        self.fanout, self.replace = sampler.fanout, sampler.replace
+        self.expand: str = sampler.expand
         self._fanouts = sampler.fanouts(self._graph)
         self._sends_weights = sampler.sends_weights(self._graph)
         self.has_values = sampler.edge_ids or self._sends_weights

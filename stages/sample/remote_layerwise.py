@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ...storage.array_kinds import AnyArray, Float32Array, Int32Array, ValueArray, WordArray
+from ...storage.array_kinds import AnyArray, Float32Array, Int32Array, ValueArray
 from ...storage.errors import RunError
 from ...storage.graph import starts_of
 from ...storage.optional import present
@@ -27,6 +27,7 @@ from ..kernels.row_block.layerwise import Rates, add_up, extract, partial_sums, 
 from ..kernels.row_block.numbering import in_order
 from ..kernels.runtime.threads import parallel
 from ..kernels.sampling import exponential_race
+from ..kernels.sampling.draws import LayerDraws
 from ..kernels.sampling.layerwise import Drawn, LayerSample, factors, fraction_bits, same_scale, squares
 from ..kernels.sampling.samples import LIMIT
 from ..placement.row_owners import Ids, Letter, Owners, split_counts, splits_of
@@ -36,39 +37,31 @@ from .layer_draws import IdArray, LayerDraw, LayerMinibatch
 Answer = Callable[[Sequence[Ids]], list[list[AnyArray]]]
 
 
-def draw_layer_wise(
-    owners: Owners,
-    seeds: Sequence[IdArray],
-    keys: WordArray,
-    sizes: Sequence[int],
-    debias: str,
-    every_row: bool,
-    keep_positions: bool = False,
-) -> list[LayerSample]:
+def draw_layer_wise(owners: Owners, asked: LayerDraws) -> list[LayerSample]:
     """See `cpu.layerwise.layers`: the same arguments, the same bits. All ranks
     call this together."""
-    layers = _RemoteLayers(owners, debias, every_row, keep_positions)
-    minibatches = [LayerMinibatch(s, owners.dtype) for s in seeds]
+    layers = _RemoteLayers(owners, asked)
+    minibatches = [LayerMinibatch(s, owners.dtype) for s in asked.seeds]
     layers.learn(minibatches, [m.nodes for m in minibatches], as_rows=True)
-    for h, s in enumerate(sizes):
-        drawn = layers.draw(minibatches, [int(k) for k in keys[:, h]], s)
+    for h, s in enumerate(asked.sizes):
+        drawn = layers.draw(minibatches, [int(k) for k in asked.keys[:, h]], s)
         new = [m.unite(d) for m, d in zip(minibatches, drawn)]
-        last = h + 1 == len(sizes)
-        if every_row or not last:
+        last = h + 1 == len(asked.sizes)
+        if asked.every_row or not last:
             layers.learn(minibatches, new, as_rows=not last)
         layers.extract(minibatches, drawn)
-    weighted = debias != "none" or layers.weighted
-    return [m.sample(weighted, keep_positions) for m in minibatches]
+    weighted = asked.debias != "none" or layers.weighted
+    return [m.sample(weighted, asked.keep_positions) for m in minibatches]
 
 
 class _RemoteLayers:
     """Draws one bulk, hop by hop, together with the owners of the rows."""
 
-    def __init__(self, owners: Owners, debias: str, every_row: bool, keep: bool = False) -> None:
-        rows, self.keep = owners.rows, keep
-        self.owners, self.debias, self.every_row = owners, debias, every_row
+    def __init__(self, owners: Owners, asked: LayerDraws) -> None:
+        rows, self.keep, every_row = owners.rows, asked.keep_positions, asked.every_row
+        self.owners, self.debias, self.every_row = owners, asked.debias, every_row
         self.weighted = rows.graph.is_weighted
-        self.held = owners.answered_rows(starts=keep)
+        self.held = owners.answered_rows(starts=self.keep)
         self.thrown_to = owners.blocks if every_row else owners
         """Target of darts: columns of P over all rows, or rows."""
         self.one_bits = fraction_bits(rows.num_nodes)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import millrace
+from millrace.stages.kernels.sampling.draws import NeighborDraws
 from millrace.tests.contracts.fresh_python import run_python
 
 pytest.importorskip("triton")
@@ -149,7 +150,7 @@ def test_layers_of_other_convolutions_are_those_that_were_drawn(monkeypatch):
     lab = Lab(cuda.device(), 300, 900, 5, 3, float("inf"))
     (request,) = lab.bulks(3, 5)
     made = list(resident(lab, draw(lab, "neighbor", request, cuda.Workspace())))
-    drawn = cpu.neighbor(lab.graph, request.seeds, request.keys, FANOUT)
+    drawn = cpu.neighbor(lab.graph, NeighborDraws(request.seeds, request.keys, FANOUT))
     assert len(made) == len(drawn) == 3
     for (nodes, blocks), m in zip(made, drawn):
         assert np.array_equal(nodes.cpu().numpy(), m.nodes)

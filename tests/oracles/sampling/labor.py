@@ -4,7 +4,6 @@ Source: Balin and Catalyurek, Layer-Neighbor Sampling, NeurIPS 2023: section 3.2
 importance (its fixed-point iterations), and section A.3 (sequential Poisson) for rows of exact size.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +11,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from millrace.stages.kernels.sampling import exponential_race
+from millrace.stages.kernels.sampling.draws import LaborDraws
 from millrace.stages.kernels.sampling.samples import NeighborSample
 from millrace.stages.random import node_words
 from millrace.storage.graph import Graph
@@ -19,20 +19,10 @@ from millrace.tests.oracles.sampling.neighbor import extract_rows
 from millrace.tests.oracles.sampling.skeleton import edges_of, select
 
 
-def labor(
-    graph: Graph,
-    seeds: Sequence[npt.NDArray[np.integer]],
-    keys: npt.NDArray[np.uint64],
-    fanout: Sequence[int] | npt.NDArray[np.int64],
-    *,
-    poisson: bool = False,
-    weight: npt.NDArray[np.float32] | None = None,
-    expand: str = "new",
-    keep_positions: bool = True,
-    iterations: int = 0,
-    workspace: object = None,
-) -> list[NeighborSample]:
+def labor(graph: Graph, asked: LaborDraws) -> list[NeighborSample]:
     """See `cpu.labor.labor`: the same arguments, the same bits."""
+    seeds, keys, fanout, expand = asked.seeds, asked.keys, asked.fanout, asked.expand
+    poisson, weight, iterations, keep_positions = asked.poisson, asked.weight, asked.iterations, asked.keep_positions
     A, k = edges_of(graph), len(seeds)
     nodes = [np.asarray(s, np.int64) for s in seeds]
     begin, ends = [0] * k, [[len(s)] for s in nodes]

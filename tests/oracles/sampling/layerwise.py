@@ -4,7 +4,6 @@ of `cpu.layerwise`.
 LADIES: Zou et al., NeurIPS 2019, algorithm 1. FastGCN: Chen, Ma, Xiao, ICLR 2018. In bulk: MLSys 2024.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from millrace.stages.kernels.sampling.draws import LayerDraws
 from millrace.stages.kernels.sampling.layerwise import (
     Drawn,
     LayerSample,
@@ -63,24 +63,15 @@ class SquaredWeights:
         return np.asarray(m.data[at], np.int64), np.asarray(m.indices[at], np.int64)
 
 
-def layers(
-    graph: Graph,
-    seeds: Sequence[npt.NDArray[np.integer]],
-    keys: npt.NDArray[np.uint64],
-    sizes: Sequence[int],
-    *,
-    debias: str = "ratio",
-    every_row: bool = False,
-    keep_positions: bool = False,
-    workspace: object = None,
-) -> list[LayerSample]:
+def layers(graph: Graph, asked: LayerDraws) -> list[LayerSample]:
     """See `cpu.layerwise.layers`: the same arguments, the same bits."""
+    seeds, keys, debias, every_row = asked.seeds, asked.keys, asked.debias, asked.every_row
     V, k = graph.num_nodes, len(seeds)
     A, squared = edges_of(graph), SquaredWeights.of(graph)
     nodes = [np.asarray(s, np.int64) for s in seeds]
     ends = [[len(s)] for s in nodes]
     blocks: list[list[tuple[Any, ...]]] = [[] for _ in range(k)]
-    for h, s in enumerate(sizes):
+    for h, s in enumerate(asked.sizes):
         rows = [np.arange(V)] * k if every_row else nodes
         Q = select(rows, V)
         P = sp.csr_array(Q @ squared.matrix)
@@ -106,7 +97,7 @@ def layers(
             None
             if debias == "none" and graph.edge_weight is None
             else tuple(b[2] for b in blocks[q] if b[2] is not None),
-            tuple(b[3] for b in blocks[q]) if keep_positions else None,
+            tuple(b[3] for b in blocks[q]) if asked.keep_positions else None,
         )
         for q in range(k)
     ]

@@ -14,13 +14,13 @@ keeps its position; edge e's source is `graph.indices[e]`.
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
 from millrace.stages.kernels.sampling.alias import AliasTable
+from millrace.stages.kernels.sampling.draws import NeighborDraws
 from millrace.stages.kernels.sampling.samples import EdgeList, NeighborSample
 from millrace.stages.random import branches, draw, node_words
 from millrace.storage.graph import Graph
@@ -63,20 +63,10 @@ def _sample_row(
     return columns[[alias.pick(slots, word, i) for i in range(s)]] if slots.any() else columns[:0]
 
 
-def neighbor(
-    graph: Graph,
-    seeds: Sequence[npt.NDArray[np.integer]],
-    keys: npt.NDArray[np.uint64],
-    fanout: Sequence[int] | npt.NDArray[np.int64],
-    *,
-    replace: bool = False,
-    table: AliasTable | None = None,
-    expand: str = "new",
-    keep_positions: bool = False,
-    keep_weights: bool = False,
-    workspace: object = None,
-) -> list[NeighborSample]:
+def neighbor(graph: Graph, asked: NeighborDraws) -> list[NeighborSample]:
     """See `cpu.neighbor.neighbor`: the same arguments, the same bits."""
+    seeds, keys, fanout, expand, replace = asked.seeds, asked.keys, asked.fanout, asked.expand, asked.replace
+    keep_positions, table = asked.keep_positions or not graph.types.is_single, asked.table
     A = edges_of(graph)
     k = len(seeds)
     nodes = [np.asarray(s, np.int64) for s in seeds]
@@ -116,10 +106,7 @@ def neighbor(
             NeighborSample(
                 nodes[q].astype(graph.indices.dtype),
                 tuple(node_ends[q]),
-                tuple(
-                    extract_rows(graph, nodes[q], rows_, keep_positions or not graph.types.is_single, keep_weights)
-                    for rows_ in lists
-                ),
+                tuple(extract_rows(graph, nodes[q], rows_, keep_positions, asked.keep_weights) for rows_ in lists),
             )
         )
     return samples if graph.types.is_single else [_with_weights(graph, s) for s in samples]

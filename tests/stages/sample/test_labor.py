@@ -13,6 +13,7 @@ from millrace.stages.assignment import BulkRequest, SeedPlan
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.cpu import bulk as bulk_module
+from millrace.stages.kernels.sampling.draws import LaborDraws
 from millrace.stages.random import node_words
 from millrace.stages.sample import SAMPLERS
 from millrace.stages.sample.labor import LaborSampler
@@ -85,7 +86,7 @@ def test_every_row_keeps_the_sources_with_the_smallest_numbers(graph, fanout, se
     """In every hop by the same numbers: the hop is left out of them."""
     request = BulkRequest(seed, 0, 0, 0, (np.arange(0, graph.num_nodes, 2),))
     key = request.keys(1)[0, 0]
-    (sample,) = cpu.labor(graph, request.seeds, request.keys(1)[:, 0], fanout)
+    (sample,) = cpu.labor(graph, LaborDraws(request.seeds, request.keys(1)[:, 0], fanout))
     assert len(sample.indptr) == sample.node_ends[-2] + 1
     first = 0
     for h, s in enumerate(fanout):

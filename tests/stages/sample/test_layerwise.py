@@ -19,6 +19,7 @@ from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.cpu import buffers as room
 from millrace.stages.kernels.sampling.cpu import layerwise as layerwise_cpu
 from millrace.stages.kernels.sampling.cpu import terms as terms_cpu
+from millrace.stages.kernels.sampling.draws import LayerDraws
 from millrace.stages.neighbourhood.block import BlockNeighbourhood
 from millrace.stages.sample import SAMPLERS
 from millrace.stages.sample.fastgcn import FastGCNSampler
@@ -324,14 +325,14 @@ def test_minibatches_hops_and_epochs_draw_independently():
 def test_rows_that_fastgcn_leaves_empty_are_counted():
     graph = from_edges(np.arange(1, 100), np.arange(99), 200)
     request = BulkRequest(0, 0, 0, 0, (np.arange(50),))
-    (sample,) = cpu.layers(graph, request.seeds, request.keys(1), (5,), every_row=True)
+    (sample,) = cpu.layers(graph, LayerDraws(request.seeds, request.keys(1), (5,), every_row=True))
     block = sample.blocks()[0]
     empty = int((np.diff(block.indptr) == 0).sum())
     # The other seeds are columns too, so all rows but the last have their one neighbour; then a graph in which none
     # has.
     assert sample.empty_rows == (empty,) and empty <= 1
     apart = from_edges(np.arange(100, 150), np.arange(50), 200)
-    (sample,) = cpu.layers(apart, request.seeds, request.keys(1), (5,), every_row=True)
+    (sample,) = cpu.layers(apart, LayerDraws(request.seeds, request.keys(1), (5,), every_row=True))
     drawn = sample.nodes[50:]
     assert sample.empty_rows == (50 - int(((drawn >= 100) & (drawn < 150)).sum()),)
     assert sample.empty_rows[0] >= 45

@@ -17,6 +17,7 @@ from scipy.stats import chi2
 from millrace.stages.assignment import BulkRequest, SeedPlan
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.kernels.sampling.draws import NeighborDraws
 from millrace.stages.sample import SAMPLERS
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
@@ -89,7 +90,8 @@ def test_same_minibatches_for_any_kernel_threads_and_bulk_size(graph, fanout, ba
 def test_every_row_holds_distinct_true_edges_in_the_right_number(graph, fanout, seed):
     seeds = np.arange(0, graph.num_nodes, 2, dtype=np.int64)
     request = BulkRequest(seed, 0, 0, 0, (seeds,))
-    sample = cpu.neighbor(graph, request.seeds, request.keys(len(fanout)), fanout, keep_positions=True)[0]
+    asked = NeighborDraws(request.seeds, request.keys(len(fanout)), fanout, keep_positions=True)
+    (sample,) = cpu.neighbor(graph, asked)
     assert np.array_equal(sample.nodes[: len(seeds)], seeds)
     for h, s in enumerate(fanout):
         begin = 0 if h == 0 else sample.node_ends[h - 1]
@@ -119,7 +121,7 @@ def picked_offsets(graph: Graph, degree: np.ndarray, kernel, seed: int, s: int) 
     """For each degree 1..12, bool [copies, degree]: which in-edges were taken."""
     seeds = np.arange(len(degree), dtype=np.int64)
     request = BulkRequest(seed, 0, 0, 0, (seeds,))
-    sample = kernel.neighbor(graph, request.seeds, request.keys(1), (s,), keep_positions=True)[0]
+    sample = kernel.neighbor(graph, NeighborDraws(request.seeds, request.keys(1), (s,), keep_positions=True))[0]
     row = np.repeat(np.arange(len(degree)), np.diff(sample.indptr))
     offset = sample.positions - graph.indptr[row]
     taken = np.zeros((len(degree), 12), bool)
@@ -221,7 +223,7 @@ def test_a_minibatch_that_cannot_be_indexed_is_refused():
     graph = from_edges(np.arange(40000), np.arange(40000), 40000)
     request = BulkRequest(0, 0, 0, 0, (np.arange(40000),))
     with pytest.raises(RunError, match="smaller batch_size or fanout"):
-        cpu.neighbor(graph, request.seeds, request.keys(1), (1 << 16,), replace=True)
+        cpu.neighbor(graph, NeighborDraws(request.seeds, request.keys(1), (1 << 16,), replace=True))
 
 
 def test_a_huge_fanout_costs_no_more_than_the_largest_row():

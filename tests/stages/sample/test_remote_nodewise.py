@@ -25,6 +25,7 @@ from millrace.stages.kernels.sampling import layerwise
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.cpu.alias import alias_table
 from millrace.stages.kernels.sampling.cpu.terms import Rates
+from millrace.stages.kernels.sampling.draws import LaborDraws, LayerDraws, NeighborDraws
 from millrace.stages.placement.row_blocks import BlockRows, Grid
 from millrace.stages.placement.row_owners import Owners
 from millrace.stages.sample import layer_draws as darts
@@ -261,7 +262,8 @@ def test_a_dart_at_the_edge_of_a_row_is_the_rows(monkeypatch: pytest.MonkeyPatch
     for row in range(30):
         np.add.at(everywhere, *terms_of(graph, row))
     for every_row, masses in ((False, mass), (True, everywhere)):
-        layers, m = layer_wise._RemoteLayers(owners, "ratio", every_row), darts.LayerMinibatch(rows, np.int32)
+        asked = LayerDraws((), np.empty((0, 0), np.uint64), (), every_row=every_row)
+        layers, m = layer_wise._RemoteLayers(owners, asked), darts.LayerMinibatch(rows, np.int32)
         layers.learn([m], [m.nodes], as_rows=True)
         ends = np.cumsum(masses)
         aims = np.concatenate([ends - masses, ends - 1])
@@ -287,7 +289,7 @@ def test_masses_have_as_many_bits_as_in_the_whole_graph(nodes: int) -> None:
     few = from_edges([3, 1, 2], [0, 1, 1], 10)
     block = block_rows(few, RangeBook(np.array([0, 10])), 0, Solo())
     rows = BlockRows(**{**vars(block), "book": RangeBook(np.array([0, 10, nodes]))})
-    layers = layer_wise._RemoteLayers(Owners(rows, Solo()), "ratio", False)
+    layers = layer_wise._RemoteLayers(Owners(rows, Solo()), LayerDraws((), np.empty((0, 0), np.uint64), ()))
     assert layers.one_bits == layerwise.fraction_bits(nodes) == (40 if nodes == 30 else 37)
     assert layers.rates.one == 2.0**layers.one_bits
 
@@ -607,7 +609,7 @@ def test_rows_of_a_block_are_drawn_from_as_in_the_whole_graph(
     seeds = [s + first for s in np.split(rows, splits[1:-1])]
     whole = alias_table(graph) if weighted else None
     samples = reference.neighbor(
-        graph, seeds, keys[:, None], (fanout,), replace=replace, table=whole, keep_positions=True
+        graph, NeighborDraws(seeds, keys[:, None], (fanout,), replace=replace, table=whole, keep_positions=True)
     )
     check_drawn(drawn, samples, graph, first_edge, keep)
 
@@ -622,7 +624,9 @@ def test_rows_of_a_block_agree_on_sources_as_in_the_whole_graph(
     threads.set_num_threads(count)
     drawn = draw_labor(block, rows, splits, keys, fanout, poisson)
     seeds = [s + first for s in np.split(rows, splits[1:-1])]
-    check_drawn(drawn, reference.labor(graph, seeds, keys, (fanout,), poisson=poisson), graph, first_edge, True)
+    check_drawn(
+        drawn, reference.labor(graph, LaborDraws(seeds, keys, (fanout,), poisson=poisson)), graph, first_edge, True
+    )
 
 
 @settings(max_examples=25, deadline=None)

@@ -19,6 +19,7 @@ from ...runtime.intrinsics import ones, trailing_zeros
 from ...runtime.jit import njit
 from ...runtime.once_per_graph import once_per_graph
 from ...runtime.threads import get_num_threads, parallel
+from ..draws import BulkDraws
 from ..samples import LIMIT, EdgeList, NeighborSample
 from .workspace import ALIGN, Cutter, Workspace, padded
 
@@ -106,24 +107,17 @@ def _copy_out(row, begin, target, base):
 class Bulk:
     """State of k minibatches between hops."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        seeds: Sequence[npt.NDArray[np.integer]],
-        workspace: Workspace | None,
-        keep_positions: bool,
-        keep_weight: bool = False,
-    ) -> None:
+    def __init__(self, graph: Graph, asked: BulkDraws, keep_positions: bool, keep_weight: bool = False) -> None:
         """
         Args:
             graph: in-neighbour lists.
-            seeds: k vectors of distinct node ids.
-            workspace: buffers to reuse.
+            asked: has the seeds, and buffers to reuse.
             keep_positions: also keep each edge's position in the graph's edge arrays.
             keep_weight: also keep `EdgeList.weight`.
         """
         self.graph, self.keep, self.keep_weight = graph, keep_positions, keep_weight
-        self.space = space = workspace if workspace is not None else Workspace()
+        self.space = space = asked.workspace if asked.workspace is not None else Workspace()
+        seeds = asked.seeds
         self.k = len(seeds)
         threads = max(1, min(self.k, get_num_threads()))
         bounds = [self.k * t // threads for t in range(threads + 1)]

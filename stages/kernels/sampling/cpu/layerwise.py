@@ -6,7 +6,6 @@ all of whose edges it keeps. Only when the darts hit too few distinct columns is
 race. Membership of the columns is a bitmap over V that is cleared bit by bit, so only its allocation costs O(V).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from .....storage.graph import Graph
 from ...runtime.intrinsics import prefetch
 from ...runtime.jit import njit
 from ...runtime.threads import get_num_threads, parallel
+from ..draws import LayerDraws
 from ..layerwise import Drawn, LayerSample, budget, clock, complete, dart_word, factors, same_scale, with_replacement
 from .buffers import doubled, edge_buffer
 from .terms import JIT, add_terms, draw_distinct, flip, has, integer, rates, row_prefix, square
@@ -123,11 +123,9 @@ class _Scratch:
 class _Layers:
     """Draws minibatches of one graph, one after the other, in the buffers of one thread."""
 
-    def __init__(
-        self, graph: Graph, sizes: Sequence[int], debias: str, every_row: bool, keep: bool, scratch: _Scratch
-    ) -> None:
-        self.graph, self.sizes, self.debias, self.every_row, self.scratch = graph, sizes, debias, every_row, scratch
-        self.keep = keep
+    def __init__(self, graph: Graph, asked: LayerDraws, scratch: _Scratch) -> None:
+        self.graph, self.sizes, self.scratch = graph, asked.sizes, scratch
+        self.debias, self.every_row, self.keep = asked.debias, asked.every_row, asked.keep_positions
         self.rates = rates(graph)
 
     def sample(self, seeds: npt.NDArray[np.integer], keys: npt.NDArray[np.uint64]) -> LayerSample:
@@ -241,48 +239,22 @@ def _clear(bitmap, nodes):
         bitmap[_U(nodes[i]) >> _U(6)] = _U(0)
 
 
-def layers(
-    graph: Graph,
-    seeds: Sequence[npt.NDArray[np.integer]],
-    keys: npt.NDArray[np.uint64],
-    sizes: Sequence[int],
-    *,
-    debias: str = "ratio",
-    every_row: bool = False,
-    keep_positions: bool = False,
-    workspace: Workspace | None = None,
-) -> list[LayerSample]:
-    """Sample k minibatches layer by layer: columns in proportion to the squared weights that the minibatch's own rows
-    give them.
-
-    Args:
-        graph: in-neighbour lists.
-        seeds: k vectors of distinct node ids.
-        keys: uint64 [k, L], the stream of each minibatch and hop.
-        sizes: L numbers, nearest the seeds first: nodes drawn per hop; fewer if the rows have fewer neighbours.
-        debias: see `LadiesSampler`; all but "with_replacement" give the same structure.
-        every_row: columns are drawn in proportion to the squared weights that all V rows give them, whatever the
-            minibatch.
-        keep_positions: also return the positions of edges in the graph's edge arrays.
-        workspace: buffers to reuse.
-
-    Returns:
-        k samples.
-    """
-    k = len(seeds)
-    space = workspace if workspace is not None else Workspace()
+def layers(graph: Graph, asked: LayerDraws) -> list[LayerSample]:
+    """Sample k minibatches layer by layer."""
+    k = len(asked.seeds)
+    space = asked.workspace if asked.workspace is not None else Workspace()
     threads = max(1, min(k, get_num_threads()))
     bounds = [k * t // threads for t in range(threads + 1)]
     # pyrefly: ignore[bad-assignment]
     samples: list[LayerSample] = [None] * k
-    if every_row:
+    if asked.every_row:
         # Before the threads start, since it is made once.
         _ = rates(graph).everywhere
 
     def span(t: int) -> None:
-        layers = _Layers(graph, sizes, debias, every_row, keep_positions, _Scratch(space, t, graph))
+        layers = _Layers(graph, asked, _Scratch(space, t, graph))
         for q in range(bounds[t], bounds[t + 1]):
-            samples[q] = layers.sample(np.asarray(seeds[q], np.int64), keys[q])
+            samples[q] = layers.sample(np.asarray(asked.seeds[q], np.int64), asked.keys[q])
 
     parallel(span, [(t,) for t in range(threads)])
     return samples

@@ -3,22 +3,19 @@
 A hop draws in-edges (`cpu.draw`); `cpu.bulk` numbers the nodes found.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 
 from .....storage.graph import Graph
 from ...runtime.jit import njit
 from ...runtime.once_per_graph import once_per_graph
 from ...runtime.threads import parallel
-from ..alias import NO_TABLE, AliasTable
+from ..alias import NO_TABLE
+from ..draws import NeighborDraws
 from ..exponential_race import log2_table
-from ..samples import Fanouts, NeighborSample
+from ..samples import NeighborSample
 from .bulk import Bulk, IdArray, sample_hops
 from .draw import JIT, LANES, sample_rows, sample_uniform
 from .relations import NO_SEGMENTS, Segments, count_relations, sample_relations
-from .workspace import Workspace
 
 
 @njit(**JIT)
@@ -47,68 +44,25 @@ def edges_of_relations(bulk: Bulk, begin: IdArray, end: IdArray, fanout: IdArray
     return total
 
 
-def neighbor(
-    graph: Graph,
-    seeds: Sequence[npt.NDArray[np.integer]],
-    keys: npt.NDArray[np.uint64],
-    fanout: Fanouts,
-    *,
-    replace: bool = False,
-    table: AliasTable | None = None,
-    expand: str = "new",
-    keep_positions: bool = False,
-    keep_weights: bool = False,
-    workspace: Workspace | None = None,
-) -> list[NeighborSample]:
-    """Sample k minibatches node by node.
-
-    Args:
-        graph: in-neighbour lists.
-        seeds: k vectors of distinct node ids.
-        keys: uint64 [k, L], the stream of each minibatch and hop.
-        fanout: L numbers, nearest the seeds first; -1 takes every in-edge. Of a graph with types int64 [L, R], of each
-            hop and relation: each relation of a row is drawn for itself, by a stream of its own. Positions are kept,
-            and the weight of an edge is the number of its row's edges in its relation divided by the number kept.
-        replace: draw independently (an edge may come twice; rows without in-edges stay empty).
-        table: draw in proportion to the weights that it is made of, and never an edge of weight 0; None draws
-            uniformly. Without replacement: successive sampling, see `sampling.alias`.
-        expand: "new": only newly found nodes are expanded in the next hop; "all": every node so far, again.
-        keep_positions: also return each edge's position in the graph's edge arrays.
-        keep_weights: also return each edge's weight in the graph.
-        workspace: buffers to reuse.
-
-    Returns:
-        k samples.
-    """
+def neighbor(graph: Graph, asked: NeighborDraws) -> list[NeighborSample]:
+    """Sample k minibatches node by node."""
     if not graph.types.is_single:
-        return _by_relation(graph, seeds, keys, np.asarray(fanout), replace, expand, workspace)
-    bulk = Bulk(graph, seeds, workspace, keep_positions, keep_weights)
-    edge_weight = graph.edge_weight if keep_weights else None
+        return _by_relation(graph, asked)
+    bulk = Bulk(graph, asked, asked.keep_positions, asked.keep_weights)
+    replace, table = asked.replace, asked.table
 
     def draw(bulk: Bulk, h: int, ends: list[IdArray]) -> None:
-        s, stream = fanout[h], keys[:, h].copy()
+        s, stream = asked.fanout[h], asked.keys[:, h].copy()
         begin, end = ends[0], ends[-1]
         if not replace and s > LANES:
             # The buffers of a draw grow with the fanout, and no row has more in-edges than this.
             s = min(s, int(graph.in_degree.max(initial=1)))
         exact = s < 0 or (s > LANES and not replace)
         bulk.reserve(most_edges(bulk, begin, end, s) if exact else (end - begin) * s)
+        weights = (graph.edge_weight, bulk.weight) if asked.keep_weights else (None, None)
+        to = (bulk.row_ends, bulk.edges, bulk.positions, asked.keep_positions, bulk.edge_end)
         for lo, hi in zip(ends, ends[1:]):
-            walk = (
-                bulk.nodes,
-                lo,
-                hi,
-                s,
-                replace,
-                stream,
-                bulk.row_ends,
-                bulk.edges,
-                bulk.positions,
-                keep_positions,
-                bulk.edge_end,
-                bool(lo.any()),
-            )
-            weights = (edge_weight, bulk.weight if keep_weights else None)
+            walk = (bulk.nodes, lo, hi, s, replace, stream, *to, bool(lo.any()))
             if s >= 0 and table is None:
                 parallel(sample_uniform, [(a, b, graph.indptr, graph.indices, *walk, *weights) for a, b in bulk.spans])
             else:
@@ -116,31 +70,23 @@ def neighbor(
                 lists = (graph.indptr, graph.indices, t.slots, t.weight, t.positive)
                 parallel(sample_rows, [(a, b, *lists, *walk, log, *weights) for a, b in bulk.spans])
 
-    return sample_hops(bulk, len(fanout), expand, draw)
+    return sample_hops(bulk, len(asked.fanout), asked.expand, draw)
 
 
-def _by_relation(
-    graph: Graph,
-    seeds: Sequence[npt.NDArray[np.integer]],
-    keys: npt.NDArray[np.uint64],
-    fanout: IdArray,
-    replace: bool,
-    expand: str,
-    workspace: Workspace | None,
-) -> list[NeighborSample]:
+def _by_relation(graph: Graph, asked: NeighborDraws) -> list[NeighborSample]:
     """`neighbor` with a fanout for each relation; keeps positions and weights."""
-    bulk = Bulk(graph, seeds, workspace, keep_positions=True, keep_weight=True)
-    lists, segments = (graph.indptr, graph.indices, graph.edge_type), segments_of(graph)
+    bulk, fanout = Bulk(graph, asked, keep_positions=True, keep_weight=True), np.asarray(asked.fanout)
+    lists, segments, replace = (graph.indptr, graph.indices, graph.edge_type), segments_of(graph), asked.replace
 
     def draw(bulk: Bulk, h: int, ends: list[IdArray]) -> None:
         fan = fanout[h].copy()
         bulk.reserve(edges_of_relations(bulk, ends[0], ends[-1], fan, replace), final=h == len(fanout) - 1)
-        stream, to = keys[:, h].copy(), (bulk.row_ends, bulk.edges, bulk.positions, bulk.edge_end)
+        stream, to = asked.keys[:, h].copy(), (bulk.row_ends, bulk.edges, bulk.positions, bulk.edge_end)
         for lo, hi in zip(ends, ends[1:]):
             walk = (bulk.nodes, lo, hi, fan, replace, stream, *to, bool(lo.any()), bulk.weight, 0, *segments)
             parallel(sample_relations, [(a, b, *lists, *walk) for a, b in bulk.spans])
 
-    return sample_hops(bulk, len(fanout), expand, draw)
+    return sample_hops(bulk, len(fanout), asked.expand, draw)
 
 
 @once_per_graph

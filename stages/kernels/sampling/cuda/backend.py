@@ -7,21 +7,22 @@ Nothing here needs numba, which the machine with the GPU may lack.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace as with_fields
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from .....storage.array_kinds import IdArray, WordArray
 from .....storage.graph import Graph
 from ...runtime.device_memory import to_device
 from ...runtime.triton_rng import device
-from ..alias import AliasTable
 from ..device_graph import DeviceGraph, number_on_device, on_device
 from ..device_samples import Rows, prefix_sums
 from ..device_times import DeviceTimes, TimedSample, place_times, times_on_device
+from ..draws import BulkDraws, LaborDraws, LayerDraws, NeighborDraws
 from ..layerwise import LayerSample
-from ..samples import EdgeList, Fanouts, NeighborSample, with_weights
+from ..samples import EdgeList, NeighborSample, with_weights
 from . import labor as labor_cuda
 from . import layerwise as layerwise_cuda
 from . import matrix
@@ -43,17 +44,23 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _pieces(graph: DeviceGraph, k: int) -> Iterator[slice]:
-    """Ranges of minibatches whose tables fit together."""
-    step = at_once(graph.num_nodes)
-    for at in range(0, k, step):
-        yield slice(at, min(k, at + step))
+Draws = TypeVar("Draws", bound=BulkDraws)
 
 
-def _flat(graph: DeviceGraph, seeds: Sequence[npt.NDArray[np.integer]]) -> tuple[Tensor, npt.NDArray[np.int64]]:
-    """All seeds, and the number of seeds of each minibatch."""
-    flat = np.concatenate([np.asarray(s, np.int64) for s in seeds])
-    return to_device(flat, graph.device).to(graph.indices.dtype), np.array([len(s) for s in seeds], np.int64)
+def _pieces(on: DeviceGraph, asked: Draws) -> Iterator[tuple[slice, sample_cuda.Seeds, Draws]]:
+    """Ranges of minibatches whose tables fit together, with what is asked of them."""
+    space, k = asked.workspace if asked.workspace is not None else Workspace(), len(asked.seeds)
+    for at in range(0, k, step := at_once(on.num_nodes)):
+        piece = slice(at, min(k, at + step))
+        part = with_fields(asked, seeds=asked.seeds[piece], keys=asked.keys[piece], workspace=space)
+        flat = np.concatenate([np.asarray(s, np.int64) for s in part.seeds])
+        counts = np.array([len(s) for s in part.seeds], np.int64)
+        yield piece, (to_device(flat, on.device).to(on.indices.dtype), counts), part
+
+
+def _on_device(keys: WordArray, on: DeviceGraph) -> Tensor:
+    """The bits of the streams."""
+    return to_device(np.ascontiguousarray(keys).view(np.int64), on.device)
 
 
 def _cut(values: Tensor | None, counts: npt.NDArray[np.int64]) -> list[Any]:
@@ -110,108 +117,53 @@ def _with_weights(
     ]
 
 
-def neighbor_pieces(
-    graph: Graph,
-    seeds: Sequence[npt.NDArray[np.integer]],
-    keys: npt.NDArray[np.uint64],
-    fanout: Fanouts,
-    *,
-    replace: bool = False,
-    table: AliasTable | None = None,
-    expand: str = "new",
-    keep_positions: bool = False,
-    workspace: Workspace | None = None,
-) -> Iterator[tuple[slice, sample_cuda.DeviceSample]]:
-    """`neighbor` with its result on the device, in pieces: ranges of minibatches, each with its samples."""
-    on, space = on_device(graph), workspace if workspace is not None else Workspace()
-    slots = None if table is None else on.with_table(table)
+def neighbor_pieces(graph: Graph, asked: NeighborDraws) -> Iterator[tuple[slice, sample_cuda.DeviceSample]]:
+    """`neighbor` with its result on the device, in pieces: ranges of minibatches, each with its samples. Positions
+    are there if weights are asked for."""
+    on = on_device(graph)
+    slots = None if asked.table is None else on.with_table(asked.table)
     segments = None if graph.types.is_single else segments_of(graph)
-    for piece in _pieces(on, len(seeds)):
-        flat, counts = _flat(on, seeds[piece])
-        streams = to_device(np.ascontiguousarray(keys[piece].T).view(np.int64), on.device)
-        yield (
-            piece,
-            sample_cuda.neighbor(
-                on, flat, counts, streams, fanout,
-                replace=replace, table=slots, again=expand == "all", keep=keep_positions, workspace=space,
-                segments=segments,
-            ),
-        )  # fmt: skip
+    for piece, seeds, part in _pieces(on, asked):
+        yield piece, sample_cuda.neighbor(on, seeds, _on_device(part.keys.T, on), part, slots, segments)
 
 
-def neighbor(
-    graph: Graph,
-    seeds: Sequence[npt.NDArray[np.integer]],
-    keys: npt.NDArray[np.uint64],
-    fanout: Fanouts,
-    *,
-    keep_positions: bool = False,
-    keep_weights: bool = False,
-    **options: Any,
-) -> list[NeighborSample]:
+def neighbor(graph: Graph, asked: NeighborDraws) -> list[NeighborSample]:
     """See `cpu.neighbor.neighbor`: the same arguments, the same bits.
 
     Raises:
         InputError: there is no GPU.
         RunError: a minibatch has more edges than its lists can index.
     """
-    keep = keep_positions or keep_weights
-    pieces = neighbor_pieces(graph, seeds, keys, fanout, keep_positions=keep, **options)
+    pieces = neighbor_pieces(graph, asked)
     if not graph.types.is_single:
         return [s for _, made in pieces for s in _with_weights(graph, made)]
     samples = [s for _, made in pieces for s in _samples(made)]
-    if not keep_weights or graph.edge_weight is None:
+    if not asked.keep_weights or graph.edge_weight is None:
         return samples
-    return with_weights(samples, graph.edge_weight, keep_positions)
+    return with_weights(samples, graph.edge_weight, asked.keep_positions)
 
 
-def labor_pieces(
-    graph: Graph,
-    seeds: Sequence[npt.NDArray[np.integer]],
-    keys: npt.NDArray[np.uint64],
-    fanout: Fanouts,
-    *,
-    poisson: bool = False,
-    weight: npt.NDArray[np.float32] | None = None,
-    expand: str = "new",
-    keep_positions: bool = True,
-    iterations: int = 0,
-    workspace: Workspace | None = None,
-) -> Iterator[tuple[slice, sample_cuda.DeviceSample]]:
+def labor_pieces(graph: Graph, asked: LaborDraws) -> Iterator[tuple[slice, sample_cuda.DeviceSample]]:
     """`labor` with its result on the device; see `neighbor_pieces`. Positions are there in any case; there are no
     `iterations`."""
-    assert not iterations, "see `stages.sample.base.check_kernel`"
-    on, space = on_device(graph), workspace if workspace is not None else Workspace()
-    weights = None if weight is None else number_on_device(graph, "edge_weight")
-    for piece in _pieces(on, len(seeds)):
-        flat, counts = _flat(on, seeds[piece])
-        streams = to_device(np.ascontiguousarray(keys[piece]).view(np.int64), on.device)
+    assert not asked.iterations, "see `stages.sample.base.check_kernel`"
+    on, typed = on_device(graph), not graph.types.is_single
+    weights = None if asked.weight is None else number_on_device(graph, "edge_weight")
+    for piece, seeds, part in _pieces(on, asked):
+        streams = _on_device(part.keys, on)
 
-        def draw(rows: Rows, s: npt.NDArray[np.int64], tables: Tables, streams: Tensor = streams) -> Drawn:
-            return draw_labor_relations(segments_of(graph), rows, streams, s, tables, poisson=poisson)
+        def draw(rows: Rows, s: IdArray, tables: Tables, streams: Tensor = streams) -> Drawn:
+            return draw_labor_relations(segments_of(graph), rows, streams, s, tables, poisson=asked.poisson)
 
-        yield (
-            piece,
-            labor_cuda.labor(
-                on, flat, counts, streams, fanout,
-                poisson=poisson, weight=weights, again=expand == "all", workspace=space,
-                draw_relations=None if graph.types.is_single else draw,
-            ),
-        )  # fmt: skip
+        yield piece, labor_cuda.labor(on, seeds, streams, part, weights, draw if typed else None)
 
 
-def labor(
-    graph: Graph,
-    seeds: Sequence[npt.NDArray[np.integer]],
-    keys: npt.NDArray[np.uint64],
-    fanout: Fanouts,
-    **options: Any,
-) -> list[NeighborSample]:
+def labor(graph: Graph, asked: LaborDraws) -> list[NeighborSample]:
     """See `cpu.labor.labor`: the same arguments, the same bits. Raises what `neighbor` raises."""
-    pieces = labor_pieces(graph, seeds, keys, fanout, **options)
+    pieces = labor_pieces(graph, asked)
     if graph.types.is_single:
         return [s for _, made in pieces for s in _samples(made)]
-    fanout_of = np.asarray(fanout) if options.get("poisson") else None
+    fanout_of = np.asarray(asked.fanout) if asked.poisson else None
     return [s for _, made in pieces for s in _with_weights(graph, made, fanout_of)]
 
 
@@ -235,39 +187,16 @@ def _layers(made: layerwise_cuda.DeviceLayers, keep_positions: bool) -> list[Lay
     ]
 
 
-def layer_pieces(
-    graph: Graph,
-    seeds: Sequence[npt.NDArray[np.integer]],
-    keys: npt.NDArray[np.uint64],
-    sizes: Sequence[int],
-    *,
-    debias: str = "ratio",
-    every_row: bool = False,
-    workspace: Workspace | None = None,
-) -> Iterator[tuple[slice, layerwise_cuda.DeviceLayers]]:
+def layer_pieces(graph: Graph, asked: LayerDraws) -> Iterator[tuple[slice, layerwise_cuda.DeviceLayers]]:
     """`layers` with its result on the device; see `neighbor_pieces`."""
-    known, space = terms(graph), workspace if workspace is not None else Workspace()
-    for piece in _pieces(known.graph, len(seeds)):
-        flat, counts = _flat(known.graph, seeds[piece])
-        yield (
-            piece,
-            layerwise_cuda.layers(
-                known, flat, counts, keys[piece], sizes, debias=debias, every_row=every_row, workspace=space
-            ),
-        )
+    known = terms(graph)
+    for piece, seeds, part in _pieces(known.graph, asked):
+        yield piece, layerwise_cuda.layers(known, seeds, part)
 
 
-def layers(
-    graph: Graph,
-    seeds: Sequence[npt.NDArray[np.integer]],
-    keys: npt.NDArray[np.uint64],
-    sizes: Sequence[int],
-    *,
-    keep_positions: bool = False,
-    **options: Any,
-) -> list[LayerSample]:
+def layers(graph: Graph, asked: LayerDraws) -> list[LayerSample]:
     """See `cpu.layerwise.layers`: the same arguments, the same bits. Raises what `neighbor` raises."""
-    return [s for _, made in layer_pieces(graph, seeds, keys, sizes, **options) for s in _layers(made, keep_positions)]
+    return [s for _, made in layer_pieces(graph, asked) for s in _layers(made, asked.keep_positions)]
 
 
 def temporal_pieces(

@@ -6,7 +6,7 @@ of edges, in the order in which they came: whoever asked takes all of each, row 
 in-edges of rows, and marks their sources in its own tables. Those have entries for all V nodes.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +19,12 @@ from ....random import NODE
 from ...runtime.device_memory import to_device
 from ..device_graph import DeviceGraph, RowsOnDevice, Slots
 from ..device_samples import DeviceSample, Rows
+from ..draws import NeighborDraws
 from .draw import Drawn, draw
 from .neighbor import check_int32, expand
 from .relations import draw_relations, segments_of
 from .renumber import Group
-from .tables import Tables, Workspace
+from .tables import Tables
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,30 +90,15 @@ def rows_of(lists: DeviceGraph, numbers: Tensor, num_edges: int) -> Drawn:
     return draw(lists, rows, numbers, -1, None, replace=False, table=None, keep=True, num_edges=num_edges)
 
 
-async def neighbor_of_owners(
-    nodes: AllNodes,
-    seeds: Sequence[npt.NDArray[np.integer]],
-    dtype: torch.dtype,
-    fanout: Sequence[int],
-    ask: Ask,
-    *,
-    replace: bool,
-    expand_all: bool,
-    keep: bool,
-    workspace: Workspace,
-) -> DeviceSample:
+async def neighbor_of_owners(nodes: AllNodes, asked: NeighborDraws, dtype: torch.dtype, ask: Ask) -> DeviceSample:
     """`neighbor` by owners of rows.
 
     Args:
         nodes: of the graph.
-        seeds: of each of k minibatches, k > 0.
+        asked: k > 0 minibatches, of which owners have the keys, and a workspace; if positions are kept, they are places
+            of edges among all that came, hop after hop.
         dtype: of ids.
-        fanout: L numbers, nearest the seeds first.
         ask: gets the edges of a hop.
-        replace: owners draw independently.
-        expand_all: ask for every node so far at each hop.
-        keep: `DeviceList.positions` are places of edges among all that came, hop after hop.
-        workspace: keeps the tables.
 
     Raises:
         RunError: a minibatch has more edges than its lists can index.
@@ -121,18 +107,18 @@ async def neighbor_of_owners(
 
     async def draw_hop(group: Group, h: int, s: int, tables: Tables) -> Drawn:
         nonlocal came
-        if replace:
+        if asked.replace:
             check_int32(s * int(group.counts.max()))
         answers = await ask(group.rows, h)
-        drawn = _in_order(answers, group.rows, tables, keep)
+        drawn = _in_order(answers, group.rows, tables, asked.keep_positions)
         if drawn.positions is not None:
             drawn.positions.add_(came)
         came += len(answers.sources)
         return drawn
 
-    flat = to_device(np.concatenate([np.asarray(s, np.int64) for s in seeds]), nodes.device).to(dtype)
-    counts = np.array([len(s) for s in seeds], np.int64)
-    return await expand(nodes, flat, counts, fanout, draw_hop, again=expand_all, workspace=workspace)
+    flat = to_device(np.concatenate([np.asarray(s, np.int64) for s in asked.seeds]), nodes.device).to(dtype)
+    counts = np.array([len(s) for s in asked.seeds], np.int64)
+    return await expand(nodes, (flat, counts), asked, draw_hop)
 
 
 def _in_order(answers: Answers, rows: Rows, tables: Tables, keep: bool) -> Drawn:

@@ -17,23 +17,23 @@ from math import ceil, sqrt
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .....storage.array_kinds import IdArray
 from ...runtime.device_memory import completed, to_device
 from ...runtime.triton_rng import INTERPRETED, TILE, launch, node_word, programs, row_at
 from ..device_graph import DeviceGraph
-from ..device_samples import Counts, DeviceSample, Rows
+from ..device_samples import DeviceSample, Rows
+from ..draws import LaborDraws
 from ..exponential_race import log2_table
-from ..samples import Fanouts
 from .alias import NEVER, exponential, ranked, spread
 from .draw import BOUND, Drawn, cumulated, degrees, draw, edges_at, total
-from .neighbor import expand
+from .neighbor import Seeds, expand
 from .renumber import Group
-from .tables import Tables, Workspace
+from .tables import Tables
 
 CHUNK = 1 << 11 if INTERPRETED else 1 << 7
 """Edges that a warp reads at once."""
@@ -334,37 +334,28 @@ def _draw(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tables, 
 
 def labor(
     graph: DeviceGraph,
-    seeds: Tensor,
-    counts: Counts,
+    seeds: Seeds,
     keys: Tensor,
-    fanout: Fanouts,
-    *,
-    poisson: bool,
+    asked: LaborDraws,
     weight: Tensor | None,
-    again: bool,
-    workspace: Workspace,
-    draw_relations: Callable[[Rows, npt.NDArray[np.int64], Tables], Drawn] | None = None,
+    draw_relations: Callable[[Rows, IdArray, Tables], Drawn] | None = None,
 ) -> DeviceSample:
     """See `cpu.labor.labor`.
 
     Args:
         graph: in-neighbour lists.
-        seeds: see `cuda.neighbor.expand`, as `counts` and `workspace`.
-        counts: int64 [k].
+        seeds: see `cuda.neighbor.expand`.
         keys: int64 [k], the bits of the streams.
-        fanout: L numbers; with `draw_relations` int64 [L, R].
-        poisson: decide each edge independently.
-        weight: float32 [E], or None; see `cpu.labor.labor`.
-        again: see `cuda.neighbor.expand`.
-        workspace: keeps the tables.
+        asked: how hops are drawn; with `draw_relations` fanouts are int64 [L, R].
+        weight: that of `asked`, on the device.
         draw_relations: draws rows of a graph with types in a hop.
     """
 
     async def draw_hop(group: Group, h: int, s: int, tables: Tables) -> Drawn:
         if draw_relations is not None:
-            return draw_relations(group.rows, np.asarray(fanout[h]), tables)
+            return draw_relations(group.rows, np.asarray(asked.fanout[h]), tables)
         if weight is not None and s >= 0:
             return draw_by_weight(graph, group.rows, keys, s, weight, tables)
-        return _draw(graph, group.rows, keys, s, tables, poisson)
+        return _draw(graph, group.rows, keys, s, tables, asked.poisson)
 
-    return completed(expand(graph, seeds, counts, fanout, draw_hop, again=again, workspace=workspace))
+    return completed(expand(graph, seeds, asked, draw_hop))

@@ -11,7 +11,6 @@ is drawn by a race as elsewhere: P is added up here, and `layerwise.complete` ru
 nearly all candidates are needed.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,12 +20,14 @@ from torch import Tensor
 
 from ...runtime.device_memory import ToHost, completed, to_device
 from ..device_samples import Counts, DeviceLayers, Rows, prefix_sums
+from ..draws import LayerDraws
 from ..layerwise import Drawn, budget, clock, complete, dart_words, factors, same_scale, with_replacement
 from .draw import cumulated
 from .extract import Extracted, Walk, inverted, scaled
 from .hits import Hits, entered, find
+from .neighbor import Seeds
 from .renumber import Group, forget, merged, named, start
-from .tables import Tables, Workspace
+from .tables import Tables
 from .terms import Terms
 
 
@@ -183,48 +184,34 @@ class _Layers:
         return to_device(np.concatenate(factor), mass.device)
 
 
-def layers(
-    terms: Terms,
-    seeds: Tensor,
-    counts: Counts,
-    keys: npt.NDArray[np.uint64],
-    sizes: Sequence[int],
-    *,
-    debias: str,
-    every_row: bool,
-    workspace: Workspace,
-) -> DeviceLayers:
+def layers(terms: Terms, seeds: Seeds, asked: LayerDraws) -> DeviceLayers:
     """See `cpu.layerwise.layers`.
 
     Args:
         terms: of the graph.
-        seeds: [sum of counts], minibatch after minibatch, in the dtype of the graph's ids.
-        counts: seeds of each of the k minibatches, k > 0.
-        keys: uint64 [k, L], on the host.
-        sizes: L numbers, nearest the seeds first.
-        debias: see `layerwise.DEBIAS`.
-        every_row: draw in proportion to the sums over all V rows.
-        workspace: keeps the tables.
+        seeds: of k > 0 minibatches.
+        asked: keys are on the host; the workspace keeps the tables.
 
     Raises:
         RunError: a minibatch has more edges than its lists can index.
     """
+    (flat, counts), keys, workspace = seeds, asked.keys, asked.workspace
     tables = workspace.take(len(counts), terms.graph)
-    bulk = _Layers(terms, debias, every_row, tables, len(counts))
-    ends = to_device(prefix_sums(counts), seeds.device)
-    group = start(seeds, counts, ends, tables)
-    words = to_device(np.ascontiguousarray(dart_words(keys).T).view(np.int64), seeds.device)
+    bulk = _Layers(terms, asked.debias, asked.every_row, tables, len(counts))
+    ends = to_device(prefix_sums(counts), flat.device)
+    group = start(flat, counts, ends, tables)
+    words = to_device(np.ascontiguousarray(dart_words(keys).T).view(np.int64), flat.device)
     node_ends, lists, weight = [counts], [], []
 
     def finish(walk: Walk, nodes: Group, all_ends: Tensor, sample: _Sample) -> None:
-        found = walk.written(nodes, all_ends, every_row)
+        found = walk.written(nodes, all_ends, asked.every_row)
         lists.append(found.edges)
         if bulk.weighted:
             weight.append(bulk.weigh(walk.group, nodes, found, sample))
 
     # One whose edges the device looks for, and one whose edges are known.
     hop, known = None, None
-    for h, s in enumerate(sizes):
+    for h, s in enumerate(asked.sizes):
         drawing = bulk.draw(group, ends, keys[:, h], words[h], s, hop and hop[0])
         drawing.send(None)
         # Behind the message: the device has work while the host reads it.

@@ -24,46 +24,38 @@ from .....storage.errors import RunError
 from ...runtime.device_memory import completed, to_device
 from ..device_graph import DeviceGraph, Slots
 from ..device_samples import Counts, DeviceSample, prefix_sums
-from ..samples import LIMIT, Fanouts
+from ..draws import NeighborDraws, NodeWiseDraws
+from ..samples import LIMIT
 from .draw import Drawn, draw
 from .relations import Segments, draw_relations
 from .renumber import Group, Hop, forget, joined, merged, number, start
-from .tables import Nodes, Tables, Workspace
+from .tables import Nodes, Tables
 
 Draw = Callable[[Group, int, int, Tables], Awaitable[Drawn]]
 """Maps (rows, hop, fanout, tables) to the edges drawn for the rows, marked in the tables."""
+Seeds = tuple[Tensor, Counts]
+"""All seeds, minibatch after minibatch, in the dtype of the graph's ids; and the number of those of each minibatch."""
 
 
-async def expand(
-    graph: Nodes,
-    seeds: Tensor,
-    counts: Counts,
-    fanout: Fanouts,
-    draw_hop: Draw,
-    *,
-    again: bool,
-    workspace: Workspace,
-) -> DeviceSample:
+async def expand(graph: Nodes, seeds: Seeds, asked: NodeWiseDraws, draw_hop: Draw) -> DeviceSample:
     """Hop after hop: draw and number new nodes; after the last, translate.
 
     Args:
         graph: its nodes.
-        seeds: [sum of counts], minibatch after minibatch, in the dtype of the graph's ids.
-        counts: seeds of each of the k minibatches, k > 0.
-        fanout: of each hop.
+        seeds: of k > 0 minibatches.
+        asked: a fanout for each hop, and a workspace, which keeps the tables.
         draw_hop: draws.
-        again: draw for every node so far at each hop, not only for new ones.
-        workspace: keeps the tables.
 
     Raises:
         RunError: a minibatch has more edges than its lists can index.
     """
-    tables = workspace.take(len(counts), graph)
-    group = start(seeds, counts, to_device(prefix_sums(counts), seeds.device), tables)
+    (flat, counts), again = seeds, asked.expand == "all"
+    tables = asked.workspace.take(len(counts), graph)
+    group = start(flat, counts, to_device(prefix_sums(counts), flat.device), tables)
     groups, known, node_ends = [group], counts, [counts]
     edges, edge_ends = np.zeros(len(counts), np.int64), []
     hops: list[Hop] = []
-    for h, s in enumerate(fanout):
+    for h, s in enumerate(asked.fanout):
         hop, new = await number(group, await draw_hop(group, h, s, tables), known, tables)
         edges = edges + hop.counts
         edge_ends.append(hop.counts if again else edges)
@@ -76,7 +68,7 @@ async def expand(
     nodes = merged(groups)
     lists = tuple(joined([h], tables) for h in hops) if again else (joined(hops, tables),)
     forget(nodes.rows, tables)
-    workspace.put_back(tables)
+    asked.workspace.put_back(tables)
     return DeviceSample(nodes.rows, tuple(node_ends), lists, tuple(edge_ends))
 
 
@@ -89,41 +81,27 @@ def check_int32(edges: int) -> None:
 
 
 def neighbor(
-    graph: DeviceGraph,
-    seeds: Tensor,
-    counts: Counts,
-    keys: Tensor,
-    fanout: Fanouts,
-    *,
-    replace: bool,
-    table: Slots | None,
-    again: bool,
-    keep: bool,
-    workspace: Workspace,
-    segments: Segments | None = None,
+    graph: DeviceGraph, seeds: Seeds, keys: Tensor, asked: NeighborDraws, table: Slots | None, segments: Segments | None
 ) -> DeviceSample:
     """See `cpu.neighbor.neighbor`.
 
     Args:
         graph: in-neighbour lists.
-        seeds: see `expand`, as `counts`, `again` and `workspace`.
-        counts: int64 [k].
+        seeds: see `expand`.
         keys: int64 [L, k], the bits of the streams.
-        fanout: L numbers; with `segments` int64 [L, R], of each hop and relation.
-        replace: draw independently.
-        table: draw in proportion to the weights that it is made of, or None.
-        again: draw for every node so far at each hop.
-        keep: also return positions.
-        workspace: keeps the tables.
+        asked: how hops are drawn; with `segments` fanouts are int64 [L, R], of each hop and relation.
+        table: that of `asked`, on the device.
         segments: of a graph with types; positions are kept.
     """
 
     async def draw_hop(group: Group, h: int, s: int, tables: Tables) -> Drawn:
+        replace = asked.replace
         if segments is not None:
-            return draw_relations(segments, group.rows, keys[h], np.asarray(fanout[h]), tables, replace=replace)
+            return draw_relations(segments, group.rows, keys[h], np.asarray(asked.fanout[h]), tables, replace=replace)
         if replace:
             # Before memory is allocated for them.
             check_int32(s * int(group.counts.max()))
+        keep = asked.keep_positions or asked.keep_weights
         return draw(graph, group.rows, keys[h], s, tables, replace=replace, table=table, keep=keep)
 
-    return completed(expand(graph, seeds, counts, fanout, draw_hop, again=again, workspace=workspace))
+    return completed(expand(graph, seeds, asked, draw_hop))

@@ -5,7 +5,7 @@ Samples depend on which minibatches are sampled together. Checked against the in
 (`tests/contracts/rapids.py`); it has not been run on a GPU yet.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from .....storage.errors import RunError
 from .....storage.graph import Graph, index_dtype
 from ....rapids import TO_SAMPLE, count_gpus
 from ...runtime.once_per_graph import once_per_graph
-from ..alias import AliasTable
+from ..draws import NeighborDraws
 from ..samples import EdgeList, NeighborSample, with_weights
 
 IntArray = npt.NDArray[np.integer]
@@ -25,59 +25,39 @@ Hop = tuple[IntArray, IntArray, npt.NDArray[np.int64] | None]
 """Destination, source and position in the graph's edge arrays, of each edge of a hop."""
 
 
-def neighbor(
-    graph: Graph,
-    seeds: Sequence[npt.NDArray[np.int64]],
-    keys: npt.NDArray[np.uint64],
-    fanout: tuple[int, ...],
-    *,
-    replace: bool = False,
-    table: AliasTable | None = None,
-    expand: str = "new",
-    keep_positions: bool = False,
-    keep_weights: bool = False,
-    workspace: Any = None,
-    on: "_OnDevice | None" = None,
-) -> list[NeighborSample]:
+def neighbor(graph: Graph, asked: NeighborDraws, on: "_OnDevice | None" = None) -> list[NeighborSample]:
     """k minibatches of in-neighbours, as `sampling.cpu.neighbor` returns them.
 
     Args:
         graph: V nodes. It is copied to the GPU once, and stays there for as long as it is the same object.
-        seeds: k vectors of distinct nodes.
-        keys: uint64 [k, L]; the first is the seed of the whole bulk.
-        fanout: L numbers, nearest the seeds first; -1 takes all.
-        replace: draw independently.
-        table: if given, edges are drawn in proportion to the graph's weights.
-        expand: ``new``: each node once, when it is found; ``all``: all nodes so far at each hop.
-        keep_positions: also return positions in the graph's edge arrays.
-        keep_weights: also return the edges' weights in the graph.
-        workspace: ignored.
+        asked: the first key is the seed of the whole bulk; the workspace is ignored.
         on: the graph as several GPUs have it, whose processes all call this; None: this process's GPU has it.
 
     Raises:
         InputError: there is no GPU, or RAPIDS is not installed.
         RunError: cuGraph returned an unexpected result.
     """
+    seeds = asked.seeds
     if not seeds and on is None:
         return []
     on = on or _on_device(graph)
     import pylibcugraph
 
-    hops = len(fanout)
+    hops, keep = len(asked.fanout), asked.keep_positions or asked.keep_weights
     offsets = np.concatenate([[0], np.cumsum([len(s) for s in seeds])])
     drawn = pylibcugraph.neighbor_sample(
         on.handle,
         on.graph,
         _moved(np.concatenate([np.empty(0, np.int64), *seeds]).astype(on.dtype)),
-        np.array(fanout, np.int32),
+        np.array(asked.fanout, np.int32),
         starting_vertex_label_offsets=_moved(offsets.astype(np.int64)),
-        with_replacement=replace,
+        with_replacement=asked.replace,
         do_expensive_check=False,
-        prior_sources_behavior="exclude" if expand == "new" else "carryover",
+        prior_sources_behavior="exclude" if asked.expand == "new" else "carryover",
         deduplicate_sources=True,
         return_hops=True,
-        random_state=int(keys[0, 0] >> np.uint64(1)) if len(seeds) else 0,
-        use_edge_weights_as_biases=table is not None,
+        random_state=int(asked.keys[0, 0] >> np.uint64(1)) if len(seeds) else 0,
+        use_edge_weights_as_biases=asked.table is not None,
     )
     if not len(seeds):
         return []
@@ -87,15 +67,12 @@ def neighbor(
             f'cuGraph returned {len(ends)} offsets for {len(seeds)} minibatches of {hops} hops; use kernel = "cpu"'
         )
     dst, src, place = (drawn[name].get() for name in ("majors", "minors", "edge_id"))
-    found = [
-        (dst[a:b], src[a:b], place[a:b].astype(np.int64) if keep_positions or keep_weights else None)
-        for a, b in zip(ends, ends[1:])
-    ]
+    found = [(dst[a:b], src[a:b], place[a:b].astype(np.int64) if keep else None) for a, b in zip(ends, ends[1:])]
     of_each = [found[i * hops : (i + 1) * hops] for i in range(len(seeds))]
-    samples = [_minibatch(s.astype(graph.indices.dtype), h, expand) for s, h in zip(seeds, of_each)]
-    if not keep_weights or graph.edge_weight is None:
+    samples = [_minibatch(s.astype(graph.indices.dtype), h, asked.expand) for s, h in zip(seeds, of_each)]
+    if not asked.keep_weights or graph.edge_weight is None:
         return samples
-    return with_weights(samples, graph.edge_weight, keep_positions)
+    return with_weights(samples, graph.edge_weight, asked.keep_positions)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.cpu import labor_rows
+from millrace.stages.kernels.sampling.draws import LaborDraws
 from millrace.stages.random import node_words
 from millrace.storage.graph import Graph
 from millrace.tests.oracles.sampling import backend as reference
@@ -23,7 +24,9 @@ def graph_of(rows: list[np.ndarray], num_nodes: int) -> Graph:
 
 def assert_same(graph: Graph, rows: int, keys: np.ndarray, s: int, poisson: bool) -> None:
     seeds = [np.arange(rows)] * len(keys)
-    for a, b in zip(*(k.labor(graph, seeds, keys, (s,), poisson=poisson) for k in (cpu, reference)), strict=True):
+    for a, b in zip(
+        *(k.labor(graph, LaborDraws(seeds, keys, (s,), poisson=poisson)) for k in (cpu, reference)), strict=True
+    ):
         assert np.array_equal(a.indptr, b.indptr)
         assert np.array_equal(a.positions, b.positions)
         assert np.array_equal(a.nodes, b.nodes)
@@ -61,7 +64,7 @@ def test_rows_without_enough_candidates():
     graph, keys = graph_of(rows, 1000), rng.integers(0, 2**64, 64, np.uint64)
     assert 2 * labor_rows._wanted.py_func(1) + labor_rows.PIECE < 300
     bound, lacking = (labor_rows._wanted.py_func(1) << 32) // 300 << 32, 0
-    found = cpu.labor(graph, [np.arange(500)] * 64, keys, (1,))
+    found = cpu.labor(graph, LaborDraws([np.arange(500)] * 64, keys, (1,)))
     for key, sample in zip(keys, found, strict=True):
         words = node_words(int(key), np.arange(1000))[np.stack(rows)]
         assert np.array_equal(sample.positions, np.arange(500) * 300 + words.argmin(1))

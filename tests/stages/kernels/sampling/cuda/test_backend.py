@@ -21,6 +21,7 @@ from millrace.stages.kernels.sampling.cuda import draw as draw_cuda
 from millrace.stages.kernels.sampling.cuda import extract as extract_cuda
 from millrace.stages.kernels.sampling.cuda import terms as terms_cuda
 from millrace.stages.kernels.sampling.device_samples import Rows
+from millrace.stages.kernels.sampling.draws import LaborDraws, LayerDraws, NeighborDraws
 from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
@@ -303,16 +304,17 @@ def test_topology_is_copied_once():
 def test_no_minibatches():
     graph = nasty()
     keys = np.empty((0, 1), np.uint64)
-    assert cuda.neighbor(graph, [], keys, (3,)) == []
-    assert cuda.labor(graph, [], keys[:, 0], (3,)) == []
-    assert cuda.layers(graph, [], keys, (3,)) == cuda.layers(graph, [], keys, (3,), every_row=True) == []
+    assert cuda.neighbor(graph, NeighborDraws([], keys, (3,))) == []
+    assert cuda.labor(graph, LaborDraws([], keys[:, 0], (3,))) == []
+    for every_row in (False, True):
+        assert cuda.layers(graph, LayerDraws([], keys, (3,), every_row=every_row)) == []
 
 
 def test_a_minibatch_that_cannot_be_indexed_is_refused():
     graph = from_edges(np.arange(40000), np.arange(40000), 40000)
     request = BulkRequest(0, 0, 0, 0, (np.arange(40000),))
     with pytest.raises(RunError, match="smaller batch_size, fanout or sizes"):
-        cuda.neighbor(graph, request.seeds, request.keys(1), (1 << 16,), replace=True)
+        cuda.neighbor(graph, NeighborDraws(request.seeds, request.keys(1), (1 << 16,), replace=True))
 
 
 def test_layers_that_cannot_be_indexed_are_refused(monkeypatch):

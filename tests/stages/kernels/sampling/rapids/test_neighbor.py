@@ -13,6 +13,7 @@ from scipy.stats import chi2
 
 from millrace.stages.assignment import BulkRequest
 from millrace.stages.kernels.sampling.cpu import backend as cpu
+from millrace.stages.kernels.sampling.draws import NeighborDraws
 from millrace.stages.kernels.sampling.rapids import neighbor as sample_rapids
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.storage.errors import InputError, MissingExtraError, RunError
@@ -44,7 +45,10 @@ def test_whole_neighbourhoods_are_those_of_the_cpu(graph, expand, hops):
         asked = request(graph, 0)
         for a, b in zip(
             *(
-                kernel.neighbor(graph, asked.seeds, asked.keys(hops), (-1,) * hops, expand=expand, keep_positions=True)
+                kernel.neighbor(
+                    graph,
+                    NeighborDraws(asked.seeds, asked.keys(hops), (-1,) * hops, expand=expand, keep_positions=True),
+                )
                 for kernel in (cpu, sample_rapids)
             ),
             strict=True,
@@ -80,7 +84,9 @@ def test_a_graph_on_several_gpus_is_the_whole_graph_to_each(graph, expand, size,
     def process(rank: int, unique: bytes):
         kernel = sample_rapids.AcrossGpus(graph, rank, size, unique)
         asked = BulkRequest(0, 0, 0, 0, tuple(dealt[rank]))
-        whole = kernel.neighbor(graph, asked.seeds, asked.keys(2), (-1, -1), expand=expand, keep_positions=True)
+        whole = kernel.neighbor(
+            graph, NeighborDraws(asked.seeds, asked.keys(2), (-1, -1), expand=expand, keep_positions=True)
+        )
         # A last round with nothing to draw for all but the first.
         some = [sampler.sample(graph, r, kernel) for r in (asked, asked if not rank else BulkRequest(0, 0, 0, 0, ()))]
         kernel.close()
@@ -91,7 +97,8 @@ def test_a_graph_on_several_gpus_is_the_whole_graph_to_each(graph, expand, size,
         unique = sample_rapids.new_unique_id()
         found = together([partial(process, rank, unique) for rank in range(size)])
     for rank, (asked, whole, (drawn, last)) in enumerate(found):
-        for a, b in zip(cpu.neighbor(graph, asked.seeds, asked.keys(2), (-1, -1), expand=expand), whole, strict=True):
+        drawn_here = cpu.neighbor(graph, NeighborDraws(asked.seeds, asked.keys(2), (-1, -1), expand=expand))
+        for a, b in zip(drawn_here, whole, strict=True):
             assert np.array_equal(a.nodes, b.nodes) and a.node_ends == b.node_ends
             assert all(np.array_equal(x.indptr, y.indptr) for x, y in zip(a.lists, b.lists, strict=True))
             assert all(np.array_equal(b.nodes[y.indices], graph.indices[y.positions]) for y in b.lists)
@@ -113,7 +120,7 @@ def test_a_process_that_calls_alone_is_not_answered(monkeypatch):
     def process(rank: int) -> None:
         kernel = sample_rapids.AcrossGpus(graph, rank, 2, unique)
         if not rank:
-            kernel.neighbor(graph, (np.array([0]),), np.zeros((1, 1), np.uint64), (1,))
+            kernel.neighbor(graph, NeighborDraws((np.array([0]),), np.zeros((1, 1), np.uint64), (1,)))
 
     with pytest.raises(threading.BrokenBarrierError):
         together([partial(process, rank) for rank in range(2)])
@@ -167,7 +174,7 @@ def test_in_neighbours_are_drawn_alike(monkeypatch):
     copies, degree, kept = 2000, 7, 3
     graph = from_edges(copies + np.arange(copies * degree), np.repeat(np.arange(copies), degree), copies * (degree + 1))
     asked = BulkRequest(5, 0, 0, 0, (np.arange(copies),))
-    sample = sample_rapids.neighbor(graph, asked.seeds, asked.keys(1), (kept,), keep_positions=True)[0]
+    sample = sample_rapids.neighbor(graph, NeighborDraws(asked.seeds, asked.keys(1), (kept,), keep_positions=True))[0]
     counts = np.bincount(sample.positions % degree, minlength=degree)
     expected = copies * kept / degree
     # Counts of draws of a fixed size hang together: the second factor makes up for it.
@@ -182,9 +189,9 @@ def test_a_graph_goes_to_the_gpu_once(monkeypatch):
     graph = from_edges([0, 1, 2], [1, 2, 0])
     for seed in range(3):
         asked = request(graph, seed)
-        sample_rapids.neighbor(graph, asked.seeds, asked.keys(1), (1,))
+        sample_rapids.neighbor(graph, NeighborDraws(asked.seeds, asked.keys(1), (1,)))
     assert len(made) == 1
-    assert sample_rapids.neighbor(graph, (), np.empty((0, 1), np.uint64), (1,)) == []
+    assert sample_rapids.neighbor(graph, NeighborDraws((), np.empty((0, 1), np.uint64), (1,))) == []
 
 
 def test_what_cugraph_should_not_return_is_an_error(monkeypatch):
@@ -203,10 +210,10 @@ def test_what_cugraph_should_not_return_is_an_error(monkeypatch):
 
     monkeypatch.setattr(module, "neighbor_sample", turned)
     with pytest.raises(RunError, match="not in the frontier of hop 1"):
-        sample_rapids.neighbor(graph, asked.seeds, asked.keys(2), (1, 1))
+        sample_rapids.neighbor(graph, NeighborDraws(asked.seeds, asked.keys(2), (1, 1)))
     monkeypatch.setattr(module, "neighbor_sample", short)
     with pytest.raises(RunError, match="2 offsets for 1 minibatches of 2 hops"):
-        sample_rapids.neighbor(graph, asked.seeds, asked.keys(2), (1, 1))
+        sample_rapids.neighbor(graph, NeighborDraws(asked.seeds, asked.keys(2), (1, 1)))
 
 
 def test_without_a_gpu_it_is_refused(monkeypatch):
@@ -214,7 +221,7 @@ def test_without_a_gpu_it_is_refused(monkeypatch):
     asked = request(graph, 0)
     rapids.install(monkeypatch, 0)
     with pytest.raises(InputError, match=r'kernel "cugraph" needs an NVIDIA GPU.* use kernel = "cpu"'):
-        sample_rapids.neighbor(graph, asked.seeds, asked.keys(1), (1,))
+        sample_rapids.neighbor(graph, NeighborDraws(asked.seeds, asked.keys(1), (1,)))
     monkeypatch.delitem(sys.modules, "cupy")
     with pytest.raises(MissingExtraError, match="cupy cannot be found"):
-        sample_rapids.neighbor(graph, asked.seeds, asked.keys(1), (1,))
+        sample_rapids.neighbor(graph, NeighborDraws(asked.seeds, asked.keys(1), (1,)))
