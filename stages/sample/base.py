@@ -14,7 +14,7 @@ from ..assignment import BulkRequest
 from ..kernels.sampling.edge_weights import scaled
 
 if TYPE_CHECKING:
-    from ..kernels.row_block.draw import Drawn
+    from ..kernels.row_block.draw import Drawn, HopRows
     from ..kernels.sampling.samples import Fanouts, NeighborSample
     from ..placement.row_owners import Owners, RowsHere
 
@@ -121,11 +121,8 @@ class NodeWise(Sampler, Protocol):
     def streams(self, request: BulkRequest) -> WordArray:
         """uint64 [k, L], random stream of each minibatch and hop."""
 
-    def draw(
-        self, block: "RowsHere", rows: IdArray, splits: IdArray, keys: WordArray, fanout: Any, ascending: bool
-    ) -> "Drawn":
-        """One hop's edges of local rows, [n], divided by minibatch at `splits`; see
-        `kernels.row_block.draw.draw_rows`. Of a graph with types, `fanout` is that of each relation, [R]."""
+    def draw(self, block: "RowsHere", hop: "HopRows") -> "Drawn":
+        """One hop's edges of local rows; see `kernels.row_block.draw.draw_rows`."""
 
     def sends_weights(self, graph: Graph) -> bool:
         """True if `weigh` returns weights."""

@@ -12,7 +12,7 @@ from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk
 from ..assignment import BulkRequest
-from ..kernels.row_block.draw import Drawn, draw_labor, draw_relations
+from ..kernels.row_block.draw import Drawn, HopRows, draw_labor, draw_relations
 from ..kernels.sampling.draws import LaborDraws
 from ..placement.row_owners import Owners, RowsHere
 from .base import NodeWise, check_kernel, minibatch_of, per_layer
@@ -184,12 +184,10 @@ class LaborSampler(NodeWise):
     def streams(self, request: BulkRequest) -> WordArray:
         return np.repeat(request.keys(1, self.batch_dependency), self.num_layers, axis=1)
 
-    def draw(
-        self, block: RowsHere, rows: IdArray, splits: IdArray, keys: WordArray, fanout: Any, ascending: bool
-    ) -> Drawn:
+    def draw(self, block: RowsHere, hop: HopRows) -> Drawn:
         if not block.graph.types.is_single:
-            return draw_relations(block.graph, 0, rows, splits, keys, fanout, labor=True, poisson=self.poisson)
-        return draw_labor(block.graph, rows, splits, keys, fanout, self.poisson, weighted=self.weighted)
+            return draw_relations(block.graph, 0, hop, labor=True, poisson=self.poisson)
+        return draw_labor(block.graph, hop, self.poisson, weighted=self.weighted)
 
     def sends_weights(self, graph: Graph) -> bool:
         return self.poisson or super().sends_weights(graph)

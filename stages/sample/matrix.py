@@ -30,7 +30,7 @@ from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
 from ..assignment import BulkRequest
 from ..kernels import sampling_backend
-from ..kernels.runtime.threads import get_num_threads, parallel
+from ..kernels.runtime.threads import parallel, spans_of_threads
 from ..kernels.sampling.edge_weights import scaled
 from ..kernels.sampling.numbering import DenseNumbering
 from ..kernels.sampling.samples import LIMIT, EdgeList, NeighborSample
@@ -172,16 +172,15 @@ class MatrixSampler(ABC):
             cs = [Context(graph, A, kernel.matrix, key, n, self.edge_ids) for key, n in zip(keys, known)]
             return [make(q, s) for q, s in enumerate(self._draw(seeds, cs))]
         made: list[Any] = [None] * k
-        threads = max(1, min(k, get_num_threads()))
 
-        def span(t: int) -> None:
+        def span(first: int, last: int) -> None:
             known = DenseNumbering(graph.num_nodes)
-            for q in range(k * t // threads, k * (t + 1) // threads):
+            for q in range(first, last):
                 known.begin(seeds[q])
                 (s,) = self._draw(seeds[q : q + 1], [Context(graph, A, kernel.matrix, keys[q], known, self.edge_ids)])
                 made[q] = make(q, s)
 
-        parallel(span, [(t,) for t in range(threads)])
+        parallel(span, spans_of_threads(k))
         return made
 
     def _draw(self, seeds: Sequence[IntArray], cs: Sequence[Context]) -> list[NeighborSample]:

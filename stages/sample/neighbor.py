@@ -15,7 +15,7 @@ from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk
 from ..assignment import BulkRequest
-from ..kernels.row_block.draw import Drawn, draw_relations, draw_rows
+from ..kernels.row_block.draw import Drawn, HopRows, draw_relations, draw_rows
 from ..kernels.runtime.once_per_graph import once_per_graph
 from ..kernels.runtime.threads import parallel
 from ..kernels.sampling.alias import AliasTable
@@ -195,37 +195,16 @@ class NeighborSampler(NodeWise):
     def streams(self, request: BulkRequest) -> WordArray:
         return request.keys(self.num_layers, self.batch_dependency)
 
-    def draw(
-        self, block: RowsHere, rows: IdArray, splits: IdArray, keys: WordArray, fanout: Any, ascending: bool
-    ) -> Drawn:
+    def draw(self, block: RowsHere, hop: HopRows) -> Drawn:
         if not block.graph.types.is_single:
             assert isinstance(block.first, int)
-            return draw_relations(block.graph, block.first, rows, splits, keys, fanout, replace=self.replace)
-        return self.draw_in(block.graph, rows, splits, keys, fanout, block.first, ascending=ascending)
+            return draw_relations(block.graph, block.first, hop, replace=self.replace)
+        return self.draw_in(block.graph, hop, block.first)
 
-    def draw_in(
-        self,
-        graph: Graph,
-        rows: IdArray,
-        splits: IdArray,
-        keys: WordArray,
-        fanout: int,
-        first: int | IdArray = 0,
-        ascending: bool = False,
-    ) -> Drawn:
+    def draw_in(self, graph: Graph, hop: HopRows, first: int | IdArray = 0) -> Drawn:
         """`draw` in rows of `graph`; for `first` see `RowsHere`."""
-        return draw_rows(
-            graph,
-            first,
-            rows,
-            splits,
-            keys,
-            fanout,
-            replace=self.replace,
-            table=_table(graph) if self.weighted else None,
-            ascending=ascending,
-            keep_positions=self.edge_ids or self._reads_weights(graph),
-        )
+        table = _table(graph) if self.weighted else None
+        return draw_rows(graph, first, hop, self.replace, table, self.edge_ids or self._reads_weights(graph))
 
     def _reads_weights(self, graph: Graph) -> bool:
         """True if `weigh` looks up the weights of single edges, for which it needs their positions."""

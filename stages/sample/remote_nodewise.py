@@ -17,7 +17,7 @@ from ...storage.errors import RunError
 from ...storage.minibatch import Bulk
 from ...storage.optional import present
 from ..assignment import BulkRequest
-from ..kernels.row_block.draw import Drawn
+from ..kernels.row_block.draw import Drawn, HopRows
 from ..kernels.row_block.numbering import Numbering, in_order
 from ..kernels.runtime.threads import parallel
 from ..kernels.sampling.samples import LIMIT, EdgeList, NeighborSample
@@ -144,7 +144,7 @@ def _answer(
     places, lengths, found = [], [], []
     for here, at, rows in owners.visit(np.concatenate(ids), starts=sampler.edge_ids):
         cuts = splits if at is None else np.searchsorted(at, splits)
-        drawn = sampler.draw(here, rows, cuts, np.concatenate(keys), fanout, ascending)
+        drawn = sampler.draw(here, HopRows(rows, cuts, np.concatenate(keys), fanout, ascending))
         places.append(at)
         lengths.append(drawn.kept)
         found.append(_values(sampler, here, rows, drawn, fanout))

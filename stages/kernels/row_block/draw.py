@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ....storage.array_kinds import IdArray, WordArray
 from ....storage.graph import Graph, edges_of_rows
 from ...random import NODE
-from ..runtime.threads import get_num_threads, parallel
-from ..sampling.alias import NO_TABLE, AliasTable
-from ..sampling.cpu.draw import sample_rows, sample_uniform
+from ..runtime.threads import parallel, spans_of_threads
+from ..sampling.alias import AliasTable
+from ..sampling.cpu.draw import draw_spans
 from ..sampling.cpu.labor_rows import sample_labor, sample_labor_relations
 from ..sampling.cpu.relations import NO_SEGMENTS, count_relations, sample_relations
 from ..sampling.exponential_race import log2_table
 
-IdArray = npt.NDArray[np.int64]
 _U = np.uint64
 ROOM = 1 << 22
 """Edges that the buffers of `_draw_each` have room for, unless a row has more."""
@@ -38,33 +38,36 @@ class Drawn:
     """float32 [e], see `EdgeList.weight`, of a graph with types."""
 
 
+@dataclass(frozen=True, eq=False)
+class HopRows:
+    """n rows of a block that m minibatches draw in one hop."""
+
+    rows: IdArray
+    """int64 [n] in [0, N), segment after segment."""
+    splits: IdArray
+    """int64 [m + 1]; ``rows[splits[i]:splits[i+1]]`` belong to minibatch i."""
+    keys: WordArray
+    """uint64 [m], stream of each minibatch in this hop."""
+    fanout: Any
+    """Edges of a row at most; -1 takes all. Of a graph with types int64 [R], of each relation."""
+    ascending: bool = False
+    """True if ids ascend within each segment: rows are then read in step."""
+
+
 def draw_rows(
-    graph: Graph,
-    first: int | IdArray,
-    rows: IdArray,
-    splits: IdArray,
-    keys: npt.NDArray[np.uint64],
-    fanout: int,
-    *,
-    replace: bool = False,
-    table: AliasTable | None = None,
-    ascending: bool = False,
-    keep_positions: bool = True,
+    graph: Graph, first: int | IdArray, hop: HopRows, replace: bool, table: AliasTable | None, keep_positions: bool
 ) -> Drawn:
     """The draws of `cpu.neighbor.neighbor` for these rows in one hop.
 
     Args:
         graph: N rows of a block, with global sources.
         first: global id of row 0, if rows are consecutive; otherwise int64 [N], that of each.
-        rows: int64 [n] in [0, N), segment after segment.
-        splits: int64 [m + 1]; ``rows[splits[i]:splits[i+1]]`` belong to minibatch i.
-        keys: uint64 [m], stream of each minibatch in this hop.
-        fanout: edges of a row at most; -1 takes all.
-        replace: see `cpu.neighbor.neighbor`.
+        hop: the rows.
+        replace: see `NeighborDraws`.
         table: see there; of the block's rows.
-        ascending: true if ids ascend within each segment: rows are then read in step.
         keep_positions: also return positions.
     """
+    rows, splits, keys, fanout = hop.rows, hop.splits, hop.keys, hop.fanout
     m, lengths = len(keys), np.diff(splits)
     if not len(rows):
         return Drawn(np.empty(0, np.int64), graph.indices[:0], np.empty(0, np.int64))
@@ -72,7 +75,7 @@ def draw_rows(
     if not isinstance(first, int):
         # A draw is keyed by the node's global id; the kernels know the place of its row.
         keys = np.repeat(keys, lengths) + (first[rows] - rows).astype(np.uint64) * NODE
-        return _draw_each(graph, rows, keys, fanout, replace, table, keep_positions)
+        return _draw_each(graph, HopRows(rows, splits, keys, fanout), replace, table, keep_positions)
     if not replace and fanout > 64:
         # The buffers of a draw grow with the fanout, and no row has more in-edges than this.
         fanout = min(fanout, max(1, int(degree[rows].max())))
@@ -89,37 +92,24 @@ def draw_rows(
     begin, edge_end = np.zeros(m, np.int64), np.zeros(m, np.int64)
     ends, positions = np.zeros((m, width + 1), np.int64), np.empty((m, need if keep_positions else 1), np.int64)
     edges = np.empty((m, need), graph.indices.dtype)
-    walk = (nodes, begin, lengths, fanout, replace, keys, ends, edges, positions, keep_positions, edge_end, ascending)
-    threads = max(1, min(m, get_num_threads()))
-    spans = [(m * t // threads, m * (t + 1) // threads) for t in range(threads)]
-    if fanout >= 0 and table is None:
-        parallel(sample_uniform, [(a, b, graph.indptr, graph.indices, *walk, None, None) for a, b in spans])
-    else:
-        t, log = table or NO_TABLE, log2_table()
-        tables = (t.slots, t.weight, t.positive)
-        parallel(sample_rows, [(a, b, graph.indptr, graph.indices, *tables, *walk, log, None, None) for a, b in spans])
+    to = (ends, edges, positions, keep_positions, edge_end, hop.ascending)
+    draw_spans(
+        graph, spans_of_threads(m), table, fanout, (nodes, begin, lengths, fanout, replace, keys, *to), (None, None)
+    )
     kept = [np.diff(row[: n + 1]) for row, n in zip(ends, lengths)]
     sources, places = (np.concatenate([row[:e] for row, e in zip(rows, edge_end)]) for rows in (edges, positions))
     return Drawn(np.concatenate(kept), sources, places.astype(np.int64, copy=False) if keep_positions else None)
 
 
 def draw_relations(
-    graph: Graph,
-    first: int,
-    rows: IdArray,
-    splits: IdArray,
-    keys: npt.NDArray[np.uint64],
-    fanout: IdArray,
-    *,
-    replace: bool = False,
-    labor: bool = False,
-    poisson: bool = False,
+    graph: Graph, first: int, hop: HopRows, *, replace: bool = False, labor: bool = False, poisson: bool = False
 ) -> Drawn:
     """The draws of `cpu.neighbor.neighbor`, or of `cpu.labor.labor`, for these rows of a graph with types in one hop;
-    `fanout` is that of each relation, [R], and other arguments are as in `draw_rows`."""
+    other arguments are as in `draw_rows`."""
+    rows, splits, keys = hop.rows, hop.splits, hop.keys
     parts: list[tuple[npt.NDArray[Any], ...]] = [()] * len(keys)
     lists = graph.indptr, graph.indices, graph.edge_type
-    fanout = fanout.copy()
+    fanout = hop.fanout.copy()
 
     def segment(q: int) -> None:
         of = rows[splits[q] : splits[q + 1]].astype(graph.indices.dtype)
@@ -148,16 +138,9 @@ def draw_relations(
     return Drawn(kept, sources, positions, weight)
 
 
-def _draw_each(
-    graph: Graph,
-    rows: IdArray,
-    keys: npt.NDArray[np.uint64],
-    fanout: int,
-    replace: bool,
-    table: AliasTable | None,
-    keep_positions: bool,
-) -> Drawn:
+def _draw_each(graph: Graph, hop: HopRows, replace: bool, table: AliasTable | None, keep_positions: bool) -> Drawn:
     """`draw_rows` with a key for each row."""
+    rows, keys, fanout = hop.rows, hop.keys, hop.fanout
     degree = graph.in_degree[rows]
     if fanout < 0:
         _, at = edges_of_rows(graph.indptr[rows], degree)
@@ -177,14 +160,7 @@ def _draw_each(
         # A row is kept whole if it has no more edges than the fanout, however large that is.
         s = fanout if replace else min(fanout, max(1, int(degree[a : a + n].max())))
         walk = (nodes, begin, end, s, replace, keys[a : a + n], ends, edges, positions, keep_positions, edge_end, False)
-        threads = min(n, get_num_threads())
-        spans = [(n * t // threads, n * (t + 1) // threads) for t in range(threads)]
-        if table is None:
-            parallel(sample_uniform, [(*span, graph.indptr, graph.indices, *walk, None, None) for span in spans])
-        else:
-            tables = (graph.indptr, graph.indices, table.slots, table.weight, table.positive)
-            log = log2_table()
-            parallel(sample_rows, [(*span, *tables, *walk, log, None, None) for span in spans])
+        draw_spans(graph, spans_of_threads(n), table, s, walk, (None, None))
         there = np.arange(need) < edge_end[:, None]
         parts.append((edge_end, edges[there], positions[there] if keep_positions else edge_end[:0]))
         a += n
@@ -192,17 +168,9 @@ def _draw_each(
     return Drawn(kept, sources, positions if keep_positions else None)
 
 
-def draw_labor(
-    graph: Graph,
-    rows: IdArray,
-    splits: IdArray,
-    keys: npt.NDArray[np.uint64],
-    fanout: int,
-    poisson: bool,
-    weighted: bool = False,
-) -> Drawn:
-    """The draws of `cpu.labor.labor` for these rows in one hop, by the edges' weights if `weighted`; other arguments as
-    in `draw_rows`."""
+def draw_labor(graph: Graph, hop: HopRows, poisson: bool, weighted: bool = False) -> Drawn:
+    """The draws of `cpu.labor.labor` for these rows in one hop, by the edges' weights if `weighted`."""
+    rows, splits, keys, fanout = hop.rows, hop.splits, hop.keys, hop.fanout
     weight = graph.edge_weight if weighted and graph.edge_weight is not None else np.empty(0, np.float32)
     parts: list[tuple[npt.NDArray[np.integer], ...]] = [()] * len(keys)
 

@@ -5,7 +5,7 @@ import numpy.typing as npt
 
 from ...random import GOLDEN as _GOLDEN
 from ..runtime.jit import njit
-from ..runtime.threads import get_num_threads, parallel
+from ..runtime.threads import parallel, spans_of_threads
 from ..sampling.cpu.rng import mixed
 
 JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
@@ -59,7 +59,7 @@ def ends_until(
         moments: [n], of the dtype of `time`.
     """
     end = np.empty(len(rows), np.int64)
-    parallel(_ends, [(a, b, indptr, time, rows, moments, end) for a, b in _spans(len(rows))])
+    parallel(_ends, [(a, b, indptr, time, rows, moments, end) for a, b in spans_of_threads(len(rows))])
     return end
 
 
@@ -81,10 +81,7 @@ def draw_segments(
     kept = degree if fanout < 0 else np.where(degree > 0, fanout, 0) if replace else np.minimum(degree, fanout)
     at = np.cumsum(kept) - kept
     positions = np.empty(int(kept.sum()), np.int64)
-    parallel(_draw, [(a, b, begin, end, words, fanout, replace, at, positions) for a, b in _spans(len(begin))])
+    parallel(
+        _draw, [(a, b, begin, end, words, fanout, replace, at, positions) for a, b in spans_of_threads(len(begin))]
+    )
     return kept, positions
-
-
-def _spans(count: int) -> list[tuple[int, int]]:
-    threads = max(1, min(count, get_num_threads()))
-    return [(count * t // threads, count * (t + 1) // threads) for t in range(threads)]

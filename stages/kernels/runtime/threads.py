@@ -45,6 +45,12 @@ def _of_process() -> int:
     return torch.get_num_threads()
 
 
+def spans_of_threads(count: int) -> list[tuple[int, int]]:
+    """The share of each thread in so many pieces of work, [begin, end); one if there are none."""
+    threads = max(1, min(count, get_num_threads()))
+    return [(count * t // threads, count * (t + 1) // threads) for t in range(threads)]
+
+
 def set_num_threads(n: int | None) -> None:
     """Fix the number of threads for the whole process; None follows torch again.
 

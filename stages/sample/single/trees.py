@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ....storage.array_kinds import IdArray, NumberArray
 from ....storage.graph import Graph, edges_of_rows
 from ....storage.optional import taken
+from ...kernels.row_block.draw import HopRows
 from ...kernels.row_block.relation_rows import RelationRows
 from ...random import branches
 from ..neighbor import NeighborSampler
@@ -180,7 +181,7 @@ def _draw(
     segment = np.repeat(np.arange(len(lengths)), pieces)
     within = np.arange(len(segment)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     starts = (np.cumsum(lengths) - lengths)[segment] + width * within
-    drawn = sampler.draw_in(graph, rows, np.append(starts, len(rows)), keys[segment], fanout)
+    drawn = sampler.draw_in(graph, HopRows(rows, np.append(starts, len(rows)), keys[segment], fanout))
     assert drawn.positions is not None
     return drawn.kept, drawn.positions
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from millrace.stages.assignment import BulkRequest
 from millrace.stages.comm.gloo import Gloo
 from millrace.stages.comm.solo import Solo
-from millrace.stages.kernels.row_block.draw import Drawn, draw_labor, draw_rows
+from millrace.stages.kernels.row_block.draw import Drawn, HopRows, draw_labor, draw_rows
 from millrace.stages.kernels.row_block.layerwise import extract, partial_sums, resolve
 from millrace.stages.kernels.row_block.numbering import Numbering, in_order
 from millrace.stages.kernels.runtime import threads
@@ -603,9 +603,8 @@ def test_rows_of_a_block_are_drawn_from_as_in_the_whole_graph(
     weighted = graph.edge_weight is not None and data.draw(st.booleans())
     threads.set_num_threads(count)
     mine = alias_table(block) if weighted else None
-    options: dict[str, Any] = {"replace": replace, "table": mine, "ascending": ascending}
     keep = data.draw(st.booleans())
-    drawn = draw_rows(block, first, rows, splits, keys, fanout, **options, keep_positions=keep)
+    drawn = draw_rows(block, first, HopRows(rows, splits, keys, fanout, ascending), replace, mine, keep)
     seeds = [s + first for s in np.split(rows, splits[1:-1])]
     whole = alias_table(graph) if weighted else None
     samples = reference.neighbor(
@@ -622,7 +621,7 @@ def test_rows_of_a_block_agree_on_sources_as_in_the_whole_graph(
     graph, block, first, first_edge = cut
     rows, splits, keys = data.draw(segments(block.num_nodes, data.draw(st.booleans())))
     threads.set_num_threads(count)
-    drawn = draw_labor(block, rows, splits, keys, fanout, poisson)
+    drawn = draw_labor(block, HopRows(rows, splits, keys, fanout), poisson)
     seeds = [s + first for s in np.split(rows, splits[1:-1])]
     check_drawn(
         drawn, reference.labor(graph, LaborDraws(seeds, keys, (fanout,), poisson=poisson)), graph, first_edge, True

@@ -18,7 +18,7 @@ from .....storage.store.row_file import RowFile
 from ...runtime.intrinsics import ones, trailing_zeros
 from ...runtime.jit import njit
 from ...runtime.once_per_graph import once_per_graph
-from ...runtime.threads import get_num_threads, parallel
+from ...runtime.threads import parallel, spans_of_threads
 from ..draws import BulkDraws
 from ..samples import LIMIT, EdgeList, NeighborSample
 from .workspace import ALIGN, Cutter, Workspace, padded
@@ -119,10 +119,9 @@ class Bulk:
         self.space = space = asked.workspace if asked.workspace is not None else Workspace()
         seeds = asked.seeds
         self.k = len(seeds)
-        threads = max(1, min(self.k, get_num_threads()))
-        bounds = [self.k * t // threads for t in range(threads + 1)]
-        self.spans = list(zip(bounds, bounds[1:]))
+        self.spans = spans_of_threads(self.k)
         """Minibatches of each thread."""
+        threads = len(self.spans)
         offsets = np.zeros(self.k + 1, np.int64)
         np.cumsum([len(s) for s in seeds], out=offsets[1:])
         flat = np.concatenate([np.asarray(s, np.int64) for s in seeds]) if self.k else np.empty(0, np.int64)

@@ -5,12 +5,18 @@ memory once. Random draws are keyed by (stream, node, draw), so neither the orde
 sample. Distinct uniform picks: Floyd's algorithm (Bentley, CACM 30(9), 1987), for 64 rows at a time.
 """
 
+from typing import Any
+
 import numpy as np
 
+from .....storage.graph import Graph
 from ....random import GOLDEN as _GOLDEN
 from ....random import NODE as _NODE
 from ...runtime.intrinsics import prefetch
 from ...runtime.jit import njit
+from ...runtime.threads import parallel
+from ..alias import NO_TABLE, AliasTable
+from ..exponential_race import log2_table
 from .alias import take_weighted
 from .rng import mixed
 
@@ -208,3 +214,28 @@ def sample_rows(
                     indptr, sources, slots, weight, positive, nodes[q], lo, hi, fanout, replace, keys[q], row_ends[q],
                     edges[q], positions[q], keep_positions, edge_end[q], log
                 )  # fmt: skip
+
+
+Spans = list[tuple[int, int]]
+"""Minibatches of each thread, [begin, end)."""
+
+
+def draw_spans(
+    graph: Graph, spans: Spans, table: AliasTable | None, fanout: int, walk: tuple[Any, ...], weights: tuple[Any, Any]
+) -> None:
+    """Draw rows of all minibatches, on all threads.
+
+    Args:
+        graph: its lists.
+        spans: minibatches of each thread.
+        table: see `NeighborDraws`.
+        fanout: -1 takes all edges.
+        walk: arguments of `sample_uniform` from `nodes` to `sorted_rows`.
+        weights: its last two: of the graph's edges, and those of the sampled ones; None each: not kept.
+    """
+    lists = (graph.indptr, graph.indices)
+    if fanout >= 0 and table is None:
+        parallel(sample_uniform, [(a, b, *lists, *walk, *weights) for a, b in spans])
+    else:
+        t, log = table or NO_TABLE, log2_table()
+        parallel(sample_rows, [(a, b, *lists, t.slots, t.weight, t.positive, *walk, log, *weights) for a, b in spans])

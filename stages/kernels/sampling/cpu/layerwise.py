@@ -14,7 +14,7 @@ import numpy.typing as npt
 from .....storage.graph import Graph
 from ...runtime.intrinsics import prefetch
 from ...runtime.jit import njit
-from ...runtime.threads import get_num_threads, parallel
+from ...runtime.threads import parallel, spans_of_threads
 from ..draws import LayerDraws
 from ..layerwise import Drawn, LayerSample, budget, clock, complete, dart_word, factors, same_scale, with_replacement
 from .buffers import doubled, edge_buffer
@@ -243,18 +243,16 @@ def layers(graph: Graph, asked: LayerDraws) -> list[LayerSample]:
     """Sample k minibatches layer by layer."""
     k = len(asked.seeds)
     space = asked.workspace if asked.workspace is not None else Workspace()
-    threads = max(1, min(k, get_num_threads()))
-    bounds = [k * t // threads for t in range(threads + 1)]
     # pyrefly: ignore[bad-assignment]
     samples: list[LayerSample] = [None] * k
     if asked.every_row:
         # Before the threads start, since it is made once.
         _ = rates(graph).everywhere
 
-    def span(t: int) -> None:
+    def span(t: int, first: int, last: int) -> None:
         layers = _Layers(graph, asked, _Scratch(space, t, graph))
-        for q in range(bounds[t], bounds[t + 1]):
+        for q in range(first, last):
             samples[q] = layers.sample(np.asarray(asked.seeds[q], np.int64), asked.keys[q])
 
-    parallel(span, [(t,) for t in range(threads)])
+    parallel(span, [(t, *each) for t, each in enumerate(spans_of_threads(k))])
     return samples

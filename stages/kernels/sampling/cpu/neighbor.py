@@ -9,12 +9,10 @@ from .....storage.graph import Graph
 from ...runtime.jit import njit
 from ...runtime.once_per_graph import once_per_graph
 from ...runtime.threads import parallel
-from ..alias import NO_TABLE
 from ..draws import NeighborDraws
-from ..exponential_race import log2_table
 from ..samples import NeighborSample
 from .bulk import Bulk, IdArray, sample_hops
-from .draw import JIT, LANES, sample_rows, sample_uniform
+from .draw import JIT, LANES, draw_spans
 from .relations import NO_SEGMENTS, Segments, count_relations, sample_relations
 
 
@@ -49,7 +47,7 @@ def neighbor(graph: Graph, asked: NeighborDraws) -> list[NeighborSample]:
     if not graph.types.is_single:
         return _by_relation(graph, asked)
     bulk = Bulk(graph, asked, asked.keep_positions, asked.keep_weights)
-    replace, table = asked.replace, asked.table
+    replace = asked.replace
 
     def draw(bulk: Bulk, h: int, ends: list[IdArray]) -> None:
         s, stream = asked.fanout[h], asked.keys[:, h].copy()
@@ -63,12 +61,7 @@ def neighbor(graph: Graph, asked: NeighborDraws) -> list[NeighborSample]:
         to = (bulk.row_ends, bulk.edges, bulk.positions, asked.keep_positions, bulk.edge_end)
         for lo, hi in zip(ends, ends[1:]):
             walk = (bulk.nodes, lo, hi, s, replace, stream, *to, bool(lo.any()))
-            if s >= 0 and table is None:
-                parallel(sample_uniform, [(a, b, graph.indptr, graph.indices, *walk, *weights) for a, b in bulk.spans])
-            else:
-                t, log = table or NO_TABLE, log2_table()
-                lists = (graph.indptr, graph.indices, t.slots, t.weight, t.positive)
-                parallel(sample_rows, [(a, b, *lists, *walk, log, *weights) for a, b in bulk.spans])
+            draw_spans(graph, bulk.spans, asked.table, s, walk, weights)
 
     return sample_hops(bulk, len(asked.fanout), asked.expand, draw)
 

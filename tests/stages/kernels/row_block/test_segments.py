@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millrace.stages.kernels.row_block.draw import draw_rows
+from millrace.stages.kernels.row_block.draw import HopRows, draw_rows
 from millrace.stages.kernels.row_block.segments import draw_segments, ends_until
 from millrace.stages.random import Purpose, node_words, stream
 from millrace.tests.contracts.graphs import graphs
@@ -16,9 +16,8 @@ KEY = stream(3, Purpose.SAMPLE, 1)
 @given(graphs(), st.integers(1, 6), st.booleans())
 def test_whole_rows_are_drawn_as_by_the_kernel_of_rows(graph, fanout, replace):
     rows = np.arange(graph.num_nodes)
-    drawn = draw_rows(
-        graph, 0, rows, np.array([0, len(rows)]), np.array([KEY], np.uint64), fanout, replace=replace, ascending=True
-    )
+    hop = HopRows(rows, np.array([0, len(rows)]), np.array([KEY], np.uint64), fanout, ascending=True)
+    drawn = draw_rows(graph, 0, hop, replace, None, True)
     kept, positions = draw_segments(graph.indptr[:-1], graph.indptr[1:], node_words(KEY, rows), fanout, replace)
     assert np.array_equal(kept, drawn.kept) and np.array_equal(positions, drawn.positions)
 
