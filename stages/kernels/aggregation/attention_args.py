@@ -4,11 +4,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ....storage.array_kinds import IdArray
 from .lists import DeviceLists, InLists, IntArray, on_device
 
 
@@ -43,9 +42,9 @@ class EdgeNumbers:
     `EdgeNumbers` it is q, and the number of edges + v.
     """
 
-    first: npt.NDArray[np.int64]
+    first: IdArray
     """int64 [N]."""
-    own: npt.NDArray[np.int64]
+    own: IdArray
     """int64 [N]."""
     edge: IntArray | None = None
     """int32 or int64 [e], each edge's position among all edges of these rows; its position in the lists when absent."""

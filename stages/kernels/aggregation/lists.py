@@ -15,13 +15,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ....storage.array_kinds import AnyArray, IdArray, Int32Array, IntArray
 from ....storage.graph import index_dtype
 from ....storage.store.scratch import Empty, in_memory
 
-IntArray = npt.NDArray[np.integer]
 
-
-def _plain(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+def _plain(array: AnyArray, dtype: npt.DTypeLike) -> AnyArray:
     """The array if it is contiguous, aligned and writable, else a copy, so that one compiled version serves all
     callers."""
     return np.require(array, dtype, ["C", "A", "W"])
@@ -31,9 +30,9 @@ def _plain(array: npt.NDArray[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 class OutLists:
     """The transpose of `InLists`: for every source, its destinations in ascending order."""
 
-    indptr: npt.NDArray[np.int64]
+    indptr: IdArray
     """int64 [S+1], by source."""
-    dst: npt.NDArray[np.int32]
+    dst: Int32Array
     """int32 [e], destination row of each edge."""
     edge: IntArray
     """int32 or int64 [e], position of each edge in the `InLists`."""
@@ -44,7 +43,7 @@ class InLists:
     """In-neighbour lists of n destinations over S source rows: ``indices[indptr[v]:indptr[v+1]]`` are the sources of
     v."""
 
-    indptr: npt.NDArray[np.int64]
+    indptr: IdArray
     """int64 [n+1]."""
     indices: IntArray
     """int32 or int64 [e], rows of the source matrix."""
@@ -69,12 +68,12 @@ class InLists:
         return len(self.indices)
 
     @cached_property
-    def kept(self) -> npt.NDArray[np.int64]:
+    def kept(self) -> IdArray:
         """int64 [n], edges of each destination."""
         return np.diff(self.indptr)
 
     @cached_property
-    def rows(self) -> npt.NDArray[np.int64]:
+    def rows(self) -> IdArray:
         """int64 [e], destination of each edge."""
         return np.repeat(np.arange(self.num_dst), self.kept)
 
@@ -126,7 +125,7 @@ CHUNK = 256
 """Edges of one list that one program reads."""
 
 
-def on_device(array: npt.NDArray[np.integer], device: torch.device) -> Tensor:
+def on_device(array: IntArray, device: torch.device) -> Tensor:
     """Copy of the array in the memory of `device`."""
     return torch.from_numpy(np.require(array, requirements=["C", "A", "W"])).to(device, non_blocking=True)
 

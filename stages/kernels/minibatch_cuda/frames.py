@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ....storage.array_kinds import Int32Array
 from ..aggregation.lists import CHUNK, DeviceLists, Rest
 from ..runtime.device_memory import to_device
 from ..runtime.triton_rng import launch, programs
@@ -174,7 +174,7 @@ class Layout:
         stop = self.extents["own", h][0] + self.extents["own", h][1]
         table = np.zeros((bulk.size, stop - first), np.int32)
 
-        def part(name: str) -> npt.NDArray[np.int32]:
+        def part(name: str) -> Int32Array:
             at, words = self.extents[name, h]
             return table[:, at - first : at - first + words]
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ....storage.array_kinds import IdArray, WordArray
+from ....storage.array_kinds import AnyArray, Float32Array, IdArray, IntArray, WordArray
 from ....storage.graph import Graph, edges_of_rows
 from ...random import NODE
 from ..runtime.threads import parallel, spans_of_threads
@@ -30,11 +29,11 @@ class Drawn:
 
     kept: IdArray
     """int64 [n], edges of each row."""
-    sources: npt.NDArray[np.integer]
+    sources: IntArray
     """[e], global ids."""
     positions: IdArray | None
     """int64 [e], positions in the edge arrays of the block, if requested."""
-    weight: npt.NDArray[np.float32] | None = None
+    weight: Float32Array | None = None
     """float32 [e], see `EdgeList.weight`, of a graph with types."""
 
 
@@ -107,7 +106,7 @@ def draw_relations(
     """The draws of `cpu.neighbor.neighbor`, or of `cpu.labor.labor`, for these rows of a graph with types in one hop;
     other arguments are as in `draw_rows`."""
     rows, splits, keys = hop.rows, hop.splits, hop.keys
-    parts: list[tuple[npt.NDArray[Any], ...]] = [()] * len(keys)
+    parts: list[tuple[AnyArray, ...]] = [()] * len(keys)
     lists = graph.indptr, graph.indices, graph.edge_type
     fanout = hop.fanout.copy()
 
@@ -146,7 +145,7 @@ def _draw_each(graph: Graph, hop: HopRows, replace: bool, table: AliasTable | No
         _, at = edges_of_rows(graph.indptr[rows], degree)
         return Drawn(degree, graph.indices[at], at if keep_positions else None)
     most = np.full(len(rows), fanout) if replace else np.minimum(degree, fanout)
-    parts: list[tuple[npt.NDArray[Any], ...]] = []
+    parts: list[tuple[AnyArray, ...]] = []
     a = 0
     while a < len(rows):
         # Buffers have as much room for each row as for the largest.
@@ -172,7 +171,7 @@ def draw_labor(graph: Graph, hop: HopRows, poisson: bool, weighted: bool = False
     """The draws of `cpu.labor.labor` for these rows in one hop, by the edges' weights if `weighted`."""
     rows, splits, keys, fanout = hop.rows, hop.splits, hop.keys, hop.fanout
     weight = graph.edge_weight if weighted and graph.edge_weight is not None else np.empty(0, np.float32)
-    parts: list[tuple[npt.NDArray[np.integer], ...]] = [()] * len(keys)
+    parts: list[tuple[IntArray, ...]] = [()] * len(keys)
 
     def segment(q: int) -> None:
         of = rows[splits[q] : splits[q + 1]].astype(graph.indices.dtype)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ....storage.array_kinds import Float32Array, IdArray, Int32Array, IntArray
 from ....storage.graph import Graph
 from ..runtime.jit import njit
 from ..sampling.cpu.layerwise import add_up, weigh
@@ -12,8 +13,6 @@ from ..sampling.cpu.terms import JIT, Rates, column, integer, square, throw
 from .numbering import _slot, _table
 
 __all__ = ["Rates", "add_up", "extract", "partial_sums", "resolve", "summed", "throw", "weigh"]
-
-IdArray = npt.NDArray[np.int64]
 
 
 Common = tuple[Any, Any, Any, Any, Any, Any]
@@ -25,9 +24,7 @@ def _resolve(indptr, sources, weight, degree, scale, one, own, rows, rests, out)
         out[i] = column(indptr, sources, weight, degree, scale, one, rows[i], rests[i], own[i])
 
 
-def resolve(
-    common: Common, first: int | IdArray, rows: IdArray, rests: IdArray, dtype: npt.DTypeLike
-) -> npt.NDArray[np.integer]:
+def resolve(common: Common, first: int | IdArray, rows: IdArray, rests: IdArray, dtype: npt.DTypeLike) -> IntArray:
     """Column of the term that each dart hits in its row; `common` as in `cpu.terms.Rates`, of these rows, and `first`
     as in `partial_sums`."""
     out = np.empty(len(rows), dtype)
@@ -59,8 +56,8 @@ def _extract(indptr, sources, weight, table, shift, rows, counts, out, values, p
 
 
 def extract(
-    graph: Graph, nodes: npt.NDArray[np.integer], rows: IdArray, keep_positions: bool = False
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], IdArray]:
+    graph: Graph, nodes: IntArray, rows: IdArray, keep_positions: bool = False
+) -> tuple[Int32Array, Int32Array, Float32Array, IdArray]:
     """In-edges of `rows` whose source is among `nodes`.
 
     Args:

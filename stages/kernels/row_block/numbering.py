@@ -1,16 +1,14 @@
 """Numbers of a minibatch's nodes, in a hash table over these nodes alone."""
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
+from ....storage.array_kinds import AnyArray, IdArray, Int32Array, IntArray
 from ...random import GOLDEN as _GOLDEN
 from ..runtime.intrinsics import prefetch
 from ..runtime.jit import njit
 from ..sampling.cpu.terms import JIT
 
-IdArray = npt.NDArray[np.int64]
 _U = np.uint64
 EMPTY = -1
 AHEAD = 16
@@ -76,7 +74,7 @@ def _look_up(table, shift, sources, out):
         out[e] = table[_slot(table, np.int64(sources[e]), shift) + 1]
 
 
-def _table(nodes: npt.NDArray[np.integer], room: int) -> tuple[npt.NDArray[np.int64], np.uint64]:
+def _table(nodes: IntArray, room: int) -> tuple[IdArray, np.uint64]:
     """A table with `nodes` in it, at most half full with `room` of them; and the shift from hashes to slots."""
     bits = max(4, (2 * max(room, len(nodes))).bit_length())
     table, shift = np.full(2 << bits, EMPTY, np.int64), _U(64 - bits)
@@ -87,7 +85,7 @@ def _table(nodes: npt.NDArray[np.integer], room: int) -> tuple[npt.NDArray[np.in
 class Numbering:
     """Nodes of one minibatch in their order, and the position of each."""
 
-    def __init__(self, seeds: npt.NDArray[np.integer], dtype: npt.DTypeLike) -> None:
+    def __init__(self, seeds: IntArray, dtype: npt.DTypeLike) -> None:
         """
         Args:
             seeds: distinct global ids, the first nodes.
@@ -96,7 +94,7 @@ class Numbering:
         self.nodes = np.asarray(seeds).astype(dtype)
         self._table, self._shift = _table(self.nodes, GROWTH * len(self.nodes))
 
-    def add(self, sources: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
+    def add(self, sources: IntArray) -> IntArray:
         """Append those of `sources` that are new, ascending, and return them."""
         found, e, n, known = np.empty(len(sources), self.nodes.dtype), 0, 0, len(self.nodes)
         while True:
@@ -110,7 +108,7 @@ class Numbering:
         self.nodes = np.concatenate([self.nodes, new])
         return new
 
-    def positions(self, sources: npt.NDArray[np.integer], out: npt.NDArray[np.int32]) -> None:
+    def positions(self, sources: IntArray, out: Int32Array) -> None:
         """Position of each of `sources`; all of them must be known."""
         _look_up(self._table, self._shift, sources, out)
 
@@ -124,9 +122,7 @@ def _gather(starts, counts, source, ends, out):
             out[e + k] = source[s + k]
 
 
-def in_order(
-    order: IdArray, counts: npt.NDArray[np.integer], *values: npt.NDArray[Any]
-) -> tuple[IdArray, list[npt.NDArray[Any]]]:
+def in_order(order: IdArray, counts: IntArray, *values: AnyArray) -> tuple[IdArray, list[AnyArray]]:
     """Segments in the order of requests, from segments in the order of arrival.
 
     Args:

@@ -3,12 +3,10 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from ....storage.array_kinds import IdArray, IntArray
 from ....storage.graph import Graph
 from ....storage.typed.graph_types import GraphTypes
-
-IdArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +40,7 @@ class RelationRows:
         np.cumsum(np.bincount(found.rows(kind, nodes), minlength=len(indptr) - 1), out=indptr[1:])
         return replace(found, graph=Graph(indptr, graph.indices, graph.edge_weight, graph.edge_id))
 
-    def rows(self, relation: int | npt.NDArray[np.integer], nodes: IdArray) -> IdArray:
+    def rows(self, relation: int | IntArray, nodes: IdArray) -> IdArray:
         """int64 [n], the row of each node, a destination of `relation` (one, or [n])."""
         begin = np.asarray(self.types.offsets)[self.types.ends[relation, 1]]
         return self.first[relation] + (nodes - begin) * self.step[relation]

@@ -1,15 +1,14 @@
 """Drawing from segments of rows, compiled: uniformly, with or without replacement, or all."""
 
 import numpy as np
-import numpy.typing as npt
 
+from ....storage.array_kinds import IdArray, NumberArray, WordArray
 from ...random import GOLDEN as _GOLDEN
 from ..runtime.jit import njit
 from ..runtime.threads import parallel, spans_of_threads
 from ..sampling.cpu.rng import mixed
 
 JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
-IdArray = npt.NDArray[np.int64]
 _U = np.uint64
 
 
@@ -47,9 +46,7 @@ def _draw(first, last, begin, end, words, fanout, replace, at, positions):
                 positions[e + i] = pick
 
 
-def ends_until(
-    indptr: IdArray, time: npt.NDArray[np.number], rows: IdArray, moments: npt.NDArray[np.number]
-) -> IdArray:
+def ends_until(indptr: IdArray, time: NumberArray, rows: IdArray, moments: NumberArray) -> IdArray:
     """End of each row's edges whose time is at most its moment, int64 [n].
 
     Args:
@@ -64,7 +61,7 @@ def ends_until(
 
 
 def draw_segments(
-    begin: IdArray, end: IdArray, words: npt.NDArray[np.uint64], fanout: int, replace: bool
+    begin: IdArray, end: IdArray, words: WordArray, fanout: int, replace: bool
 ) -> tuple[IdArray, IdArray]:
     """Draw from [begin[r], end[r]) for each r: the number kept, int64 [n], and the positions drawn, int64 [e].
 

@@ -2,12 +2,13 @@
 their way back."""
 
 from collections.abc import Coroutine, Generator
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from ....storage.array_kinds import AnyArray, IdArray, ValueArray
 
 T = TypeVar("T")
 MemoryKind = Literal["auto", "device", "pinned"]
@@ -16,7 +17,7 @@ SHARE = 0.6
 """Share of the device's free memory that one array may take."""
 
 
-def to_device(array: npt.NDArray[Any], to: torch.device) -> Tensor:
+def to_device(array: AnyArray, to: torch.device) -> Tensor:
     """Copy of the array on a device; the array itself if that is the host."""
     return torch.from_numpy(np.require(array, requirements=["C", "W"])).to(to, non_blocking=True)
 
@@ -35,7 +36,7 @@ def goes_to_device(num_bytes: int, to: torch.device, where: MemoryKind) -> bool:
     return where == "device" or (where == "auto" and fits(num_bytes, to))
 
 
-def device_readable(array: npt.NDArray[np.generic], to: torch.device, where: MemoryKind) -> Tensor:
+def device_readable(array: ValueArray, to: torch.device, where: MemoryKind) -> Tensor:
     """The array in memory that kernels on the device can read: its own, or page-locked host memory.
 
     Args:
@@ -67,7 +68,7 @@ class ToHost:
             self._arrived = torch.cuda.Event()
             self._arrived.record()
 
-    def __await__(self) -> Generator[None, None, npt.NDArray[np.int64]]:
+    def __await__(self) -> Generator[None, None, IdArray]:
         yield
         if self._arrived is not None:
             self._arrived.synchronize()

@@ -16,7 +16,8 @@ probability of a row's sample by 2**-32 for each draw at most.
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
+
+from ....storage.array_kinds import Float32Array, Int32Array, WordArray
 
 SLOT_BITS = 32
 """A slot's mass is 2 ** 32."""
@@ -28,12 +29,12 @@ RACE = 1 << 32
 class AliasTable:
     """Alias tables of all rows of a graph: 8 bytes an edge, 4 a node."""
 
-    slots: npt.NDArray[np.uint64]
+    slots: WordArray
     """uint64 [E], a slot for each in-edge: the alias, as a position in the row, above 32 bits of threshold. The
     threshold is 0 where the weight is 0, and only there. An edge that fills its slot is its own alias."""
-    weight: npt.NDArray[np.float32]
+    weight: Float32Array
     """float32 [E], the graph's own."""
-    positive: npt.NDArray[np.int32]
+    positive: Int32Array
     """int32 [V], in-edges of positive weight."""
 
     @property

@@ -5,9 +5,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
+from ....storage.array_kinds import IdArray, Int32Array
 from .samples import EdgeList
 
 
@@ -21,7 +21,7 @@ class Rows:
     """int32 [n], the minibatch of each, ascending."""
 
 
-Counts = npt.NDArray[np.int64]
+Counts = IdArray
 """int64 [k], on the host: one number for each minibatch."""
 
 
@@ -86,9 +86,7 @@ class DeviceEdges(EdgeList):
     on_device: tuple[Tensor, Tensor | None, Tensor | None]
     """Indices, positions and weights."""
 
-    def __init__(
-        self, indptr: npt.NDArray[np.int32], indices: Tensor, positions: Tensor | None, weight: Tensor | None
-    ) -> None:
+    def __init__(self, indptr: Int32Array, indices: Tensor, positions: Tensor | None, weight: Tensor | None) -> None:
         self.__dict__.update(indptr=indptr, on_device=(indices, positions, weight))
 
     def _host(self, i: int) -> Any:

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ....storage.array_kinds import IdArray, Mask, NumberArray
 from ....storage.graph import Graph
 from ..runtime.device_memory import MemoryKind, device_readable, to_device, wait_for_copies
 from .device_graph import DeviceGraph, place_graph
@@ -18,16 +18,16 @@ from .device_samples import DeviceSample
 class RowsOfTypes:
     """Rows of a graph with N node types, of which each node has one for each relation into its type, side by side."""
 
-    offsets: npt.NDArray[np.int64]
+    offsets: IdArray
     """int64 [N+1], first node of each type, and V."""
-    first: npt.NDArray[np.int64]
+    first: IdArray
     """int64 [N], first row of the first node of each type."""
-    count: npt.NDArray[np.int64]
+    count: IdArray
     """int64 [N], rows of each node of a type."""
-    timed: npt.NDArray[np.bool_]
+    timed: Mask
     """bool [N, largest count], True for rows whose edges have times."""
 
-    def types_of(self, nodes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def types_of(self, nodes: IdArray) -> IdArray:
         """int64 [n], type of each node."""
         return np.searchsorted(self.offsets[:-1], nodes, side="right") - 1
 
@@ -55,7 +55,7 @@ class DeviceTimes:
         """Rows of a node, at most."""
         return 1 if self.rows is None else self.rows.timed.shape[1]
 
-    def num_rows(self, nodes: npt.NDArray[np.int64]) -> int:
+    def num_rows(self, nodes: IdArray) -> int:
         """Rows of all these nodes."""
         return len(nodes) if self.rows is None else int(self.rows.count[self.rows.types_of(nodes)].sum())
 
@@ -64,7 +64,7 @@ class DeviceTimes:
         """Device of the rows."""
         return self.lists.device
 
-    def beside(self, name: str, array: npt.NDArray[np.number]) -> Tensor:
+    def beside(self, name: str, array: NumberArray) -> Tensor:
         """Numbers of the edges, or of their ends, copied once to where the sources lie."""
         if name not in self._others:
             found = device_readable(array, self.device, self.lists.placed)
@@ -101,7 +101,7 @@ class TimedSample(DeviceSample):
 _known: WeakKeyDictionary[Graph, DeviceTimes] = WeakKeyDictionary()
 
 
-def place_times(graph: Graph, time: npt.NDArray[np.number], rows: RowsOfTypes | None, where: MemoryKind) -> DeviceTimes:
+def place_times(graph: Graph, time: NumberArray, rows: RowsOfTypes | None, where: MemoryKind) -> DeviceTimes:
     """Put a graph in the order of time into memory that kernels can read.
 
     Args:
@@ -137,6 +137,6 @@ def _edges_of_end(graph: Graph, rows: RowsOfTypes | None) -> float:
     return max(float(np.dot(own.astype(np.float64), x)) for x in (own, sources)) / max(1, graph.num_edges)
 
 
-def times_on_device(graph: Graph, time: npt.NDArray[np.number], rows: RowsOfTypes | None) -> DeviceTimes:
+def times_on_device(graph: Graph, time: NumberArray, rows: RowsOfTypes | None) -> DeviceTimes:
     """See `place_times`; where it was placed before, else on the device if it fits."""
     return _known.get(graph) or place_times(graph, time, rows, "auto")

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ....storage.array_kinds import Float32Array, Float64Array, IdArray
 from ..runtime.intrinsics import prefetch
 from ..runtime.jit import njit
 
@@ -27,11 +28,8 @@ def _scale(weight, positions, kept, scale, out):
 
 
 def scaled(
-    weight: npt.NDArray[np.float32],
-    positions: npt.NDArray[np.int64] | None,
-    kept: npt.NDArray[np.integer[Any]],
-    scale: npt.NDArray[np.float64],
-) -> npt.NDArray[np.float32]:
+    weight: Float32Array, positions: IdArray | None, kept: npt.NDArray[np.integer[Any]], scale: Float64Array
+) -> Float32Array:
     """float32 [e]: ``weight[positions] * np.repeat(scale, kept)``, in float64 and then rounded.
 
     Args:

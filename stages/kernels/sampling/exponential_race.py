@@ -11,7 +11,8 @@ candidate.
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
+
+from ....storage.array_kinds import Float64Array, IdArray, NumberArray, WordArray
 
 FRACTION_BITS = 32
 TABLE_BITS = 12
@@ -20,7 +21,7 @@ WEIGHT_BITS = 26
 
 
 @lru_cache(maxsize=1)
-def log2_table() -> npt.NDArray[np.int64]:
+def log2_table() -> IdArray:
     """int64 [2**12 + 1]: log2(1 + i / 2**12) with 32 fractional bits, rounded down. By repeated squaring of
     integers."""
     guard = 80
@@ -39,7 +40,7 @@ def log2_table() -> npt.NDArray[np.int64]:
     return table
 
 
-def exponentials(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+def exponentials(bits: WordArray) -> IdArray:
     """-log2((bits + 1) / 2**32) with 32 fractional bits, for 32 uniform bits each: int64 in [0, 32 * 2**32]. Defines
     the values of all backends."""
     x = bits.astype(np.int64) + 1
@@ -54,7 +55,7 @@ def exponentials(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     return ((32 - top) << FRACTION_BITS) - log
 
 
-def keys(bits: npt.NDArray[np.uint64], weights: npt.NDArray[np.number]) -> npt.NDArray[np.float64]:
+def keys(bits: WordArray, weights: NumberArray) -> Float64Array:
     """Race keys, float64; infinite if the weight is zero (such a candidate never wins)."""
     out = np.full(len(bits), np.inf)
     np.divide(exponentials(bits).astype(np.float64), weights.astype(np.float64), out=out, where=weights > 0)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import inf, log
 
 import numpy as np
-import numpy.typing as npt
 
+from ....storage.array_kinds import Float32Array, Float64Array, FloatArray, IdArray, Int32Array, IntArray, WordArray
 from ....storage.minibatch import Block
 from ...random import GOLDEN, NODE, draw, mix, node_words
 from . import exponential_race
@@ -26,17 +26,17 @@ class LayerSample:
     """One minibatch of layer-wise sampling: L blocks, each between all nodes known before a hop and all known after
     it."""
 
-    nodes: npt.NDArray[np.integer]
+    nodes: IntArray
     """[n] global ids: the seeds in their order, then each hop's new nodes ascending."""
     node_ends: tuple[int, ...]
     """L+1 numbers: nodes[:node_ends[h]] are known after h hops."""
-    indptr: tuple[npt.NDArray[np.int32], ...]
+    indptr: tuple[Int32Array, ...]
     """L vectors, nearest the seeds first: int32 [node_ends[h] + 1]."""
-    indices: tuple[npt.NDArray[np.int32], ...]
+    indices: tuple[Int32Array, ...]
     """L vectors: int32 [e_h], positions in `nodes`, rows in the graph's own order."""
-    weight: tuple[npt.NDArray[np.float32], ...] | None
+    weight: tuple[Float32Array, ...] | None
     """L vectors float32 [e_h], see `Block.weight`, or None."""
-    positions: tuple[npt.NDArray[np.int64], ...] | None = None
+    positions: tuple[IdArray, ...] | None = None
     """L vectors int64 [e_h], positions in the graph's edge arrays, if requested."""
 
     def blocks(self) -> tuple[Block, ...]:
@@ -63,9 +63,9 @@ class LayerSample:
 class Drawn:
     """Result of SAMPLE for one minibatch and hop."""
 
-    nodes: npt.NDArray[np.int64]
+    nodes: IdArray
     """[m] distinct global ids."""
-    counts: npt.NDArray[np.int64] | None
+    counts: IdArray | None
     """[m] number of times each was drawn (with replacement only)."""
     clock: float
     """Time at which the first node outside the sample would have come, in units in which darts come at rate 1; infinite
@@ -83,13 +83,13 @@ def weight_scale(heaviest: float) -> float:
     return (1 << exponential_race.WEIGHT_BITS) / max(heaviest, 1.0)
 
 
-def integers(weight: npt.NDArray[np.floating], scale: float) -> npt.NDArray[np.int64]:
+def integers(weight: FloatArray, scale: float) -> IdArray:
     """Edge weights in units of 1/scale; a positive weight is at least 1."""
     w = weight.astype(np.float64)
     return np.where(w > 0, np.maximum(np.rint(w * scale).astype(np.int64), 1), 0)
 
 
-def squares(part: npt.NDArray[np.int64], whole: npt.NDArray[np.int64], bits: int) -> npt.NDArray[np.int64]:
+def squares(part: IdArray, whole: IdArray, bits: int) -> IdArray:
     """(part / whole)^2 in fixed point; at least 1 if `part` is positive. IEEE operations only."""
     t = part / whole
     return np.where(part > 0, np.maximum(np.rint(t * t * 2.0**bits).astype(np.int64), 1), 0)
@@ -100,7 +100,7 @@ def dart_word(key: int) -> np.uint64:
     return node_words(key, np.array([_DARTS]))[0]
 
 
-def dart_words(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def dart_words(keys: WordArray) -> WordArray:
     """`dart_word` of each key, in an array of the same shape."""
     with np.errstate(over="ignore"):
         return mix(keys + np.array([_DARTS]).astype(np.uint64) * NODE)
@@ -120,21 +120,13 @@ def budget(s: int) -> int:
     return 4 * (s + 1)
 
 
-def with_replacement(darts: npt.NDArray[np.integer]) -> Drawn:
+def with_replacement(darts: IntArray) -> Drawn:
     """The draw in which darts may repeat."""
     nodes, counts = np.unique(darts.astype(np.int64), return_counts=True)
     return Drawn(nodes, counts.astype(np.int64), inf)
 
 
-def complete(
-    key: int,
-    s: int,
-    found: npt.NDArray[np.int64],
-    darts: int,
-    total: int,
-    candidates: npt.NDArray[np.int64],
-    mass: npt.NDArray[np.int64],
-) -> Drawn:
+def complete(key: int, s: int, found: IdArray, darts: int, total: int, candidates: IdArray, mass: IdArray) -> Drawn:
     """Finish a draw whose darts ran out: the remaining candidates race with exponential times, which has the same
     distribution (they are memoryless).
 
@@ -160,9 +152,7 @@ def complete(
     return Drawn(np.concatenate([found, rest[order[:need]]]), None, late)
 
 
-def factors(
-    debias: str, p: npt.NDArray[np.float64], src: npt.NDArray[np.integer], num_dst: int, drawn: Drawn
-) -> npt.NDArray[np.float64]:
+def factors(debias: str, p: Float64Array, src: IntArray, num_dst: int, drawn: Drawn) -> Float64Array:
     """Factor of the edges from each source, float64 [S].
 
     A destination is always a source: except under "ratio" its factor is 1, and only the other columns are sampled.

@@ -1,8 +1,8 @@
 """Numbers of a minibatch's nodes, in an array over all nodes that a thread uses again and again."""
 
 import numpy as np
-import numpy.typing as npt
 
+from ....storage.array_kinds import Int32Array, IntArray
 from ..runtime.intrinsics import prefetch
 from ..runtime.jit import njit
 
@@ -39,16 +39,16 @@ class DenseNumbering:
     def __init__(self, num_nodes: int) -> None:
         self.place = np.full(num_nodes, -1, np.int32)
         """int32 [V], position of each node, or -1."""
-        self.nodes: npt.NDArray[np.integer] = np.empty(0, np.int64)
+        self.nodes: IntArray = np.empty(0, np.int64)
         """[n] ids."""
 
-    def begin(self, seeds: npt.NDArray[np.integer]) -> None:
+    def begin(self, seeds: IntArray) -> None:
         """Forget all nodes and begin with these, which are distinct."""
         self.place[self.nodes] = -1
         self.nodes = seeds
         self.place[seeds] = np.arange(len(seeds), dtype=np.int32)
 
-    def add(self, sources: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
+    def add(self, sources: IntArray) -> IntArray:
         """Append those of `sources` that are new, ascending, and return them."""
         found = np.empty(len(sources), self.nodes.dtype)
         new = np.sort(found[: _add(self.place, sources, found)])
@@ -56,7 +56,7 @@ class DenseNumbering:
         self.nodes = np.concatenate([self.nodes, new])
         return new
 
-    def positions(self, sources: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
+    def positions(self, sources: IntArray) -> Int32Array:
         """int32, position of each of `sources`; all of them must be known."""
         out = np.empty(len(sources), np.int32)
         _look_up(self.place, sources, out)

@@ -3,21 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
+from ....storage.array_kinds import Float32Array, IdArray, Int32Array, IntArray
 
 
 @dataclass(frozen=True, eq=False)
 class EdgeList:
     """Sampled edges by destination."""
 
-    indptr: npt.NDArray[np.int32]
+    indptr: Int32Array
     """int32 [rows + 1], rows in the order of the minibatch's nodes."""
-    indices: npt.NDArray[np.int32]
+    indices: Int32Array
     """int32 [e], positions among the minibatch's nodes, in the order of the draws."""
-    positions: npt.NDArray[np.int64] | None
+    positions: IdArray | None
     """int64 [e], positions in the graph's edge arrays, if requested."""
-    weight: npt.NDArray[np.float32] | None = None
+    weight: Float32Array | None = None
     """float32 [e], if requested: the edges' weights in the graph; of `labor` with iterations, 1 / the chance that the
     edge was kept."""
 
@@ -31,7 +30,7 @@ class EdgeList:
 class NeighborSample:
     """One minibatch of node-wise sampling."""
 
-    nodes: npt.NDArray[np.integer]
+    nodes: IntArray
     """[n] global ids: the seeds in their order, then each hop's new nodes ascending."""
     node_ends: tuple[int, ...]
     """L+1 numbers: nodes[:node_ends[h]] are known after h hops."""
@@ -40,17 +39,17 @@ class NeighborSample:
     seeds first, whose rows are nodes[:node_ends[h]]."""
 
     @property
-    def indptr(self) -> npt.NDArray[np.int32]:
+    def indptr(self) -> Int32Array:
         """`indptr` of the only list."""
         return self._only.indptr
 
     @property
-    def indices(self) -> npt.NDArray[np.int32]:
+    def indices(self) -> Int32Array:
         """`indices` of the only list."""
         return self._only.indices
 
     @property
-    def positions(self) -> npt.NDArray[np.int64] | None:
+    def positions(self) -> IdArray | None:
         """`positions` of the only list."""
         return self._only.positions
 
@@ -60,9 +59,7 @@ class NeighborSample:
         return self.lists[0]
 
 
-def with_weights(
-    samples: list[NeighborSample], weight: npt.NDArray[np.float32], keep_positions: bool
-) -> list[NeighborSample]:
+def with_weights(samples: list[NeighborSample], weight: Float32Array, keep_positions: bool) -> list[NeighborSample]:
     """Add `EdgeList.weight` by the edges' positions, which are then dropped unless `keep_positions`."""
 
     def added(e: EdgeList) -> EdgeList:
@@ -72,7 +69,7 @@ def with_weights(
     return [replace(s, lists=tuple(map(added, s.lists))) for s in samples]
 
 
-Fanouts = Sequence[int] | npt.NDArray[np.int64]
+Fanouts = Sequence[int] | IdArray
 """Edges of a row in each of L hops, nearest the seeds first: L numbers; of a graph with types int64 [L, R], those of
 each relation. -1: all."""
 LIMIT = 2**31 - 1

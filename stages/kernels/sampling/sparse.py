@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
+from ....storage.array_kinds import IdArray, IntArray
 from ....storage.graph import Graph, edges_of_rows
 from ..runtime.once_per_graph import once_per_graph
-
-IdArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,13 +22,13 @@ class Sparse:
     """int64 [n], where each row begins in `columns`."""
     stop: IdArray
     """int64 [n], where each row ends in `columns`."""
-    columns: npt.NDArray[np.integer]
+    columns: IntArray
     """Columns; those of a row ascend, and are distinct in a product."""
     values: IdArray | None = None
     """int64, one for each of `columns`, at least 0; None: ones."""
 
     @classmethod
-    def select(cls, nodes: npt.NDArray[np.integer], values: IdArray | None = None) -> "Sparse":
+    def select(cls, nodes: IntArray, values: IdArray | None = None) -> "Sparse":
         """A selector: row i has one entry, in column nodes[i]."""
         at = np.arange(len(nodes), dtype=np.int64)
         return cls(at, at + 1, nodes, values)

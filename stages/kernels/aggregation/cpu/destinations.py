@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .....storage.array_kinds import AnyArray, Float64Array, IdArray, Mask
 from ...runtime.intrinsics import prefetch, widened
 from ...runtime.jit import njit
 from ...runtime.threads import parallel
@@ -22,7 +23,6 @@ from .row_ranges import row_parts
 from .spmm_rows import ADDED, BESIDE, NOTHING
 from .spmm_rows import FROM_BESIDE as FROM_BESIDE
 
-AnyArray = npt.NDArray[Any]
 _JIT: Any = {
     "nogil": True,
     "cache": True,
@@ -41,7 +41,7 @@ AS_THEY_ARE, LEFT_OUT, AT_THE_END = range(3)
 class Flat(NamedTuple):
     """In-edges of n destinations, list after list."""
 
-    ends: npt.NDArray[np.int64]
+    ends: IdArray
     """int64 [n+1], first edge of each list."""
     rows: npt.NDArray[np.uint32]
     """uint32 [e], row of each edge's source."""
@@ -98,13 +98,7 @@ def _flatten(indptr, indices, place, weight, factor, dst, scale, at, stop, loops
 
 
 def flatten(
-    edges: Edges,
-    dst: npt.NDArray[np.int64],
-    scale: AnyArray,
-    real: npt.DTypeLike | None,
-    loops: int,
-    at: AnyArray,
-    stop: int,
+    edges: Edges, dst: IdArray, scale: AnyArray, real: npt.DTypeLike | None, loops: int, at: AnyArray, stop: int
 ) -> Flat:
     """In-edges of `dst`.
 
@@ -132,7 +126,7 @@ def _mark(indptr, indices, rows, mask, lo, hi):
             mask[_U(indices[_U(e)])] = True
 
 
-def mark_sources(indptr: AnyArray, indices: AnyArray, rows: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_]) -> None:
+def mark_sources(indptr: AnyArray, indices: AnyArray, rows: IdArray, mask: Mask) -> None:
     """Set `mask` [V] at the in-neighbours of `rows`, in the threads of the kernels: they all write the same."""
     before = np.concatenate([[0], np.cumsum(indptr[rows + 1] - indptr[rows])])
     parallel(_mark, [(indptr, indices, rows, mask, a, b) for a, b in row_parts(before, 1)])
@@ -147,7 +141,7 @@ def _ascend(indptr, indices, rows):
     return True
 
 
-def lists_ascend(indptr: AnyArray, indices: AnyArray, rows: npt.NDArray[np.int64]) -> bool:
+def lists_ascend(indptr: AnyArray, indices: AnyArray, rows: IdArray) -> bool:
     """True if the sources of each of `rows` are in ascending order."""
     return _ascend(indptr, indices, rows)
 
@@ -161,7 +155,7 @@ def _row_sums(indptr, weight, dst, out):
         out[i] = total
 
 
-def row_sums(indptr: AnyArray, weight: AnyArray, dst: npt.NDArray[np.int64], out: npt.NDArray[np.float64]) -> None:
+def row_sums(indptr: AnyArray, weight: AnyArray, dst: IdArray, out: Float64Array) -> None:
     """Sum of the weights of each destination's in-edges, into float64 [n]."""
     _row_sums(indptr, weight, dst, out)
 

@@ -1,10 +1,10 @@
 """Neighbour lists and rows as compiled loops read them; the lists' transpose."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from .....storage.array_kinds import AnyArray
 from ...runtime.jit import njit
 
 if TYPE_CHECKING:
@@ -31,6 +31,6 @@ def of_row(values, i, x):
     return values[i] if len(values) else x.dtype.type(1)
 
 
-def rows_array(values: "Tensor | None", like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def rows_array(values: "Tensor | None", like: AnyArray) -> AnyArray:
     """A number for each row, or edge, as kernels take it: of the dtype of `like`, and empty if there is none."""
     return np.empty(0, like.dtype) if values is None else values.numpy().astype(like.dtype, copy=False)

@@ -3,11 +3,10 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from .....storage.array_kinds import AnyArray, IdArray, Int32Array
 from ...runtime.jit import njit
 
-AnyArray = npt.NDArray[Any]
 _JIT: Any = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 _U = np.uint64
 _NEW = -1
@@ -43,14 +42,12 @@ def _local(indptr, indices, dst, src, table, out):
         table[_U(src[k])] = _NEW
 
 
-def new_table(num_nodes: int) -> npt.NDArray[np.int32]:
+def new_table(num_nodes: int) -> Int32Array:
     """A table for `number_sources`, which leaves it as it was."""
     return np.full(num_nodes, _NEW, np.int32)
 
 
-def number_sources(
-    indptr: AnyArray, indices: AnyArray, dst: npt.NDArray[np.int64], table: npt.NDArray[np.int32]
-) -> tuple[AnyArray, npt.NDArray[np.int32]]:
+def number_sources(indptr: AnyArray, indices: AnyArray, dst: IdArray, table: Int32Array) -> tuple[AnyArray, Int32Array]:
     """Sources of the in-edges of ascending `dst`: those nodes, then the other in-neighbours, ascending.
 
     Returns:

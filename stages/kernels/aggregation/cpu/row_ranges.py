@@ -2,9 +2,7 @@
 
 from bisect import bisect_left
 
-import numpy as np
-import numpy.typing as npt
-
+from .....storage.array_kinds import IdArray
 from ...runtime.threads import get_num_threads
 
 SERIAL = 1 << 15
@@ -24,7 +22,7 @@ def part_count(additions: int) -> int:
     )
 
 
-def row_parts(indptr: npt.NDArray[np.int64], width: int) -> list[tuple[int, int]]:
+def row_parts(indptr: IdArray, width: int) -> list[tuple[int, int]]:
     """Ranges of rows, [begin, end), with similar numbers of edges plus rows; `width` additions for each."""
     n = len(indptr) - 1
     total = int(indptr[-1]) + n

@@ -4,9 +4,9 @@ from bisect import bisect_left
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
+from .....storage.array_kinds import IdArray
 from ....memory.arena import empty
 from ....random import GOLDEN as _GOLDEN
 from ....random import NODE as _NODE
@@ -100,7 +100,7 @@ def num_chunks(rows: int) -> int:
     return -(-rows // CHUNK_ROWS)
 
 
-def chunk_parts(indptr: npt.NDArray[np.int64], width: int) -> list[tuple[int, int]]:
+def chunk_parts(indptr: IdArray, width: int) -> list[tuple[int, int]]:
     """Ranges of whole chunks, [begin, end), with like numbers of edges plus rows; `width` additions for each."""
     ends = np.append(indptr[:-1:CHUNK_ROWS], indptr[-1]) if len(indptr) > 1 else indptr
     ends = ends + np.minimum(np.arange(len(ends)) * CHUNK_ROWS, len(indptr) - 1)

@@ -1,15 +1,14 @@
 """Buffers for the edges of one minibatch, whose number is only known once they are found."""
 
-from typing import Any
-
 import numpy.typing as npt
 
+from .....storage.array_kinds import AnyArray
 from .....storage.errors import RunError
 from ..samples import LIMIT
 from .workspace import Workspace
 
 
-def edge_buffer(space: Workspace, name: str, size: int, dtype: npt.DTypeLike, keep: int = 0) -> npt.NDArray[Any]:
+def edge_buffer(space: Workspace, name: str, size: int, dtype: npt.DTypeLike, keep: int = 0) -> AnyArray:
     """The vector `name` of the workspace, with at least `size` entries, of which the first `keep` survive.
 
     Raises:

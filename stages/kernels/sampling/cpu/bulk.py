@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .....storage.array_kinds import AnyArray, IdArray
 from .....storage.errors import RunError
 from .....storage.graph import Graph
 from .....storage.store.npy import file_of
@@ -24,7 +25,6 @@ from ..samples import LIMIT, EdgeList, NeighborSample
 from .workspace import ALIGN, Cutter, Workspace, padded
 
 JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
-IdArray = npt.NDArray[np.int64]
 _U = np.uint64
 
 
@@ -143,12 +143,12 @@ class Bulk:
         self.weight = np.empty((self.k, 0), np.float32)
         parallel(_start, [(a, b, flat, offsets, self.nodes, self.known, self.words) for a, b in self.spans])
 
-    def _rows(self, name: str, width: int, dtype: npt.DTypeLike | None = None, keep: int = 0) -> npt.NDArray[Any]:
+    def _rows(self, name: str, width: int, dtype: npt.DTypeLike | None = None, keep: int = 0) -> AnyArray:
         return self.space.rows(
             name, (max(self.k, 1), max(width, 1)), self.graph.indices.dtype if dtype is None else dtype, keep
         )
 
-    def _output(self, width: int, dtype: npt.DTypeLike, old: npt.NDArray[Any] | None = None, keep: int = 0) -> Any:
+    def _output(self, width: int, dtype: npt.DTypeLike, old: AnyArray | None = None, keep: int = 0) -> Any:
         """[k, at least `width`] in an output buffer, with the first `keep` columns of `old`."""
         width = -(-max(width, 1) // ALIGN) * ALIGN
         new = Cutter(self.space.output(padded(self.k * width, dtype) + ALIGN)).cut(self.k * width, dtype)
@@ -184,7 +184,7 @@ class Bulk:
             self.weight = self._rows("weight", self.edges.shape[1], np.float32, keep=used)
         return min(self.edges.shape[1], self.positions.shape[1]) if self.keep else self.edges.shape[1]
 
-    def append(self, found: Sequence[tuple[npt.NDArray[Any], ...]]) -> None:
+    def append(self, found: Sequence[tuple[AnyArray, ...]]) -> None:
         """Append edges: source ids, positions and weights of each minibatch. Raises what `reserve` raises."""
         count = np.array([len(edges) for edges, _, _ in found], np.int64)
         self.reserve(count)
@@ -240,9 +240,7 @@ class Bulk:
             ],
         )  # fmt: skip
 
-    def copied(
-        self, source: npt.NDArray[Any], begin: Any, count: Any, base: Any, dtype: npt.DTypeLike
-    ) -> list[npt.NDArray[Any]]:
+    def copied(self, source: AnyArray, begin: Any, count: Any, base: Any, dtype: npt.DTypeLike) -> list[AnyArray]:
         """source[q, begin[q]:begin[q]+count[q]] - base[q] for every minibatch, in one output buffer."""
         count, begin = np.broadcast_to(count, self.k), np.broadcast_to(begin, self.k)
         cutter = Cutter(self.space.output(sum(padded(int(n), dtype) for n in count) + 64))

@@ -4,11 +4,9 @@ A source's importance stands in a table over all nodes, one for each thread, whi
 iteration reads all in-edges of a hop's rows once more. The last one draws.
 """
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from .....storage.array_kinds import AnyArray, WordArray
 from ...runtime.intrinsics import LANES, prefetch
 from ...runtime.jit import njit
 from ...runtime.threads import parallel
@@ -118,16 +116,14 @@ def sample_importance(
     return edges[:e], positions[:e], scale[:e]
 
 
-def draw_importance(
-    bulk: Bulk, begin: IdArray, end: IdArray, s: int, iterations: int, keys: npt.NDArray[np.uint64]
-) -> None:
+def draw_importance(bulk: Bulk, begin: IdArray, end: IdArray, s: int, iterations: int, keys: WordArray) -> None:
     """Draw the edges of the rows between `begin` and `end` of all minibatches: one hop."""
     graph, threads = bulk.graph, len(bulk.spans)
     most = max(1, int(graph.in_degree.max(initial=0)))
     tables = bulk.space.rows("importance", (2 * threads, graph.num_nodes), np.float32)
     pi = bulk.space.rows("pi", (threads, most), np.float32)
     inverse = bulk.space.rows("inverse", (threads, most), np.float64)
-    found: list[tuple[npt.NDArray[Any], ...]] = [()] * bulk.k
+    found: list[tuple[AnyArray, ...]] = [()] * bulk.k
 
     def draw(first: int, last: int, t: int) -> None:
         for q in range(first, last):

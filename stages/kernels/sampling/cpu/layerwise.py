@@ -6,11 +6,10 @@ all of whose edges it keeps. Only when the darts hit too few distinct columns is
 race. Membership of the columns is a bitmap over V that is cleared bit by bit, so only its allocation costs O(V).
 """
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
+from .....storage.array_kinds import AnyArray, Float32Array, IdArray, Int32Array, IntArray, WordArray
 from .....storage.graph import Graph
 from ...runtime.intrinsics import prefetch
 from ...runtime.jit import njit
@@ -116,7 +115,7 @@ class _Scratch:
         self.drawn[:] = 0
         self.local = self.take("local", V, np.int32)
 
-    def take(self, name: str, size: int, dtype: npt.DTypeLike, keep: int = 0) -> npt.NDArray[Any]:
+    def take(self, name: str, size: int, dtype: npt.DTypeLike, keep: int = 0) -> AnyArray:
         return edge_buffer(self._space, f"layers.{name}.{self._thread}", max(size, 1), dtype, keep)
 
 
@@ -128,7 +127,7 @@ class _Layers:
         self.debias, self.every_row, self.keep = asked.debias, asked.every_row, asked.keep_positions
         self.rates = rates(graph)
 
-    def sample(self, seeds: npt.NDArray[np.integer], keys: npt.NDArray[np.uint64]) -> LayerSample:
+    def sample(self, seeds: IntArray, keys: WordArray) -> LayerSample:
         """One minibatch; keys is uint64 [L]."""
         scratch, V = self.scratch, self.graph.num_nodes
         nodes = scratch.take("nodes", min(len(seeds) + sum(self.sizes), V), scratch.ids)
@@ -152,7 +151,7 @@ class _Layers:
             tuple(b[3] for b in blocks) if self.keep else None,
         )
 
-    def _draw(self, nodes: npt.NDArray[Any], n: int, key: int, s: int) -> tuple[Drawn, int]:
+    def _draw(self, nodes: AnyArray, n: int, key: int, s: int) -> tuple[Drawn, int]:
         scratch, common = self.scratch, self.rates.common
         indptr, one = common[0], common[-1]
         if self.every_row:
@@ -187,8 +186,8 @@ class _Layers:
         return complete(key, s, out[: min(found, s)].copy(), darts, total, columns, mass), total
 
     def _block(
-        self, nodes: npt.NDArray[Any], n: int, m: int, drawn: Drawn, total: int
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.float32], npt.NDArray[np.int64] | None]:
+        self, nodes: AnyArray, n: int, m: int, drawn: Drawn, total: int
+    ) -> tuple[Int32Array, Int32Array, Float32Array, IdArray | None]:
         """Extract and debias: indptr, indices, weight (empty where no weight is needed), positions if kept."""
         graph, scratch = self.graph, self.scratch
         indptr, sources, weight, degree, scale, one = self.rates.common

@@ -5,8 +5,8 @@ entry. That by a selector only says where rows are.
 """
 
 import numpy as np
-import numpy.typing as npt
 
+from .....storage.array_kinds import WordArray
 from .....storage.graph import Graph
 from ....random import GOLDEN as _GOLDEN
 from ....random import NODE as _NODE
@@ -163,7 +163,7 @@ def _choose_by_value(start, stop, column, value, words, s, replace, log, row_end
     return e
 
 
-def choose(P: Sparse, s: int, words: npt.NDArray[np.uint64], *, replace: bool = False) -> Sparse:
+def choose(P: Sparse, s: int, words: WordArray, *, replace: bool = False) -> Sparse:
     if s < 0:
         return P.packed()
     room = P.num_rows * s if replace else int(np.minimum(P.lengths, s).sum())

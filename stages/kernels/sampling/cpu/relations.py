@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .....storage.array_kinds import IdArray
 from .....storage.graph import Graph
 from ....random import GOLDEN as _GOLDEN
 from ....random import NODE as _NODE
@@ -30,13 +31,13 @@ class Segments(NamedTuple):
 
     length: npt.NDArray[np.uint32]
     """uint32 [S], by row, and then by relation into its type."""
-    offsets: npt.NDArray[np.int64]
+    offsets: IdArray
     """int64 [T+1], see `GraphTypes.offsets`."""
-    first: npt.NDArray[np.int64]
+    first: IdArray
     """int64 [T], place in `length` of each type's first row."""
-    begin: npt.NDArray[np.int64]
+    begin: IdArray
     """int64 [T+1], where the relations into each type begin in `relations`."""
-    relations: npt.NDArray[np.int64]
+    relations: IdArray
     """int64 [R], numbers of the relations, by the type of their destinations."""
 
     @classmethod

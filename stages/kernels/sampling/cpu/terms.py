@@ -5,8 +5,8 @@ cache misses.
 """
 
 import numpy as np
-import numpy.typing as npt
 
+from .....storage.array_kinds import IdArray
 from .....storage.graph import Graph
 from ....random import GOLDEN as _GOLDEN
 from ...runtime.jit import njit
@@ -154,7 +154,7 @@ def _throw(word, first, total, out):
         out[i] = below(mixed(word + _U(first + i + 1) * _GOLDEN), total)
 
 
-def throw(word: np.uint64, first: int, count: int, total: int) -> npt.NDArray[np.int64]:
+def throw(word: np.uint64, first: int, count: int, total: int) -> IdArray:
     """Positions of darts `first` to ``first + count`` of a stream below `total`: int64 [count]."""
     out = np.empty(count, np.int64)
     _throw(word, first, total, out)
@@ -179,11 +179,11 @@ class Rates:
             self.degree, self.mass = np.empty(graph.num_nodes, np.int64), np.empty(graph.num_nodes, np.int64)
             self.sums = np.empty(graph.num_nodes)
             _row_tables(graph.indptr, weight, self.scale, self.one, self.degree, self.mass, self.sums)
-        self._everywhere: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None
+        self._everywhere: tuple[IdArray, IdArray] | None = None
         self.common = (graph.indptr, graph.indices, weight, self.degree, self.scale, self.one)
 
     @property
-    def everywhere(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def everywhere(self) -> tuple[IdArray, IdArray]:
         """P over all V rows, and its prefix sums [V + 1]."""
         if self._everywhere is None:
             V = len(self.common[0]) - 1

@@ -1,10 +1,11 @@
 """Memory that sampling reuses: fresh pages from the operating system cost as much as half the sampling itself."""
 
 import sys
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from .....storage.array_kinds import AnyArray
 
 ALIGN = 64
 POOL = 16
@@ -19,10 +20,10 @@ class Workspace:
     """
 
     def __init__(self) -> None:
-        self._arrays: dict[str, npt.NDArray[Any]] = {}
+        self._arrays: dict[str, AnyArray] = {}
         self._outputs: list[npt.NDArray[np.uint8]] = []
 
-    def rows(self, name: str, shape: tuple[int, int], dtype: npt.DTypeLike, keep: int = 0) -> npt.NDArray[Any]:
+    def rows(self, name: str, shape: tuple[int, int], dtype: npt.DTypeLike, keep: int = 0) -> AnyArray:
         """An uninitialised [k, n] scratch array of *at least* that shape; the first `keep` columns survive a growth.
 
         It may be larger in both dimensions: a kernel takes sizes from its arguments, never from the array's shape.
@@ -65,7 +66,7 @@ class Cutter:
         self._buffer = buffer
         self._at = -buffer.ctypes.data % ALIGN
 
-    def cut(self, count: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    def cut(self, count: int, dtype: npt.DTypeLike) -> AnyArray:
         """An array of `count` elements."""
         size = count * np.dtype(dtype).itemsize
         part = self._buffer[self._at : self._at + size].view(dtype)

@@ -10,10 +10,9 @@ from dataclasses import replace as with_fields
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
-from .....storage.array_kinds import IdArray, WordArray
+from .....storage.array_kinds import IdArray, NumberArray, WordArray
 from .....storage.graph import Graph
 from ...runtime.device_memory import to_device
 from ...runtime.triton_rng import device
@@ -63,7 +62,7 @@ def _on_device(keys: WordArray, on: DeviceGraph) -> Tensor:
     return to_device(np.ascontiguousarray(keys).view(np.int64), on.device)
 
 
-def _cut(values: Tensor | None, counts: npt.NDArray[np.int64]) -> list[Any]:
+def _cut(values: Tensor | None, counts: IdArray) -> list[Any]:
     """Each minibatch's part, on the host, which waits for it."""
     if values is None:
         return [None] * len(counts)
@@ -97,7 +96,7 @@ def relation_weights(
 
 
 def relation_weights_of(
-    graph: Graph, made: sample_cuda.DeviceSample, by_relation: npt.NDArray[np.int64] | None = None
+    graph: Graph, made: sample_cuda.DeviceSample, by_relation: IdArray | None = None
 ) -> list[Tensor]:
     """`relation_weights` of each list of some minibatches; of Poisson draws with these fanouts, if they are given."""
     to = made.rows.nodes.device
@@ -107,7 +106,7 @@ def relation_weights_of(
 
 
 def _with_weights(
-    graph: Graph, made: sample_cuda.DeviceSample, by_relation: npt.NDArray[np.int64] | None = None
+    graph: Graph, made: sample_cuda.DeviceSample, by_relation: IdArray | None = None
 ) -> list[NeighborSample]:
     """`_samples` with `relation_weights_of`."""
     found = [_cut(w, x.edges) for w, x in zip(relation_weights_of(graph, made, by_relation), made.lists)]
@@ -201,10 +200,10 @@ def layers(graph: Graph, asked: LayerDraws) -> list[LayerSample]:
 
 def temporal_pieces(
     times: DeviceTimes,
-    seeds: Sequence[npt.NDArray[np.int64]],
-    trees: Sequence[npt.NDArray[np.int64]],
-    moments: Sequence[npt.NDArray[np.number]],
-    keys: Sequence[npt.NDArray[np.uint64]],
+    seeds: Sequence[IdArray],
+    trees: Sequence[IdArray],
+    moments: Sequence[NumberArray],
+    keys: Sequence[WordArray],
     fanout: Sequence[int],
     **options: bool | Tensor | None,
 ) -> Iterator[tuple[slice, TimedSample]]:

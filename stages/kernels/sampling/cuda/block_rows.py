@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .....storage.array_kinds import IdArray
 from .....storage.graph import Graph
 from ....random import NODE
 from ...runtime.device_memory import to_device
@@ -76,9 +76,7 @@ def draw_rows(
     return draw(block.lists, rows, keys, fanout, None, replace=replace, table=table, keep=keep)
 
 
-def draw_typed_rows(
-    graph: Graph, rows: Rows, keys: Tensor, fanout: npt.NDArray[np.int64], *, first: int, replace: bool
-) -> Drawn:
+def draw_typed_rows(graph: Graph, rows: Rows, keys: Tensor, fanout: IdArray, *, first: int, replace: bool) -> Drawn:
     """`draw_rows` of a block with types, whose first row has the id `first`; `fanout` is that of each relation, [R].
     The host waits twice."""
     return draw_relations(segments_of(graph), rows, keys, fanout, None, replace=replace, first=first)

@@ -2,10 +2,10 @@
 row of its own, with the numbers of all: the kernels of `labor` walk segments, those of one fanout after the other."""
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .....storage.array_kinds import IdArray
 from ...runtime.device_memory import to_device
 from ..device_samples import DeviceSample, Rows, prefix_sums
 from .draw import Drawn, cumulated, total
@@ -18,7 +18,7 @@ ALL = (1 << 31) - 1
 
 
 def draw_labor_relations(
-    segments: Segments, rows: Rows, keys: Tensor, fanout: npt.NDArray[np.int64], tables: Tables, *, poisson: bool
+    segments: Segments, rows: Rows, keys: Tensor, fanout: IdArray, tables: Tables, *, poisson: bool
 ) -> Drawn:
     """Draw ``fanout[r]`` edges of each relation r of each row, and mark their sources in `tables`.
 

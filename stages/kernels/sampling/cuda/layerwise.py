@@ -14,10 +14,10 @@ nearly all candidates are needed.
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .....storage.array_kinds import IdArray, WordArray
 from ...runtime.device_memory import ToHost, completed, to_device
 from ..device_samples import Counts, DeviceLayers, Rows, prefix_sums
 from ..draws import LayerDraws
@@ -57,7 +57,7 @@ class _Layers:
             self.all_rows = to_device(np.repeat([[0], [terms.graph.num_nodes]], k, axis=1), terms.graph.device)
 
     async def draw(
-        self, group: Group, ends: Tensor, keys: npt.NDArray[np.uint64], words: Tensor, s: int, walk: Walk | None
+        self, group: Group, ends: Tensor, keys: WordArray, words: Tensor, s: int, walk: Walk | None
     ) -> tuple[_Sample, Group, Tensor]:
         """Throw darts, and number the nodes that are drawn.
 
@@ -106,19 +106,12 @@ class _Layers:
         nodes = self._complete(group, hits, found, keys, s, sample, short)
         return sample, nodes, to_device(prefix_sums(nodes.counts), self.graph.device)
 
-    def _begins(self, minibatches: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _begins(self, minibatches: IdArray) -> IdArray:
         """Their first places, as a column."""
         return minibatches[:, None] * self.tables.stride
 
     def _complete(
-        self,
-        group: Group,
-        hits: Tensor,
-        found: Hits,
-        keys: npt.NDArray[np.uint64],
-        s: int,
-        sample: _Sample,
-        short: npt.NDArray[np.int64],
+        self, group: Group, hits: Tensor, found: Hits, keys: WordArray, s: int, sample: _Sample, short: IdArray
     ) -> Group:
         """Draw the rest of the minibatches `short` on the host. Returns all nodes."""
         (k, limit), to, marks = hits.shape, self.graph.device, self.tables.found
@@ -139,9 +132,7 @@ class _Layers:
         fresh, _ = completed(named(group.counts, self.tables, group.rows.nodes.dtype, none))
         return merged([group, fresh])
 
-    def _candidates(
-        self, group: Group, short: npt.NDArray[np.int64]
-    ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+    def _candidates(self, group: Group, short: IdArray) -> list[tuple[IdArray, IdArray]]:
         """For each minibatch in `short`, the columns of P that are not 0, and P there, on the host."""
         if self.every_row:
             mass = self.terms.everywhere[0].cpu().numpy()

@@ -11,10 +11,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from .....storage.array_kinds import IntArray, WordArray
 from .....storage.graph import Graph
 from ....random import GOLDEN, M1, M2, NODE
 from ...runtime.device_memory import to_device, wait_for_copies
@@ -36,7 +36,7 @@ __all__ = ["DeviceSparse", "adjacency", "choose", "choose_all", "induced", "mult
 
 TOGETHER = True
 """The minibatches of a bulk are drawn together, by `multiply_all` and `choose_all`."""
-Words = npt.NDArray[np.uint64]
+Words = WordArray
 _GOLDEN, _NODE, _M1, _M2 = (int(word.view(np.int64)) for word in (GOLDEN, NODE, M1, M2))
 _LOW = (1 << 32) - 1
 
@@ -80,7 +80,7 @@ class DeviceSparse(Sparse):
 
     @cached_property
     # pyrefly: ignore[bad-override]
-    def columns(self) -> npt.NDArray[np.integer]:
+    def columns(self) -> IntArray:
         return self.host.columns if self.host is not None else self.on_device[0].cpu().numpy()
 
     @cached_property
@@ -107,7 +107,7 @@ class _Slice:
         self._of, self._entries = of, entries
 
     @property
-    def columns(self) -> npt.NDArray[np.integer]:
+    def columns(self) -> IntArray:
         return self._of.columns[self._entries]
 
     @property

@@ -7,13 +7,12 @@ their edges take them, the others get places by Floyd's algorithm, as in `draw`.
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from .....storage.array_kinds import IdArray
 from .....storage.graph import Graph
 from ...runtime.device_memory import to_device, wait_for_copies
 from ...runtime.once_per_graph import once_per_graph
@@ -89,7 +88,7 @@ def segments_in(segments: Segments, rows: Rows) -> SegmentsOfRows:
 @triton.jit(do_not_specialize=["num_rows", "most"])
 def _segment_positions(
     nodes, relation, owner, keys, degree, kept, ends, places, num_rows, most,
-    REPLACE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+    REPLACE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
     """Positions of kept[f] edges of segment f; 0 leaves the segment's positions as they are. `most` is the largest."""
     f, live, v, q = tile_of_rows(nodes, owner, num_rows, ROWS)
@@ -118,7 +117,7 @@ def draw_relations(
     segments: Segments,
     rows: Rows,
     keys: Tensor,
-    fanout: npt.NDArray[np.int64],
+    fanout: IdArray,
     tables: Tables | None,
     *,
     replace: bool,

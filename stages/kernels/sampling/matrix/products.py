@@ -2,9 +2,9 @@
 `cpu.matrix`."""
 
 import numpy as np
-import numpy.typing as npt
 import scipy.sparse as sp
 
+from .....storage.array_kinds import IntArray, WordArray
 from .....storage.graph import Graph
 from ....random import draw, draw_word, node_words
 from .. import exponential_race
@@ -39,7 +39,7 @@ def multiply(Q: Sparse, A: Sparse, num_columns: int) -> Sparse:
     return Sparse(indptr[:-1], indptr[1:], columns, None if ones else P.data.astype(np.int64))
 
 
-def choose(P: Sparse, s: int, words: npt.NDArray[np.uint64], *, replace: bool = False) -> Sparse:
+def choose(P: Sparse, s: int, words: WordArray, *, replace: bool = False) -> Sparse:
     """SAMPLE: up to s entries of each row of P, in proportion to their values; -1 takes all, with their values.
 
     Of ones: distinct ones by Floyd's algorithm, in the order of the draws. Otherwise successive sampling by an
@@ -58,7 +58,7 @@ def choose(P: Sparse, s: int, words: npt.NDArray[np.uint64], *, replace: bool = 
     return Sparse(ends[:-1], ends[1:], np.concatenate([P.columns[:0], *found]).astype(P.columns.dtype))
 
 
-def _row(P: Sparse, r: int, s: int, word: npt.NDArray[np.uint64], replace: bool) -> npt.NDArray[np.integer]:
+def _row(P: Sparse, r: int, s: int, word: WordArray, replace: bool) -> IntArray:
     columns = P.columns[P.start[r] : P.stop[r]]
     degree = len(columns)
     if not degree:

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from .....storage.array_kinds import AnyArray, IdArray, IntArray, NumberArray
 from .....storage.errors import RunError
 from .....storage.graph import Graph, index_dtype
 from ....rapids import TO_SAMPLE, count_gpus
@@ -20,8 +20,7 @@ from ...runtime.once_per_graph import once_per_graph
 from ..draws import NeighborDraws
 from ..samples import EdgeList, NeighborSample, with_weights
 
-IntArray = npt.NDArray[np.integer]
-Hop = tuple[IntArray, IntArray, npt.NDArray[np.int64] | None]
+Hop = tuple[IntArray, IntArray, IdArray | None]
 """Destination, source and position in the graph's edge arrays, of each edge of a hop."""
 
 
@@ -162,7 +161,7 @@ def _minibatch(seeds: IntArray, hops: list[Hop], expand: str) -> NeighborSample:
     return NeighborSample(nodes, tuple(node_ends), tuple(_by_row(*edges, rows) for edges, rows in zip(lists, rows_of)))
 
 
-def _by_row(rows: IntArray, sources: IntArray, place: npt.NDArray[np.int64] | None, num_rows: int) -> EdgeList:
+def _by_row(rows: IntArray, sources: IntArray, place: IdArray | None, num_rows: int) -> EdgeList:
     order = np.argsort(rows, kind="stable")
     indptr = np.zeros(num_rows + 1, np.int32)
     np.cumsum(np.bincount(rows, minlength=num_rows), out=indptr[1:])
@@ -190,7 +189,7 @@ def _made_of(
     dtype = index_dtype(max(graph.num_nodes, graph.num_edges))
     (first, last), nodes = ([n * r // size for r in (rank, rank + 1)] for n in (graph.num_edges, graph.num_nodes))
     row = np.repeat(np.arange(graph.num_nodes, dtype=dtype), np.diff(np.clip(graph.indptr, first, last)))
-    arrays: dict[str, npt.NDArray[np.number]] = {
+    arrays: dict[str, NumberArray] = {
         # Ids come with types, or not at all.
         "edge_id_array": np.arange(first, last, dtype=dtype),
         "edge_type_array": np.zeros(last - first, np.int32),
@@ -209,7 +208,7 @@ def _made_of(
     return _OnDevice(handle, made, dtype)
 
 
-def _moved(array: npt.NDArray[Any]) -> Any:
+def _moved(array: AnyArray) -> Any:
     import cupy
 
     return cupy.asarray(array)
