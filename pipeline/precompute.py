@@ -169,17 +169,9 @@ def _store_of(sampling: Sampling) -> dict[str, Any]:
     """Arguments of `ZarrQueue.create`."""
     cut = sampling.system.partition.partitioner
     made = f"{sampling.system.parts_before(sampling.job.ranks)} by {cut!r}"
-    return {
-        "fingerprint": sampling.samples_fingerprint,
-        "bulk_size": sampling.job.queue.bulk_size,
-        "max_bytes": 1 << 62,
-        "keep": "all",
-        "meta": {
-            "minibatches_per_epoch": sampling.minibatches_per_epoch,
-            "dataset": sampling.dataset.name,
-            **({"cut": made} if sampling.order else {}),
-        },
-    }
+    options = sampling.store_options | {"max_bytes": 1 << 62, "keep": "all"}
+    options["meta"] |= {"dataset": sampling.dataset.name, **({"cut": made} if sampling.order else {})}
+    return options
 
 
 def on_cluster(job: Job) -> bool:

@@ -168,7 +168,7 @@ def _draw(which: tuple[int, int] | None) -> Receipt | None:
     bulk = sampler.sample(graph, plan.request(*which), _here.kernel)
     seconds = time.perf_counter() - start
     queue.put(bulk, PUT_S)
-    return Receipt(*which, len(bulk.minibatches), sum(m.num_edges for m in bulk.minibatches), seconds)
+    return Receipt.of_bulk(bulk, seconds)
 
 
 def _leave() -> None:

@@ -40,15 +40,8 @@ def sample_on_cluster(
     """
     job, dataset, emit = sampling.job, sampling.dataset, control.emit
     assert isinstance(dataset, LazyDataset)
-    order = SampleOrder(
-        DataPart(str(dataset.path.resolve()), dataset.name, dataset.features_access, job.graph),
-        sampling.sample,
-        store.place,
-        sampling.samples_fingerprint,
-        sampling.minibatches_per_epoch,
-        job.threads or 1,
-        may_choose="kernel" not in job.model_fields_set,
-    )
+    data = DataPart(str(dataset.path.resolve()), dataset.name, dataset.features_access, job.graph)
+    order = SampleOrder.from_sampling(sampling, data, store.place)
     lacking = [*sampling.bulks.missing(store.queue)]
     if not lacking:
         return
@@ -64,10 +57,7 @@ def sample_on_cluster(
             futures = [submit(sample_bulk, order, *bulk, key=("sample", *bulk)) for bulk in bulks]
             try:
                 for future in completed(watch, futures):
-                    done = result_of(watch, future)
-                    on_receipt(
-                        Receipt(done["epoch"], done["number"], done["minibatches"], done["edges"], done["seconds"])
-                    )
+                    on_receipt(result_of(watch, future)[0])
                     if control.stop():
                         return
             except MillraceError:

@@ -3,14 +3,19 @@
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ...stages.feed.queue_feed import Receipt
 from ...stages.kernels import workspace_of
 from ...storage.errors import InputError
 from ...storage.queue.bulk_codec import packed_bytes
 from ..assembly.data_part import DataPart
 from ..assembly.sample_part import SamplePart
+
+if TYPE_CHECKING:
+    from ..setup.sampling import Sampling
 
 GPU_SHARE = 0.6
 """Share of a GPU's free memory that a graph may take there, where a rank works too."""
@@ -26,23 +31,28 @@ class SampleOrder:
     sample: SamplePart
     queue: str
     """Folder or URL of the queue."""
-    fingerprint: dict[str, str]
-    """That of the queue."""
-    minibatches_per_epoch: int
+    store: Mapping[str, Any]
+    """See `Sampling.store_options`."""
     threads: int
     may_choose: bool
     """A worker without a GPU, or without room for the graph there, draws the same minibatches by its processors."""
+
+    @classmethod
+    def from_sampling(cls, sampling: "Sampling", data: DataPart, queue: str) -> "SampleOrder":
+        """Those of a job, for a store of its dataset and a queue."""
+        job = sampling.job
+        may_choose = "kernel" not in job.model_fields_set
+        return cls(data, sampling.sample, queue, sampling.store_options, job.threads or 1, may_choose)
 
 
 _local = threading.local()
 
 
-def sample_bulk(order: SampleOrder, epoch: int, number: int) -> dict[str, Any]:
+def sample_bulk(order: SampleOrder, epoch: int, number: int) -> tuple[Receipt, int, int]:
     """Sample bulk `number` of `epoch` into the queue.
 
     Returns:
-        epoch, number, last_index, num_bytes (packed, as the queue's bound counts), minibatches, edges, seconds (of
-        sampling).
+        What was done, the index of the bulk's last minibatch, and its bytes (packed, as the queue's bound counts).
 
     Raises:
         RunError: the queue cannot be written.
@@ -54,15 +64,7 @@ def sample_bulk(order: SampleOrder, epoch: int, number: int) -> dict[str, Any]:
     bulk = order.sample.policy.sampler.sample(graph, plan.request(epoch, number), kernel, _local.workspace)
     seconds = time.perf_counter() - start
     queue.put(bulk, PUT_S)
-    return {
-        "epoch": epoch,
-        "number": number,
-        "last_index": bulk.minibatches[-1].index,
-        "num_bytes": packed_bytes(bulk),
-        "minibatches": len(bulk.minibatches),
-        "edges": sum(m.num_edges for m in bulk.minibatches),
-        "seconds": seconds,
-    }
+    return Receipt.of_bulk(bulk, seconds), bulk.minibatches[-1].index, packed_bytes(bulk)
 
 
 @dataclass
@@ -94,15 +96,7 @@ def _open(order: SampleOrder) -> tuple[object, ...]:
     data = graph_and_seeds(order.data.open())
     # The driver counts for all producers. This end keeps no record of its puts, since a bulk that was dropped may be
     # requested again.
-    queue = queue_at(order.queue).create(
-        order.queue,
-        fingerprint=order.fingerprint,
-        bulk_size=order.sample.bulk_size,
-        max_bytes=1 << 62,
-        keep="all",
-        meta={"minibatches_per_epoch": order.minibatches_per_epoch},
-        sweep=False,
-    )
+    queue = queue_at(order.queue).create(order.queue, **order.store, max_bytes=1 << 62, keep="all", sweep=False)
     queue.release(sys.maxsize, 0)
     kernel = order.sample.kernel
     if kernel == "cuda" and order.may_choose and not _fits_gpu(data.graph.nbytes):

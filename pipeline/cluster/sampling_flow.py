@@ -131,15 +131,15 @@ class BulkFlow(Flow):
             self._next = next(self._numbers, None)
 
     def _has_room(self) -> bool:
-        running = len(self._running)
-        if self._queue.held_bulks + running < self._least:
+        running, held = len(self._running), self._queue.level
+        if held["bulks"] + running < self._least:
             return True
-        return self._queue.held_bytes + (running + 1) * self._mean_bytes <= self._queue.max_bytes
+        return held["bytes"] + (running + 1) * self._mean_bytes <= self._queue.max_bytes
 
     def _take_in(self, future: Future) -> bool:
         """Account for a bulk. False if its receipt was lost with its worker; Dask then runs the task again."""
         try:
-            receipt = result_within(future, RECEIPT_S)
+            receipt, last_index, num_bytes = result_within(future, RECEIPT_S)
         except TimeoutError as e:
             if future.status != "error":
                 return False
@@ -148,9 +148,9 @@ class BulkFlow(Flow):
             raise lost_scheduler(type(e).__name__, self._client) from e
         except Exception as e:
             raise RunError(f"sampling failed: {type(e).__name__}: {e}; fix that, then resume with --resume") from e
-        self.seconds += receipt["seconds"]
-        self.adopt(*(receipt[key] for key in ("epoch", "number", "last_index", "num_bytes")))
-        self._mean_bytes += (receipt["num_bytes"] - self._mean_bytes) / self.bulks
+        self.seconds += receipt.seconds
+        self.adopt(receipt.epoch, receipt.number, last_index, num_bytes)
+        self._mean_bytes += (num_bytes - self._mean_bytes) / self.bulks
         return True
 
     def close(self) -> None:

@@ -232,9 +232,7 @@ def repaired_queue(prepared: Sampling, out: Path, tell: Callable[[str], None], *
 def shared_queue(prepared: Sampling, where: str, **options: Any) -> Any:
     """Create or join the run's queue at `where`. Options: see `ZarrQueue.create`; those who read from it give what is
     `expected`."""
-    meta = {"minibatches_per_epoch": prepared.minibatches_per_epoch}
-    options |= {"fingerprint": prepared.samples_fingerprint, "bulk_size": prepared.job.queue.bulk_size}
-    return queue_at(where).create(where, meta=meta, **options)
+    return queue_at(where).create(where, **prepared.store_options, **options)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ...stages.assignment import SeedPlan
 from ...stages.capabilities import Need
 from ...stages.feed.queue_feed import BulkSpan
 from ...stages.sample.base import check_kernel, reads_times
@@ -12,11 +11,10 @@ from ...storage.errors import InputError
 from ...storage.fingerprint import DatasetDigests
 from ...storage.queue.seed_data import SampledDataset
 from ...storage.typed.graph_types import GraphTypes
-from ..assembly.data_part import graph_and_seeds
 from ..assembly.sample_part import SamplePart
 from ..config.capabilities import needs_of
 from ..config.load import Job
-from ..config.records import for_task, make_system, with_links
+from ..config.records import for_task, with_links
 from ..config.refusals import refuse
 from ..config.systems import SYSTEMS, System
 from .checks import check_links, check_times, check_topology, check_types
@@ -43,7 +41,9 @@ class Sampling:
     @property
     def sample(self) -> SamplePart:
         """How minibatches are drawn."""
-        return sample_part(self.job, self.system)
+        job = self.job
+        sizes = job.train.batch_size, job.queue.bulk_size, job.seed_of("minibatches")
+        return SamplePart(self.system.sample, *sizes, job.kernel)
 
     @property
     def samples_fingerprint(self) -> dict[str, str]:
@@ -82,6 +82,12 @@ class Sampling:
         return BulkSpan(range(self.job.epochs), -(-self.minibatches_per_epoch // self.job.queue.bulk_size))
 
     @property
+    def store_options(self) -> dict[str, Any]:
+        """Arguments of `ZarrQueue.create` for these minibatches, whatever bounds them."""
+        meta = {"minibatches_per_epoch": self.minibatches_per_epoch}
+        return {"fingerprint": self.samples_fingerprint, "bulk_size": self.job.queue.bulk_size, "meta": meta}
+
+    @property
     def has_minibatches(self) -> bool:
         """True if the system trains on sampled minibatches, which a queue holds."""
         return self.system.sample.uses_queue
@@ -100,17 +106,6 @@ class Sampling:
     def frees_steps(self) -> bool:
         """True if each step frees memory that the next one allocates again."""
         return self.system.sample.sampler is not None and not self.system.sample.is_isolated
-
-
-def sample_part(job: Job, system: System) -> SamplePart:
-    """The part of a job that draws minibatches."""
-    sizes = job.train.batch_size, job.queue.bulk_size, job.seed_of("minibatches")
-    return SamplePart(system.sample, *sizes, job.kernel)
-
-
-def seed_plan(job: Job, dataset: Dataset) -> SeedPlan:
-    """Plan of the seeds of all ranks' minibatches."""
-    return sample_part(job, with_links(job, make_system(job), dataset)).plan(graph_and_seeds(dataset))
 
 
 def from_queue(job: Job, system: System, stored: bool) -> System:

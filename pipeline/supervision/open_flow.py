@@ -39,15 +39,7 @@ def open_flow(run: ClusterRun, generation: int, workers: list[str]) -> Flow | No
     pace, found = Pace.from_steps(steps), work.checkpoints(run.out).latest()
     taken = Pace.written(found[1], job.train, minibatches).position(found[0].step, pace)[0] if found else 0
     epoch, step = divmod(taken, pace.steps_per_epoch)
-    order = SampleOrder(
-        run.data,
-        sampling.sample,
-        location(sampling, run.out),
-        sampling.samples_fingerprint,
-        minibatches,
-        job.threads or 1,
-        may_choose="kernel" not in job.model_fields_set,
-    )
+    order = SampleOrder.from_sampling(sampling, run.data, location(sampling, run.out))
     begin = steps.minibatches_of(step).start // job.queue.bulk_size
     span = replace(sampling.bulks, epochs=range(epoch, job.epochs), first=begin)
     by = SamplingWorkers(run.client, run.name, generation, job.cluster.producers, workers)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from ...storage.errors import QueueTimeoutError, RunError
 from ...storage.graph import Graph
 from ...storage.ledger import Ledger
-from ...storage.minibatch import Expected, MiniBatch
+from ...storage.minibatch import Bulk, Expected, MiniBatch
 from ...storage.queue.base import MemoryQueue, MinibatchQueue
 from ..assignment import SeedPlan, Sizes
 from ..kernels import workspace_of
@@ -34,6 +34,12 @@ class Receipt:
     minibatches: int
     edges: int
     seconds: float
+
+    @classmethod
+    def of_bulk(cls, bulk: Bulk, seconds: float) -> "Receipt":
+        """That of a bulk, which took so long to sample."""
+        edges = sum(m.num_edges for m in bulk.minibatches)
+        return cls(bulk.epoch, bulk.number, len(bulk.minibatches), edges, seconds)
 
 
 @dataclass(frozen=True)
@@ -107,8 +113,7 @@ def sample_bulks(
             except QueueTimeoutError:
                 if stop():
                     return
-        edges = sum(m.num_edges for m in bulk.minibatches)
-        on_receipt(Receipt(epoch, number, len(bulk.minibatches), edges, seconds))
+        on_receipt(Receipt.of_bulk(bulk, seconds))
 
 
 def most_bulks(bulks: float, bulk_bytes: float, max_bytes: int) -> float:

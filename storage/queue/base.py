@@ -238,18 +238,6 @@ class BoundedQueue(ABC):
         with self._changed:
             return {"bulks": len(self._unreleased), "bytes": self._held_bytes, "bound": self.bound}
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of bulks that not every consumer has released yet."""
-        with self._changed:
-            return self._held_bytes
-
-    @property
-    def held_bulks(self) -> int:
-        """Number of those bulks."""
-        with self._changed:
-            return len(self._unreleased)
-
     def release(self, epoch: int, index: int, consumer: int = 0) -> None:
         with self._changed:
             self._passed[consumer] = max(self._passed[consumer], (epoch, index))

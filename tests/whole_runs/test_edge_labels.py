@@ -141,7 +141,7 @@ def test_a_run_is_that_of_plain_torch(tmp_path, task, hidden):
 
 def numbers_of(data, minibatches, batch):
     """Numbers of the pairs of a minibatch, by the run's own plan."""
-    from millrace.pipeline.setup.sampling import seed_plan
+    from millrace.tests.contracts.seed_plan import seed_plan
 
     return seed_plan(minibatches._sampling.job, data).numbers(batch.index, batch.epoch)
 

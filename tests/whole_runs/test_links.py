@@ -11,7 +11,6 @@ import torch
 import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.precompute import precompute
-from millrace.pipeline.setup.sampling import seed_plan
 from millrace.stages.evaluate.link_metrics import PairsOfSet, known_of, link_metrics
 from millrace.stages.evaluate.links import LINK_METRICS
 from millrace.stages.models.base import as_model
@@ -24,6 +23,7 @@ from millrace.tests.contracts.bulk_ranks import last_parameters, train_bulk
 from millrace.tests.contracts.command import command
 from millrace.tests.contracts.killed_run import check_goes_on_after_a_kill
 from millrace.tests.contracts.pictures import draw_only
+from millrace.tests.contracts.seed_plan import seed_plan
 
 SPEC = "sbm:nodes=200,classes=4,degree=8,features=6"
 LINK = {"width": 8, "num_negatives": 2}

@@ -11,7 +11,6 @@ import torch
 import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.precompute import precompute
-from millrace.pipeline.setup.sampling import seed_plan
 from millrace.stages.evaluate.links import KnownPairs
 from millrace.stages.evaluate.temporal import _with_negatives
 from millrace.stages.models.base import as_model
@@ -21,6 +20,7 @@ from millrace.tests.contracts.bulk_ranks import last_parameters, train_bulk
 from millrace.tests.contracts.command import command
 from millrace.tests.contracts.killed_run import check_goes_on_after_a_kill
 from millrace.tests.contracts.phase_ranks import train_phases
+from millrace.tests.contracts.seed_plan import seed_plan
 from millrace.tests.whole_runs.test_typed_links import CUT, ITEMS, JOB, SPEC, Own, dense_edges
 
 NAMES = ["dislikes", "sells", "likes"]

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.pipeline.setup.sampling import seed_plan
 from millrace.stages.evaluate.links import KnownPairs
 from millrace.stages.evaluate.temporal import NEGATIVES, _with_negatives
 from millrace.stages.models.base import as_model
@@ -16,6 +15,7 @@ from millrace.storage.errors import InputError
 from millrace.storage.fingerprint import dataset_fingerprint
 from millrace.storage.lazy_dataset import open_lazily
 from millrace.tests.contracts.command import command
+from millrace.tests.contracts.seed_plan import seed_plan
 
 SPEC = "ratings:users=40,items=60,genres=4,degree=6,days=9,features=5"
 JOB = {

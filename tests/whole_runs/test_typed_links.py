@@ -11,7 +11,6 @@ import torch
 import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.precompute import precompute
-from millrace.pipeline.setup.sampling import seed_plan
 from millrace.stages.evaluate.link_metrics import PairsOfSet, known_of, link_metrics
 from millrace.stages.evaluate.links import LINK_METRICS
 from millrace.stages.models.base import as_model
@@ -22,6 +21,7 @@ from millrace.tests.contracts.command import command
 from millrace.tests.contracts.killed_run import check_goes_on_after_a_kill
 from millrace.tests.contracts.phase_ranks import train_phases
 from millrace.tests.contracts.pictures import draw_only
+from millrace.tests.contracts.seed_plan import seed_plan
 
 SPEC = "hsbm:nodes=120,classes=3,degree=4,features=6"
 ITEMS = 120

@@ -9,8 +9,9 @@ import millrace as mr
 from millrace.pipeline.assembly.data_part import DataPart, graph_and_seeds
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.config.records import make_system
-from millrace.pipeline.setup.sampling import sampling_of, seed_plan
+from millrace.pipeline.setup.sampling import sampling_of
 from millrace.storage.dataset_store import write_dataset
+from millrace.tests.contracts.seed_plan import seed_plan
 
 JOB = {"dataset": "sbm:nodes=60,classes=2,degree=4,features=3", "sampler": {"fanout": [3, 2]}}
 

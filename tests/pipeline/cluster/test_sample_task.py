@@ -28,8 +28,9 @@ from millrace.stages.sample.neighbor import NeighborSampler
 
 data = DataPart(sys.argv[1], "data", "mapped", "memory")
 sample = SamplePart(Sampled(NeighborSampler((2, 2))), 4, 2, 0, "cpu")
-receipt = sample_bulk(SampleOrder(data, sample, sys.argv[2], {}, 2, 1, False), 0, 0)
-print(json.dumps([receipt["edges"], sorted(sys.modules)]))
+store = {"fingerprint": {}, "bulk_size": 2, "meta": {"minibatches_per_epoch": 2}}
+receipt, *_ = sample_bulk(SampleOrder(data, sample, sys.argv[2], store, 1, False), 0, 0)
+print(json.dumps([receipt.edges, sorted(sys.modules)]))
 """
 
 
@@ -76,5 +77,6 @@ def test_a_worker_without_a_gpu_or_room_there_draws_the_same(tmp_path, monkeypat
     monkeypatch.setattr("millrace.stages.kernels.sampling_backend", seen.append)
     sample = SamplePart(Sampled(NeighborSampler((2, 2))), 4, 2, 0, "cuda")
     place = DataPart(str(tmp_path / "data"), "data", "mapped", "memory")
-    sample_task._open(sample_task.SampleOrder(place, sample, str(tmp_path / "queue"), {}, 2, 1, may_choose))
+    store = {"fingerprint": {}, "bulk_size": 2, "meta": {"minibatches_per_epoch": 2}}
+    sample_task._open(sample_task.SampleOrder(place, sample, str(tmp_path / "queue"), store, 1, may_choose))
     assert seen == [drawn_by]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import millrace as mr
 from millrace.pipeline.cluster.sampling_flow import PER_PRODUCER, BulkFlow, SamplingWorkers
 from millrace.pipeline.setup.open_queue import ReportingQueue
-from millrace.stages.feed.queue_feed import BulkSpan
+from millrace.stages.feed.queue_feed import BulkSpan, Receipt
 from millrace.storage.queue.base import MemoryQueue
 
 SIZE = 100
@@ -80,7 +80,7 @@ class Bench:
     def finish(self, promise, size=SIZE):
         epoch, number = promise.key
         last = min((number + 1) * self.k, self.n) - 1
-        promise.outcome = {"epoch": epoch, "number": number, "last_index": last, "num_bytes": size, "seconds": 1.0}
+        promise.outcome = Receipt(epoch, number, minibatches=1, edges=1, seconds=1.0), last, size
         self.there.add(promise.key)
 
     def train(self):
@@ -101,10 +101,10 @@ class Bench:
         while self.steps:
             self.flow.advance()
             if self.flow.bulks >= PER_PRODUCER * self.producers:
-                most = max(most, self.queue.held_bytes + SIZE * len(self.client.open()))
+                most = max(most, self.queue.level["bytes"] + SIZE * len(self.client.open()))
             under_way = self.client.open()
             assert under_way, (
-                f"stuck before step {self.steps[0]}: nothing is asked for, {self.queue.held_bytes} bytes are held"
+                f"stuck before step {self.steps[0]}: nothing is asked for, {self.queue.level['bytes']} bytes are held"
             )
             self.finish(rng.choice(under_way), sizes())
             self.flow.advance()
@@ -126,7 +126,7 @@ def test_never_stuck_however_small_the_bound(n, k, M, P, epochs, producers, max_
     assert asked == [(e, b) for e in range(epochs) for b in range(-(-n // k))], "each bulk once, in order"
     assert bench.flow.done
     assert (bench.flow.bulks, bench.flow.seconds) == (len(asked), len(asked))
-    assert not bench.queue.held_bytes
+    assert not bench.queue.level["bytes"]
 
 
 @pytest.mark.parametrize("producers", [1, 3])

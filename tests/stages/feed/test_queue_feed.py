@@ -59,7 +59,7 @@ def test_bulks_that_are_held_at_once(room: float, epochs: int, expected: int) ->
             time.sleep(0.001)
         assert queue.get(epoch, 1, timeout_s=60).index == 1
         # One is drawn before there is room for it, and none before that one has it.
-        assert drawn[0] == most and queue.held_bulks <= expected
+        assert drawn[0] == most and queue.level["bulks"] <= expected
         queue.release(epoch, 1)
     producer.close()
     assert most_bulks(epochs, size, queue.max_bytes) == expected
