@@ -14,16 +14,7 @@ from ..storage.checkpoint import KIND as CHECKPOINT
 from ..storage.dataset_store import KIND as DATASET
 from ..storage.dataset_store import features_access, graph_access, open_dataset_store
 from ..storage.errors import InputError, MillraceError, StoreError
-from ..storage.features import FeatureStore
-from ..storage.fingerprint import (
-    GRAPH_DIGESTS,
-    ArrayDigest,
-    describe_features,
-    digest_record,
-    later_digests,
-    leaf_rows,
-    typed_fingerprint,
-)
+from ..storage.fingerprint import GRAPH_DIGESTS, ArrayDigest, digest_record, features_fingerprint, later_digests
 from ..storage.queue.location import KIND as SAMPLES
 from ..storage.store.digested_file import check_file, file_sha256
 from ..storage.store.manifest import MANIFEST, kind_in, read_manifest
@@ -31,7 +22,6 @@ from ..storage.store.npy import row_pieces
 from ..storage.store.paths import check_no_url
 from ..storage.store.store import Store, open_store
 from ..storage.stored.version1 import read_version_1, store_of_version_1
-from ..storage.typed.features import TypedFeatures
 from .setup.open_queue import open_queue
 from .setup.result import FILES, known_digests
 from .setup.run_folder import JOB
@@ -74,7 +64,7 @@ def verify(path: Path, emit: Emit) -> Verified:
         InputError: there is nothing to check.
     """
     files = [*FILES] if (path / JOB).is_file() else []
-    stores = sorted(_stores_in(path))
+    stores = sorted(Path(folder) for folder, _, names in os.walk(path) if MANIFEST in names)
     if not files and not stores:
         check_no_url(path, "a folder on a file system")
         raise InputError(f"{path} holds no run and no store; expected the folder of one")
@@ -91,12 +81,6 @@ def verify(path: Path, emit: Emit) -> Verified:
         _try(found, name, lambda folder=folder: _store(folder, tell))
     emit(StageEnded("check", 0.0))
     return found
-
-
-def _stores_in(path: Path) -> Iterator[Path]:
-    for folder, _, names in os.walk(path):
-        if MANIFEST in names:
-            yield Path(folder)
 
 
 def _known(path: Path, found: Verified) -> Mapping[str, str]:
@@ -191,19 +175,6 @@ def _dataset(folder: Path, tell: Callable[[int], None]) -> None:
                 tell(piece.nbytes)
             digests[name] = digest.hexdigest()
         store.require_digest("graph", digest_record({**digests, **later_digests(data.graph)}))
-    store.require_digest("features", _features(data.features, tell))
+    store.require_digest("features", features_fingerprint(data.features, tell))
     if (of_edges := data.graph.edge_features) is not None:
-        store.require_digest("edge_features", _features(of_edges, tell))
-
-
-def _features(features: FeatureStore, tell: Callable[[int], None]) -> str:
-    """`features_fingerprint`, with progress."""
-    if isinstance(features, TypedFeatures):
-        return typed_fingerprint([_features(part, tell) for part in features.parts])
-    shape = features.num_rows, features.num_features
-    digest, step = ArrayDigest(features.dtype, shape), leaf_rows(features.dtype, shape)
-    for first in range(0, shape[0], step):
-        rows = features.gather(np.arange(first, min(first + step, shape[0])))
-        digest.update(rows)
-        tell(rows.nbytes)
-    return describe_features(*shape, features.dtype, digest.hexdigest())
+        store.require_digest("edge_features", features_fingerprint(of_edges, tell))

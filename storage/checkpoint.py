@@ -46,9 +46,8 @@ def _check_plain(value: object, where: str) -> None:
             _check_plain(item, f"{where}[{i}]")
     elif not isinstance(value, torch.Tensor) and type(value) not in (int, float, str, bool, type(None)):
         raise InputError(
-            f"checkpoint state {where} is a {type(value).__name__}; expected tensors, int, float, str, bool, None, "
-            "and lists, tuples "
-            "and dicts of them"
+            f"checkpoint state {where} is a {type(value).__name__}; expected tensors, int, float, str, bool, None, and "
+            "lists, tuples and dicts of them"
         )
 
 

@@ -27,7 +27,7 @@ from .fingerprint import (
 )
 from .graph import GRAPH_ARRAYS, Graph, degree_summary
 from .node_names import INTEGER_NAMES, name_arrays, open_names
-from .optional import present_items
+from .optional import present_items, when_present
 from .store.arrays import Rows, write_arrays
 from .store.bytes_left import fits_in_memory, require_memory
 from .store.committed_folder import committed_folder, sweep_leftovers
@@ -96,7 +96,7 @@ def write_dataset(
     named, integer_names = name_arrays(dataset.node_names)
     others = present_items({name: getattr(graph, name) for name in OF_SOME_GRAPHS})
     arrays: dict[str, Rows] = {**of_graph, **others, **named, **dataset.arrays}
-    of_edges = None if graph.edge_features is None else DigestedRows(graph.edge_features, None)
+    of_edges = when_present(lambda rows: DigestedRows(rows, None), graph.edge_features)
     if of_edges is not None:
         arrays[OF_EDGES] = of_edges
     flat = {*(of_graph if graph_format == "npy" else ()), *([OF_EDGES] if features_format == "npy" else [])}

@@ -51,7 +51,8 @@ class FeatureStore(Protocol):
         """
 
 
-def _check_ids(ids: IntArray, num_rows: int) -> None:
+def check_ids(ids: IntArray, num_rows: int) -> None:
+    """Raise IndexError unless all ids are those of rows."""
     if len(ids) and (ids.min() < 0 or ids.max() >= num_rows):
         raise IndexError(f"feature rows [{ids.min()}, {ids.max()}] asked for; there are {num_rows}")
 
@@ -71,7 +72,7 @@ class ArrayFeatures:
         self.num_rows, self.num_features = rows.shape
 
     def gather(self, ids: IntArray, out: FloatArray | None = None) -> FloatArray:
-        _check_ids(ids, self.num_rows)
+        check_ids(ids, self.num_rows)
         # mode="clip" skips the buffering that mode="raise" needs with `out`; ids were checked above.
         return np.take(self.rows, ids, axis=0, out=out, mode="clip")
 
@@ -106,7 +107,7 @@ class MappedFeatures(ArrayFeatures):
 
     def gather(self, ids: IntArray, out: FloatArray | None = None) -> FloatArray:
         """See `FeatureStore.gather`. Raises RunError if the file has become shorter, or the disk fails."""
-        _check_ids(ids, self.num_rows)
+        check_ids(ids, self.num_rows)
         if self.is_cached(ids):
             return super().gather(ids, out)
         if out is None:
@@ -148,7 +149,7 @@ class ZarrFeatures:
         (self.num_rows, self.num_features), self.dtype = self._array.shape, np.dtype(self._array.dtype)
 
     def gather(self, ids: IntArray, out: FloatArray | None = None) -> FloatArray:
-        _check_ids(ids, self.num_rows)
+        check_ids(ids, self.num_rows)
         if out is None:
             out = np.empty((len(ids), self.num_features), self.dtype)
         if not len(ids) or not self.num_features:
@@ -228,7 +229,7 @@ class WidenedFeatures:
             out = np.empty((len(ids), self.num_features), np.float32)
         if is_read_together(self.kept, ids):
             return widen(self.kept.gather(ids), self.kind, out)
-        _check_ids(ids, self.num_rows)
+        check_ids(ids, self.num_rows)
         step = max(1, WIDENED_BYTES // max(1, self.kept.num_features * self.kept.dtype.itemsize))
         for i in range(0, len(ids), step):
             widen(self.kept.gather(ids[i : i + step]), self.kind, out[i : i + step])
@@ -278,7 +279,7 @@ def in_place(features: FeatureStore, ids: IntArray) -> FloatArray | None:
         return rows
     if not isinstance(features, ArrayFeatures) or not features.rows.flags.c_contiguous:
         return None
-    _check_ids(ids, features.num_rows)
+    check_ids(ids, features.num_rows)
     if is_read_together(features, ids):
         return None
     return np.asarray(features.rows)
@@ -292,6 +293,5 @@ class ReorderedFeatures:
         self.num_rows, self.num_features, self.dtype = len(order), features.num_features, features.dtype
 
     def gather(self, ids: IntArray, out: FloatArray | None = None) -> FloatArray:
-        if len(ids) and (ids.min() < 0 or ids.max() >= self.num_rows):
-            raise IndexError(f"feature rows [{ids.min()}, {ids.max()}] asked for; there are {self.num_rows}")
+        check_ids(ids, self.num_rows)
         return self.features.gather(self._order[ids], out)

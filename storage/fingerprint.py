@@ -1,7 +1,7 @@
 """Digests: short names for content, so that a store can record what it was made from."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -122,14 +122,16 @@ GRAPH_DIGESTS = {name: a.digested_as for name, a in GRAPH_ARRAYS.items() if a.di
 def graph_fingerprint(graph: Graph) -> str:
     """Digest of all arrays of a graph."""
     arrays = {name: getattr(graph, name) for name in GRAPH_DIGESTS}
-    digests = {name: None if a is None else array_digest(a, GRAPH_DIGESTS[name]) for name, a in arrays.items()}
+    digests = {k: when_present(lambda a, k=k: array_digest(a, GRAPH_DIGESTS[k]), a) for k, a in arrays.items()}
     return digest_record({**digests, **later_digests(graph)})
 
 
 def flat_graph_digest(graph: Graph) -> str:
     """Digest of all arrays of a graph, as stores of schema version 1 have it."""
     arrays = {name: getattr(graph, name) for name in GRAPH_DIGESTS}
-    return digest_record({k: None if a is None else flat_digest(a, GRAPH_DIGESTS[k]) for k, a in arrays.items()})
+    return digest_record(
+        {k: when_present(lambda a, k=k: flat_digest(a, GRAPH_DIGESTS[k]), a) for k, a in arrays.items()}
+    )
 
 
 def later_digests(graph: Graph) -> dict[str, object]:
@@ -146,16 +148,18 @@ def describe_features(num_rows: int, num_features: int, dtype: npt.DTypeLike, di
     return f"{np.dtype(dtype)}[{num_rows},{num_features}]:{digest}"
 
 
-def features_fingerprint(features: FeatureStore) -> str:
+def features_fingerprint(features: FeatureStore, tell: Callable[[int], None] = lambda num_bytes: None) -> str:
     """Shape, dtype and digest of feature rows; reads each row once, in bounded memory. Of several node types, those of
-    each."""
+    each. `tell` is called with the bytes of rows that have been read."""
     if isinstance(features, TypedFeatures):
-        return typed_fingerprint([features_fingerprint(part) for part in features.parts])
+        return typed_fingerprint([features_fingerprint(part, tell) for part in features.parts])
     n, f = features.num_rows, features.num_features
     digest = ArrayDigest(features.dtype, (n, f))
     step = leaf_rows(features.dtype, (n, f))
     for start in range(0, n, step):
-        digest.update(features.gather(np.arange(start, min(start + step, n))))
+        rows = features.gather(np.arange(start, min(start + step, n)))
+        digest.update(rows)
+        tell(rows.nbytes)
     return describe_features(n, f, features.dtype, digest.hexdigest())
 
 

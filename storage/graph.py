@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .array_kinds import AnyArray, Float32Array, Float64Array, FloatArray, IdArray, IntArray, Mask, ValueArray
 from .errors import InputError
-from .optional import present, present_items, taken
+from .optional import present, present_items, taken, when_present
 from .plural import are, counted
 from .times.moments import as_times, check_times, check_unit, in_one_unit
 from .typed.graph_types import SINGLE, GraphTypes, check_edge_type
@@ -399,11 +399,11 @@ def from_edges(
     return Graph(
         indptr,
         np.ascontiguousarray(src[order], dtype=index_dtype(num_nodes)),
-        None if edge_weight is None else np.asarray(edge_weight, np.float32)[order],
+        when_present(lambda weight: np.asarray(weight, np.float32)[order], edge_weight),
         order.astype(np.int64) if keep_edge_id else None,
         edge_features=rows,
-        edge_time=None if edge_time is None else as_times(edge_time, "edge_time", len(src))[order],
-        node_time=None if node_time is None else as_times(node_time, "node_time", num_nodes),
+        edge_time=when_present(lambda time: as_times(time, "edge_time", len(src))[order], edge_time),
+        node_time=when_present(lambda time: as_times(time, "node_time", num_nodes), node_time),
         time_unit=unit,
     ).check()
 

@@ -47,54 +47,29 @@ NODE_BYTES = 64
 class LazyGraph(Graph):
     """Graph of a store whose arrays are read, and checked, when they are first used."""
 
+    num_nodes = num_edges = num_edge_features = 0
+    is_weighted = has_edge_times = has_node_times = False
     _store: Store
     place: GraphAccess
     """Place of its arrays once they are used."""
-    _num_nodes: int
-    _num_edges: int
-
     edges_access: FeaturesAccess
     """Place of the features of its edges once they are used."""
-    _width: int
 
     def __init__(self, store: Store, place: GraphAccess = "memory", edges_access: FeaturesAccess = "memory") -> None:
         check_graph_access(store, place)
         shape = StoredGraph(store)
-        vars(self).update(_store=store, place=place, types=open_types(store))
-        vars(self).update(_num_nodes=shape.num_nodes, _num_edges=shape.num_edges)
-        vars(self).update(edges_access=edges_access, _width=edge_feature_width(store))
-
-    @property
-    def num_nodes(self) -> int:
-        return self._num_nodes
-
-    @property
-    def num_edges(self) -> int:
-        return self._num_edges
+        vars(self).update(_store=store, place=place, edges_access=edges_access, types=open_types(store))
+        vars(self).update(num_nodes=shape.num_nodes, num_edges=shape.num_edges)
+        vars(self).update(num_edge_features=edge_feature_width(store), is_weighted="edge_weight" in store)
+        vars(self).update(has_edge_times="edge_time" in store, has_node_times="node_time" in store)
 
     @property
     def nbytes(self) -> int:
         return sum(self._store.bytes_of(name) for name in GRAPH_ARRAYS if name in self._store)
 
     @property
-    def is_weighted(self) -> bool:
-        return "edge_weight" in self._store
-
-    @property
-    def has_edge_times(self) -> bool:
-        return "edge_time" in self._store
-
-    @property
-    def has_node_times(self) -> bool:
-        return "node_time" in self._store
-
-    @property
     def time_unit(self) -> str | None:
         return checked_unit(self._store)
-
-    @property
-    def num_edge_features(self) -> int:
-        return self._width
 
     @cached_property
     def edge_features(self) -> FeatureStore | None:
@@ -165,8 +140,8 @@ class LazyDataset(Dataset):
     features_access: FeaturesAccess
     """Place of the features once they are opened."""
     _names: bool
-    _split_sizes: dict[str, int]
-    _width: int
+    num_features = num_pair_features = 0
+    of_pairs = has_pair_times = False
 
     def __init__(
         self, store: Store, features: FeaturesAccess, name: str | None, names: bool, graph: GraphAccess
@@ -180,9 +155,10 @@ class LazyDataset(Dataset):
                 _names=names,
                 graph=LazyGraph(store, graph, features),
                 **facts_of(store) | present_items({"name": name}),
-                _split_sizes={name: entries[name]["shape"][0] for name in SPLITS},
-                _width=features_shape(store)[1],
+                has_pair_times="pair_time" in store,
+                num_pair_features=entries["pair_features"]["shape"][1] if "pair_features" in store else 0,
             )
+            vars(self).update(of_pairs=self.task == "link" or "pairs" in store, num_features=features_shape(store)[1])
             rows = (entries["labels"]["shape"][0], features_shape(store)[0])
             there = f"it has {rows[0]} labels and {rows[1]} feature rows of {self.num_nodes} nodes"
             labelled = rows[0] if self.of_pairs else self.num_nodes
@@ -190,25 +166,9 @@ class LazyDataset(Dataset):
         if features != "memory":
             _ = self.features  # refuses a place that does not fit how the store was written
 
-    @property
-    def num_features(self) -> int:
-        return self._width
-
-    @property
+    @cached_property
     def split_sizes(self) -> dict[str, int]:
-        return dict(self._split_sizes)
-
-    @property
-    def has_pair_times(self) -> bool:
-        return "pair_time" in self._store
-
-    @property
-    def of_pairs(self) -> bool:
-        return self.task == "link" or "pairs" in self._store
-
-    @property
-    def num_pair_features(self) -> int:
-        return self._store.entries["pair_features"]["shape"][1] if "pair_features" in self._store else 0
+        return {name: self._store.entries[name]["shape"][0] for name in SPLITS}
 
     def read_array(self, name: str) -> Any:
         """An array of the dataset; None if it is not there."""

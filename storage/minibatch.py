@@ -110,6 +110,16 @@ class MiniBatch:
         return self
 
 
+EdgeLists = tuple[IntArray, IntArray, Float32Array | None, IntArray | None]
+"""`indptr`, `indices`, `weight` and `edge_id` of a `Block`."""
+
+
+def leading_block(num_dst: int, src: IntArray, num_edges: int, lists: EdgeLists) -> Block:
+    """The block of the leading rows and edges of edge lists."""
+    (indptr, indices, weight, edge_id), leading = lists, slice(num_edges)
+    return Block(num_dst, src, indptr[: num_dst + 1], indices[leading], taken(weight, leading), taken(edge_id, leading))
+
+
 def nested_blocks(
     nodes: IntArray,
     node_ends: tuple[int, ...],
@@ -128,21 +138,11 @@ def nested_blocks(
         weight: float32 [e] or None, see `Block.weight`.
         edge_id: int64 [e] or None.
     """
-    blocks = []
-    for h in reversed(range(len(node_ends) - 1)):
-        rows = node_ends[h]
-        e = int(indptr[rows])
-        blocks.append(
-            Block(
-                rows,
-                nodes[: node_ends[h + 1]],
-                indptr[: rows + 1],
-                indices[:e],
-                taken(weight, slice(e)),
-                taken(edge_id, slice(e)),
-            )
-        )
-    return tuple(blocks)
+    lists = indptr, indices, weight, edge_id
+    return tuple(
+        leading_block(rows, nodes[:end], int(indptr[rows]), lists)
+        for rows, end in zip(reversed(node_ends[:-1]), reversed(node_ends))
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -122,11 +122,7 @@ class NodeNames(Sequence[str]):
         whole numbers are."""
         if self.integers is not None:
             return self.integers
-        import pyarrow as pa
-        import pyarrow.compute
-
-        # pyarrow generates these functions when it is imported: type checkers cannot see them.
-        compute: Any = pyarrow.compute
+        pa, compute = _arrow()
         try:
             as_numbers = self.as_arrow().cast(pa.int64())
         except pa.ArrowInvalid:
@@ -159,10 +155,7 @@ class NodeNames(Sequence[str]):
         """
         if given.dtype.kind not in "iu" or self.are_integers:
             return self.find(given.tolist() if given.dtype.kind not in "iu" else NodeNames.of_integers(given))
-        import pyarrow as pa
-        import pyarrow.compute
-
-        compute: Any = pyarrow.compute
+        pa, compute = _arrow()
         own, texts = self.as_arrow(), pa.array(given).cast(pa.large_string())
         at = np.flatnonzero(compute.is_in(own, value_set=texts).to_numpy(zero_copy_only=False))
         if other := next(((int(v), name) for v, name in zip(at, self.take(at)) if int(name) != v), None):
@@ -177,11 +170,8 @@ class NodeNames(Sequence[str]):
         Raises:
             InputError: no node has one of the names.
         """
-        import pyarrow as pa
-        import pyarrow.compute
-
+        pa, compute = _arrow()
         wanted = names.as_arrow() if isinstance(names, NodeNames) else pa.array(map(str, names), pa.large_string())
-        compute: Any = pyarrow.compute
         found = compute.index_in(wanted, value_set=self.as_arrow())
         if found.null_count:
             unknown = wanted.filter(found.is_null())
@@ -194,10 +184,7 @@ class NodeNames(Sequence[str]):
 
     def repeated(self, names: Iterable[str]) -> str | None:
         """One of `names` that several nodes have; None if there is none."""
-        import pyarrow as pa
-        import pyarrow.compute
-
-        compute: Any = pyarrow.compute
+        pa, compute = _arrow()
         own = self.as_arrow()
         found = own.filter(compute.is_in(own, value_set=pa.array([str(name) for name in names], pa.large_string())))
         return next((str(one["values"]) for one in found.value_counts() if one["counts"].as_py() > 1), None)
@@ -223,6 +210,13 @@ class NodeNames(Sequence[str]):
         offsets = np.frombuffer(starts, np.int64)[whole.offset : whole.offset + len(whole) + 1]
         letters = np.frombuffer(text, np.uint8) if text is not None else np.empty(0, np.uint8)
         return cls(letters[offsets[0] : offsets[-1]], offsets - offsets[0], False)
+
+
+def _arrow() -> tuple[Any, Any]:
+    """`pyarrow` and `pyarrow.compute`, which generates its functions when it is imported: type checkers see none."""
+    import pyarrow.compute
+
+    return pyarrow, pyarrow.compute
 
 
 def open_names(store: Store) -> NodeNames | None:

@@ -23,6 +23,7 @@ from ...stages.partition.clustered import Clustered
 from ...stages.rapids import named_cluster
 from ...storage.errors import InputError, MissingExtraError, RunError, first_line
 from ...storage.optional import present_items
+from ...storage.store.full_disk import system_error
 from ..config.held_cluster import held_at
 from ..config.load import Job
 from ..config.schema import ClusterOptions
@@ -30,7 +31,7 @@ from ..custom.main_guard import check_main_guard
 from ..dashboard.publisher import HOSTS
 from ..machine.deadline import temporary_folder
 from ..machine.gpus import INSTALL, uses_ucx, visible
-from ..machine.limits import cannot_start_cluster, cause_in_system, check_open_files
+from ..machine.limits import cannot_start_cluster, check_open_files
 from ..telemetry.events import Emit, Note, OnCluster, StageEnded, StageStarted, silent
 from .scheduler_watch import ask, lost_scheduler
 from .signals import kept_from_children
@@ -279,8 +280,7 @@ def _local(job: Job, workers: int, security: Security | None, scratch: str, gpus
             return LocalCluster(n_workers=workers, processes=True, protocol="tls" if security else "tcp", **options)
     except (OSError, RuntimeError) as e:
         # Dask wraps errors of the system.
-        cause = cause_in_system(e)
-        if cause is None:
+        if not isinstance(cause := system_error(e), OSError):
             raise RunError(f"a worker of the cluster did not start ({first_line(e)}); give the command again") from e
         raise cannot_start_cluster(cause, c.host) from None
 

@@ -34,13 +34,6 @@ def check_open_files(processes: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def cause_in_system(error: BaseException | None) -> OSError | None:
-    """The first error of the operating system in a chain of errors."""
-    while error is not None and not isinstance(error, OSError):
-        error = error.__cause__ or error.__context__
-    return error
-
-
 def cannot_start_cluster(error: OSError, host: str) -> InputError:
     """The error for a cluster on `host` that the system refuses to start."""
     said = error.strerror or str(error)

@@ -6,15 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..array_checks import (
-    proving,
-    require,
-    require_ascending,
-    require_of_edges,
-    require_splits,
-    require_vector,
-    require_within,
-)
+from .. import array_checks as checks
+from ..array_checks import proving, require
 from ..array_kinds import AnyArray, Float32Array, IdArray, Int32Array, ValueArray
 from ..dataset import Split
 from ..errors import InputError
@@ -85,19 +78,19 @@ class Partition:
         """Check the invariants. Raises InputError otherwise."""
         n, h, e = self.num_owned, self.num_halo, self.num_edges
         for name in ("owned", "halo"):
-            require_vector(getattr(self, name), np.int64, None, name)
-            require_ascending(getattr(self, name), name)
+            checks.require_vector(getattr(self, name), np.int64, None, name)
+            checks.require_ascending(getattr(self, name), name)
         at = np.minimum(np.searchsorted(self.owned, self.halo), max(n - 1, 0))
         require(not n or not (self.owned[at] == self.halo).any(), "halo holds owned nodes")
-        require_splits(self.indptr, n, e, "indptr")
-        require_vector(self.in_degree, np.int64, n, "in_degree")
+        checks.require_splits(self.indptr, n, e, "indptr")
+        checks.require_vector(self.in_degree, np.int64, n, "in_degree")
         require(
             (np.diff(self.indptr) <= self.in_degree).all(),
             "a row holds more edges than the node has in the whole graph",
         )
-        require_vector(self.indices, np.int32, None, "indices")
-        require_within(self.indices, n + h, "indices")
-        require_of_edges(e, self._arrays())
+        checks.require_vector(self.indices, np.int32, None, "indices")
+        checks.require_within(self.indices, n + h, "indices")
+        checks.require_of_edges(e, self._arrays())
         return self
 
 
@@ -162,13 +155,9 @@ def write_partition(
         fingerprint: what it was made from, e.g. the digests of the graph and of the book.
         overwrite: replace a store that is there.
     """
+    meta = {"rank": partition.rank}
     return write_store(
-        Path(path),
-        KIND,
-        fingerprint=fingerprint or {},
-        meta={"rank": partition.rank},
-        arrays=partition._arrays(),
-        overwrite=overwrite,
+        path, KIND, fingerprint=fingerprint or {}, meta=meta, arrays=partition._arrays(), overwrite=overwrite
     )
 
 

@@ -173,9 +173,8 @@ class BoundedQueue(ABC):
             if needed and not self._wait(lambda: self._has_room(key, size), timeout_s):
                 raise QueueTimeoutError(
                     f"no room for bulk {bulk.number} of epoch {bulk.epoch} ({size} bytes) within {timeout_s:g} s: the "
-                    "consumers (ranks) "
-                    f"hold {self._held_bytes} of {self.max_bytes} bytes unreleased; see why they are behind, or raise "
-                    "the bound"
+                    f"consumers (ranks) hold {self._held_bytes} of {self.max_bytes} bytes unreleased; see why they are "
+                    "behind, or raise the bound"
                 )
             if key in self._unreleased or self._has(key):
                 return
@@ -211,8 +210,7 @@ class BoundedQueue(ABC):
             if not found:
                 raise QueueTimeoutError(
                     f"minibatch {index} of epoch {epoch} did not come within {timeout_s:g} s: the producer (sampling) "
-                    "has not "
-                    f"committed bulk {key[1]}; see whether it still runs, or wait longer"
+                    f"has not committed bulk {key[1]}; see whether it still runs, or wait longer"
                 )
             if not self._has(key):
                 raise StoreError(self._why_absent(key, index))
@@ -352,9 +350,8 @@ class MemoryQueue(BoundedQueue):
                 return m
         held = [m.index for m in self._bulks[key].minibatches]
         raise StoreError(
-            f"bulk {key[1]} of epoch {key[0]} has {len(held)} minibatches, {held[0]} to {held[-1]}; {index} asked "
-            "for, which is beyond the"
-            " epoch or another rank's"
+            f"bulk {key[1]} of epoch {key[0]} has {len(held)} minibatches, {held[0]} to {held[-1]}; {index} asked for, "
+            "which is beyond the epoch or another rank's"
         )
 
     def _drop(self, key: BulkKey) -> None:

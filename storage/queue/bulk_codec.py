@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from ..array_kinds import ValueArray
 from ..errors import StoreError
-from ..minibatch import Block, Bulk, MiniBatch
-from ..optional import taken
+from ..minibatch import Block, Bulk, MiniBatch, leading_block
 
 Words = npt.NDArray[np.int32]
 MAGIC = 0x4D4C5243
@@ -175,7 +174,8 @@ def unpack_row(row: Words, where: str = "bulk") -> MiniBatch:
     _require(reader.at == used, where, f"sections end at word {reader.at}, the header says {used}")
     blocks = []
     for i, (num_dst, num_src, num_edges) in enumerate(counts.tolist()):
-        indptr, indices, weight, edge_id = lists[0 if flags & NESTED else i]
+        own = lists[0 if flags & NESTED else i]
+        indptr, indices, _, _ = own
         if flags & NESTED:
             _require(
                 indptr[num_dst] == num_edges, where, f"block {i} has {num_edges} edges, its rows have {indptr[num_dst]}"
@@ -186,14 +186,5 @@ def unpack_row(row: Words, where: str = "bulk") -> MiniBatch:
             where,
             f"an edge's source in block {i} is out of range",
         )
-        blocks.append(
-            Block(
-                num_dst,
-                nodes[:num_src],
-                indptr[: num_dst + 1],
-                edges,
-                taken(weight, slice(num_edges)),
-                taken(edge_id, slice(num_edges)),
-            )
-        )
+        blocks.append(leading_block(num_dst, nodes[:num_src], num_edges, own))
     return MiniBatch(epoch, index, tuple(blocks), bool(flags & NESTED))

@@ -67,8 +67,7 @@ class ObjectLocation:
         if has_secrets(url):
             raise InputError(
                 f"{url} holds credentials or a query, and is written down and shown; leave them out, and give keys in "
-                "the environment "
-                "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, ... for S3)"
+                "the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, ... for S3)"
             )
         try:
             import obstore
@@ -200,8 +199,7 @@ class ObjectLocation:
             return None
         return RunError(
             f"{self.url} does not answer ({_gist(error)}); see the endpoint in the environment (AWS_ENDPOINT_URL for "
-            "S3) and the "
-            "network, then go on: what is there is kept"
+            "S3) and the network, then go on: what is there is kept"
         )
 
     def files(self) -> dict[str, tuple[int, int]]:
@@ -263,9 +261,8 @@ class ObjectLocation:
             if isinstance(e, StoreError):
                 raise
             raise StoreError(
-                f"{self.url} cannot be used ({_gist(e)}); see that the bucket (or folder) exists, and that the keys "
-                "in the environment "
-                "(AWS_ACCESS_KEY_ID, AWS_ALLOW_HTTP, ... for S3) let you read and write there"
+                f"{self.url} cannot be used ({_gist(e)}); see that the bucket (or folder) exists, and that the keys in "
+                "the environment (AWS_ACCESS_KEY_ID, AWS_ALLOW_HTTP, ... for S3) let you read and write there"
             ) from e
 
 

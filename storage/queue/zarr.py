@@ -312,8 +312,7 @@ class ZarrQueue(BoundedQueue):
         except (OSError, MillraceError) as e:
             raise RunError(
                 f"cannot write bulk {bulk.number} of epoch {bulk.epoch} to {self.path} ({e}); {self._remedy}, then "
-                "resume: what is "
-                "there is kept"
+                "resume: what is there is kept"
             ) from e
         if self._mend is not None:
             self._sound.add((bulk.epoch, bulk.number))

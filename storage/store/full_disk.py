@@ -40,7 +40,8 @@ def needing_space(where: object, more: str = "") -> Iterator[None]:
 
 
 def system_error(error: BaseException) -> BaseException:
-    """The system's error that torch's, which speaks of positions in a file, hides; else the error itself."""
+    """The first error of the system in a chain of errors, such as torch's, which speak of positions in a file; else the
+    error itself."""
     found: BaseException | None = error
     while found is not None and not isinstance(found, OSError):
         found = found.__cause__ or found.__context__

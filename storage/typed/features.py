@@ -15,6 +15,7 @@ from ..features import (
     MappedFeatures,
     WidenedFeatures,
     ZarrFeatures,
+    check_ids,
     is_read_together,
 )
 from ..store.narrow import FeatureDtype, narrow, widen
@@ -53,8 +54,7 @@ class TypedFeatures:
         return None if others else kind
 
     def gather(self, ids: IntArray, out: FloatArray | None = None) -> FloatArray:
-        if len(ids) and (ids.min() < 0 or ids.max() >= self.num_rows):
-            raise IndexError(f"feature rows [{ids.min()}, {ids.max()}] asked for; there are {self.num_rows}")
+        check_ids(ids, self.num_rows)
         rows: Any = np.empty((len(ids), self.num_features), self.dtype) if out is None else out
         kinds = np.searchsorted(np.asarray(self.offsets[1:]), ids, side="right")
         for t, part in enumerate(self.parts):
@@ -101,8 +101,7 @@ def typed_in_place(features: FeatureStore, ids: IntArray) -> tuple[list[FloatArr
     rows: list[FloatArray] = [part.rows for part in features.parts if isinstance(part, ArrayFeatures)]
     if len(rows) < len(features.parts):
         return None
-    if len(ids) and (ids.min() < 0 or ids.max() >= features.num_rows):
-        raise IndexError(f"feature rows [{ids.min()}, {ids.max()}] asked for; there are {features.num_rows}")
+    check_ids(ids, features.num_rows)
     if reads_together(features, ids):
         return None
     return rows, features.offsets
