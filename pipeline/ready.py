@@ -118,9 +118,8 @@ def ready_to_run(call: RunCall, emit: Emit) -> Ready:
         untold = (*untold, f"training reads features as {form} from {samples}; validation and tests the dataset's own.")
     if prepared.job.start_from is not None and not resume:
         untold = (*untold, *notes_on_columns(Path(prepared.job.start_from), prepared.dataset.card or {}))
-        outline = prepared.outline
-        start = prepared.job, outline.unit, outline.types, outline.class_names
-        untold = (*untold, f"{start_of(prepared.model.build(), *start)}.")
+        start = start_of(prepared.model.build(), prepared.job, prepared.outline)
+        untold = (*untold, f"{start}.")
     return Ready(prepared.job, folder, prepared, queue, module, in_memory, notes=untold)
 
 

@@ -18,12 +18,12 @@ from ...stages.evaluate.in_files import FileLayers, Layout, lay_out
 from ...stages.evaluate.layerwise import evaluating
 from ...stages.models.base import check_initialised, layered, reads_edges, reads_loops
 from ...stages.neighbourhood.checks import no_edge_features
-from ...storage.dataset import Dataset, IdArray
+from ...storage.dataset import IdArray
 from ...storage.errors import InputError, whole_number
 from ...storage.store.bytes_left import require_memory
 from ...storage.store.committed_folder import folder_aside, sweep_leftovers
 from ..config.held_cluster import cluster_table
-from ..config.load import Job, resolve
+from ..config.load import resolve
 from ..custom.user_code import pickled, unpickled
 from ..ingest.budget import TASKS_PER_SLOT
 from ..ingest.convert import executing
@@ -61,25 +61,15 @@ class Workers:
 
 
 def outputs_in_files(
-    model: nn.Module,
-    data: Dataset,
-    nodes: IdArray,
-    job: Job,
-    scratch: Path | None,
-    workers: Workers | None,
-    emit: Emit,
-    on_progress: Callable[[int, int], None],
+    model: nn.Module, found: Any, nodes: IdArray, emit: Emit, on_progress: Callable[[int, int], None]
 ) -> Tensor:
     """[n, C], as `stages.evaluate.layerwise.outputs` gives them for `nodes`. They lie in a file that has no name any
     more, unless nodes repeat or are not in ascending order.
 
     Args:
         model: on any device; the work is done on processors.
-        data: the dataset.
+        found: an `Opened`: data, the section of the cluster, who works, and a folder that all workers see.
         nodes: int64 [n].
-        job: has the cluster's section.
-        scratch: folder that all workers see; None: one of this machine's.
-        workers: who does the work; None: this process.
         emit: called with the cluster's events.
         on_progress: called with (rows done, rows in all), over all layers.
 
@@ -88,6 +78,7 @@ def outputs_in_files(
             edges that are not there.
         RunError: the disk is full, or workers were lost again and again.
     """
+    data, job, scratch, workers = found.data, found.job, found.scratch, found.workers
     check_initialised(model)
     edges = data.graph.edge_features if reads_edges(model) else None
     if reads_edges(model) and edges is None:

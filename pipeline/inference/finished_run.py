@@ -1,7 +1,7 @@
 """Finished runs: their models with the best parameters, and their data."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -122,10 +122,12 @@ class TrainedRun:
     def reading(self, options: ReadOptions | None = None) -> ReadOptions:
         """How another dataset is read: by `options` where they are not the defaults, else as the run's own was."""
         given = reading_before(self.folder, self.config.dataset)
-        with self._proving():
+        try:
             own = self.config.read.over(given)
             if own.nan_features == "indicator" and own.indicators is None and (card := read_card(self.folder)):
                 own = replace(own, indicators=indicators_in(card))
+        except (TypeError, InputError) as e:  # options that this version does not know
+            raise StoreError(f"{self.folder} does not say how its data were read ({e}); give options") from None
         return own if options is None else options.over(own.given)
 
     def as_before(self, options: ReadOptions | None) -> OtherOptions:
@@ -192,14 +194,6 @@ class TrainedRun:
         if (read_card(self.folder) or {}).get("weighted", given) != given and reads_weights(self.model, tried):
             how, column = ("have weights", "none") if given else ("have no weights", "COLUMN")
             raise InputError(f"the edges of {data.name} {how}, unlike those of {self.folder}; set read.weight={column}")
-
-    @contextmanager
-    def _proving(self) -> Iterator[None]:
-        """Turn options that this version does not know into an error that names the run."""
-        try:
-            yield
-        except (TypeError, InputError) as e:
-            raise StoreError(f"{self.folder} does not say how its data were read ({e}); give options") from None
 
     def _has_learned(self, data: Dataset) -> bool:
         """True if this run's learnt features are already among those of a dataset, as `open_dataset` returns it."""

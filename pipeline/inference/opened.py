@@ -103,9 +103,7 @@ class Opened:
             draws = Draws(sampler, self.job.seed_of("minibatches"), advance, self.chunk(len(nodes)))
             rows = temporal_outputs(model, data.graph, data.features, draws, nodes, moments)
         elif self.workers is not None or (isinstance(data, LazyDataset) and device_of(model).type == "cpu"):
-            return outputs_in_files(
-                model, data, nodes, self.job, self.scratch, self.workers, emit=emit, on_progress=advance
-            )
+            return outputs_in_files(model, self, nodes, emit, on_progress=advance)
         else:
             degree = torch.from_numpy(degree_of(data.graph, reads_loops(model)))
             limits = Limits(scratch=self.scratch, on_progress=advance, on_note=lambda text: emit(Note(text)))

@@ -88,12 +88,10 @@ def recommend(
         StoreError: something in the run's folder is damaged.
     """
     trained = run if isinstance(run, TrainedRun) else load(run, model=model, emit=emit)
-    wanted = Wanted(k, nodes, relation, exclude_known, time)
-    found = _open(
-        trained, wanted, Call(dataset, options, Workers.from_arguments(workers, scheduler, cluster, client), emit)
-    )
-    pieces = list(found.pieces(len(found.sources), emit))
-    return pieces[0]
+    call = Call(dataset, options, Workers.from_arguments(workers, scheduler, cluster, client), emit)
+    found = _open(trained, Wanted(k, nodes, relation, exclude_known, time), call)
+    (piece,) = found.pieces(len(found.sources), emit)
+    return piece
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,9 +252,7 @@ def recommend_to_file(request: FileRequest, wanted: Wanted) -> dict[str, Any]:
     """
 
     def write(trained: TrainedRun, out: Path) -> dict[str, Any]:
-        found = _open(
-            trained, wanted, Call(request.dataset, request.options, request.computed_by, request.emit), of_text=True
-        )
+        found = _open(trained, wanted, request.call, of_text=True)
         counts: list[int] = []
         pieces = found.pieces(sources_at_once(found.k), request.emit)
         write_rows(out, check_suffix(out), len(found.sources), counted_in(pieces, counts))

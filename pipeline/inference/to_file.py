@@ -18,6 +18,7 @@ from ..telemetry.events import Emit, silent
 from .by_tasks import Workers
 from .files import SUFFIXES, check_suffix, put_new
 from .finished_run import TrainedRun, load
+from .opened import Call
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +50,10 @@ class FileRequest:
         return {"workers": self.workers, "scheduler": self.scheduler, "cluster": self.cluster, "emit": self.emit}
 
     @property
-    def computed_by(self) -> Workers | None:
-        """Who computes outputs; None: this process."""
-        return Workers.from_arguments(self.workers, self.scheduler, self.cluster)
+    def call(self) -> Call:
+        """What the model is applied to, and who computes it."""
+        by = Workers.from_arguments(self.workers, self.scheduler, self.cluster)
+        return Call(self.dataset, self.options, by, self.emit)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -78,7 +80,8 @@ class FileRequest:
         Raises:
             InputError: the file exists or cannot be written; or the run is not finished.
         """
-        check_new_file(self.out, embeddings)
+        check_suffix(self.out, tuple(s for s in SUFFIXES if not (embeddings and s == ".csv")))
+        check_new_path(self.out)
         start = time.perf_counter()
         trained = load(self.run, model=self.model, device=self.device, emit=self.emit)
         sweep_leftovers(self.out.parent, self.out.name)
@@ -100,12 +103,6 @@ class FileRequest:
             raise InputError(
                 f"--all-probabilities is given, but {self.run} predicts values, of a regression; leave it out"
             )
-
-
-def check_new_file(out: Path, embeddings: bool = False) -> None:
-    """Raise InputError unless `out` can be a new file of predictions, or of `embeddings`."""
-    check_suffix(out, tuple(s for s in SUFFIXES if not (embeddings and s == ".csv")))
-    check_new_path(out)
 
 
 def check_new_path(out: Path) -> None:

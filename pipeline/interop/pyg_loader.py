@@ -21,6 +21,9 @@ from .export import require_pyg
 from .pyg_prefetch import Prefetcher, SamplingThreads
 from .pyg_sampler import ALONE, PyGSampler, sampler_of
 
+NONE = ("transform", "transform_sampler_output", "filter_per_worker", "custom_cls", "generator", "seed")
+"""Arguments of all loaders that are None by default."""
+
 
 class BulkLoader(SamplingThreads, DataLoader[Any]):
     """A loader of PyG's over a `PyGSampler` that samples bulks in a thread ahead of the caller's.
@@ -49,14 +52,9 @@ class BulkLoader(SamplingThreads, DataLoader[Any]):
             given: other arguments: PyG's, torch's, `seed`, `bulk_size` and `prefetch_bulks`.
             inputs: arguments of PyG's loader.
         """
-        own: dict[str, Any] = {
-            "transform": None,
-            "transform_sampler_output": None,
-            "filter_per_worker": None,
-            "custom_cls": None,
-        }
-        own |= {"batch_size": 1, "shuffle": False, "drop_last": False, "num_workers": 0, "generator": None}
-        own |= {"seed": None, "bulk_size": 8, "prefetch_bulks": 1}
+        own: dict[str, Any] = dict.fromkeys(NONE)
+        own |= {"batch_size": 1, "shuffle": False, "drop_last": False, "num_workers": 0}
+        own |= {"bulk_size": 8, "prefetch_bulks": 1}
         own |= {name: given.pop(name) for name in own if name in given}
         names, kind = signature(type(self).__init__).parameters, type(inputs["data"]).__name__
         torchs = arguments.dataloader(given, own["filter_per_worker"], names, type(self).__name__)

@@ -32,7 +32,7 @@ from ..config.schema import LossOptions
 from ..config.systems import System
 from ..custom.model_argument import check_widths, needed_columns
 from ..custom.own_code import OwnCode
-from .warm_start import with_initial_parameters
+from .warm_start import start_of
 
 PAIRS = torch.tensor([[[0, 1]], [[1, 0]], [[2, 3]]])
 """Edges that a decoder is tried on."""
@@ -115,11 +115,10 @@ class Outline:
         is balanced by them."""
         width = dataset.num_features if job is None else job.learned.num_read(dataset.num_features)
         outputs = job.link.width if job is not None and dataset.task == "link" else dataset.num_classes
-        found = cls(dataset.name, width, outputs, dataset.task, dataset.split_sizes)
-        counts = train_counts(dataset) if balanced else None
-        return replace(
-            found,
-            train_counts=counts,
+        known = dataset.name, width, outputs, dataset.task, dataset.split_sizes
+        return cls(
+            *known,
+            train_counts=train_counts(dataset) if balanced else None,
             has_unknown=dataset.has_unknown,
             types=types_of(dataset),
             edge_width=dataset.num_edge_features,
@@ -181,8 +180,7 @@ def with_edges(job: Job, system: System, model: Any, dataset: Dataset) -> tuple[
                 f"the model {name} reads {'weights' if weights else 'features'} of edges, but the sampler "
                 f"{sampler.name} does not keep which edges it drew; use another sampler"
             )
-        sample: Any = system.sample
-        system = replace(system, sample=replace(sample, sampler=replace(sampler, edge_ids=True)))
+        system = system.drawn_by(replace(sampler, edge_ids=True))
         job = job.model_copy(update={"sampler": {**job.sampler, "edge_ids": True}})
     return job, system, model
 
@@ -230,7 +228,7 @@ class ModelPart:
         return {"name": self.record.name, **options, **decoder}
 
     def build(self) -> nn.Module:
-        """The model with its initial parameters: a pure function of the seed."""
+        """The model with its initial parameters: a pure function of the seed, and of the run in ``start_from``."""
         job, outline, record = self.job, self.outline, self.record
         if self.initial is not None:
             built: Any = record
@@ -244,8 +242,11 @@ class ModelPart:
                 built = self.schedule.build(record, outline.num_features, outline.num_outputs)
             if outline.of_pairs:
                 built.decoder = head_of(job, outline)
-        predicted = outline.unit, outline.types, outline.class_names
-        return with_initial_parameters(built.to(TORCH_DTYPES[job.dtype]), job, *predicted)
+        built = built.to(TORCH_DTYPES[job.dtype])
+        if job.start_from is not None:
+            start = start_of(built, job, outline)
+            built.load_state_dict({**start.new, **start.taken})
+        return built
 
 
 def model_of(job: Job, outline: Outline, system: System, model: object) -> ModelPart:
@@ -395,11 +396,7 @@ def loss_of(options: LossOptions, outline: Outline, code: OwnCode) -> Loss | Non
             "pos_weight", positive, 1 if task == "link" else outline.num_scores, _balanced_positive, outline
         ),
         balanced=of_pairs,
-        label_smoothing=options.label_smoothing,
-        gamma=options.gamma,
-        delta=options.delta,
-        margin=options.margin,
-        temperature=options.temperature,
+        **options.model_dump(include={"label_smoothing", "gamma", "delta", "margin", "temperature"}),
     )
 
 

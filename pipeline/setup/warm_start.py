@@ -1,7 +1,7 @@
 """Initial parameters and learnt features from a finished run, such as a RETEXO run that SAR is to tune end to end."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,32 +47,8 @@ class Start:
         return f"{taken}, {_counted(self.new)} ({_parts(self.new)}) are new" if self.new else taken
 
 
-def with_initial_parameters(
-    model: nn.Module, job: Job, unit: str, types: Mapping[str, Any] | None, class_names: Sequence[str]
-) -> nn.Module:
-    """The model with its initial parameters: its own, or those of the run in ``start_from`` where that has them.
-
-    Args:
-        model: with parameters of its own.
-        job: has the key ``start_from``.
-        unit: what is predicted: see `Outline.unit`.
-        types: see `Outline.types`.
-        class_names: see `Outline.class_names`.
-
-    Raises:
-        InputError: see `start_of`.
-    """
-    if job.start_from is None:
-        return model
-    start = start_of(model, job, unit, types, class_names)
-    model.load_state_dict({**start.new, **start.taken})
-    return model
-
-
-def start_of(
-    model: nn.Module, job: Job, unit: str, types: Mapping[str, Any] | None, class_names: Sequence[str]
-) -> Start:
-    """The parameters that a model takes from the run in ``start_from``.
+def start_of(model: nn.Module, job: Job, outline: Any) -> Start:
+    """The parameters that a model, for an `Outline`, takes from the run in ``start_from``.
 
     Of a run that predicts the same it takes all, but for the head if that has other outputs or classes: the last layer
     of nodes, the decoder of pairs, also where it has weights for other relations. Of one that predicts something else
@@ -83,7 +59,7 @@ def start_of(
     """
     assert job.start_from is not None
     folder = Path(job.start_from)
-    path, own = folder / MODEL, model.state_dict()
+    path, own, unit = folder / MODEL, model.state_dict(), outline.unit
     try:
         given = saved_parameters(path, known_digests(folder).get(MODEL))
     except (OSError, StoreError) as e:
@@ -99,11 +75,11 @@ def start_of(
     unlike = {part for part in {*map(_part, own), *map(_part, given)} if not _alike(part, given, own)}
     if same:
         result = read_result(folder) or {}
-        of_relations = [_predicted(result.get("types")), _predicted(types)]
+        of_relations = [_predicted(result.get("types")), _predicted(outline.types)]
         if unit == "pair" and max(map(len, of_relations)) > 1 and of_relations[0] != of_relations[1]:
             unlike |= {part for part in map(_part, own) if _of_decoder(part)}
         names = result.get("class_names") or ()
-        if names and class_names and [*names] != [*class_names]:
+        if names and outline.class_names and [*names] != [*outline.class_names]:
             last = {_part(k) for k, v in own.items() if _of_decoder(_part(k)) and len(v) in (1, len(names))}
             unlike |= last if unit == "edge" else {f"layer {layers - 1}"}
         heads = {f"layer {layers - 1}"} if unit == "node" else {p for p in unlike if _of_decoder(p)}

@@ -19,7 +19,7 @@ from ...storage.dataset import Dataset
 from ...storage.dataset_store import write_dataset
 from ...storage.errors import InputError, StoreError, first_line, whole_number
 from ...storage.fingerprint import digest_record
-from ...storage.optional import present
+from ...storage.optional import present, present_items
 from ...storage.store.paths import local_folder
 from ...storage.store.regular import file_bytes
 from ..config.load import Job
@@ -102,30 +102,14 @@ def sweep(
     Raises:
         InputError: the settings do not go together, or `out` holds another sweep.
     """
-    with console_events(emit, verbose) as tell:
-        return _sweep(
-            dataset, grid or {}, seeds, local_folder(out), jobs, share, emit=tell, config=config, options=options
-        )
-
-
-def _sweep(
-    dataset: Any,
-    grid: Mapping[str, Sequence[Any]],
-    seeds: int,
-    out: Path,
-    jobs: int | None,
-    share: bool,
-    emit: Emit,
-    config: Mapping[str, Any] | None,
-    options: dict[str, Any],
-) -> Sweep:
     from ..config.aliases import full_key, with_options
 
+    grid, out = grid or {}, local_folder(out)
     loss, options = split_loss(options.pop("loss", None), options)
     given = [options.pop(key, None) for key in ("optimizer", "scheduler", "metrics")]
     *may_be_code, options = split_options(given[0], given[1], given[2], options)
     code = {"callbacks": options.pop("callbacks")} if "callbacks" in options else {}
-    code |= {} if loss is None else {"loss": loss}
+    code |= present_items({"loss": loss})
     code |= {k: v for k, v in zip(("optimizer", "scheduler", "metrics"), may_be_code) if v}
     # Neither a name of Millrace's own nor a table of its options.
     if not isinstance(options.get("model", ""), str | Mapping) or ":" in options.get("model", ""):
@@ -157,15 +141,15 @@ def _sweep(
     if jobs is not None:
         jobs = whole_number("jobs", jobs, 1)
     in_memory = dataset if dataset is not None and not isinstance(dataset, str | Path) else None
-    with locked(out):
+    with console_events(emit, verbose) as tell, locked(out):
         planned = [_with_data(p, in_memory, out) for p in planned]
         _begin(out, planned)
         if in_memory is not None:
-            _keep(in_memory, out, emit)
+            _keep(in_memory, out, tell)
         with several_runs():
             _check_done(planned, out, code)
-            stores, sampled_s = _shared_samples(planned, out, emit) if share else ({}, 0.0)
-            done = _run_all(planned, out, stores, jobs, code, emit)
+            stores, sampled_s = _shared_samples(planned, out, tell) if share else ({}, 0.0)
+            done = _run_all(planned, out, stores, jobs, code, tell)
         rows, failures = _rows(planned, out, done)
         write_json(out / RECORD, {**_record(planned), "rows": rows, "failures": failures, "sampled_s": sampled_s})
     return Sweep(out, rows, failures, sampled_s)
