@@ -23,19 +23,12 @@ from .custom.own_code import OwnCode
 from .machine.compilers import check_compiler
 from .not_read import idle_keys, idle_patience, not_read, one_step
 from .opening import open_with_cluster
+from .setup import python_inputs
 from .setup.checks import check_available, check_matmul_precision, check_schedule
 from .setup.configure import check_used, configure, sections_of
 from .setup.open_data import absolute_source, opened_from_python
 from .setup.open_queue import PACKED, check_samples, cut_as, holds_seeds, open_samples, own_queue, with_packed
 from .setup.prepare import Prepared, prepare
-from .setup.python_inputs import (
-    check_code_given,
-    check_module_importable,
-    check_same_data,
-    job_for_dataset,
-    reading_before,
-    with_kept_dataset,
-)
 from .setup.resume import check_connections, elsewhere, resumable, without_executor
 from .setup.run_folder import JOB, check_resumable, check_run_folder
 from .setup.simulated_clients import check_owners
@@ -89,15 +82,15 @@ def ready_to_run(call: RunCall, emit: Emit) -> Ready:
         emit(Note(text))
     if resume and not isinstance(dataset, str | Path | Dataset | None):
         # The folder's job names the clean copy, which is read as it is.
-        before = reading_before(folder, with_kept_dataset(job, folder).dataset)
+        before = python_inputs.reading_before(folder, python_inputs.with_kept_dataset(job, folder).dataset)
         job = job.model_copy(update={"read": job.read.over(before)})
     source, dataset = dataset, opened_from_python(job, dataset, emit)
     untold = dataset.notes if isinstance(dataset, Dataset) and dataset is source else ()
     module = model if isinstance(model, nn.Module) else None
     if resume and module is None:
-        check_module_importable(folder, f'mr.run(..., out="{folder}", resume=True, model=...)')
+        python_inputs.check_module_importable(folder, f'mr.run(..., out="{folder}", resume=True, model=...)')
     if resume:
-        check_code_given(folder, code)
+        python_inputs.check_code_given(folder, code)
     in_memory = dataset if isinstance(dataset, Dataset) else None
     if dataset is None and "dataset" not in job.model_fields_set and holds_seeds(samples):
         dataset = samples
@@ -184,9 +177,9 @@ def _opened(
 ) -> tuple[Job, Dataset]:
     """The dataset, and the job with paths that are found from any working folder."""
     if isinstance(dataset, Dataset):
-        job = job_for_dataset(job, dataset, folder)
+        job = python_inputs.job_for_dataset(job, dataset, folder)
     else:
-        kept = with_kept_dataset(job, folder) if resume else job
+        kept = python_inputs.with_kept_dataset(job, folder) if resume else job
         job = job.model_copy(update={"dataset": absolute_source(dataset or kept.dataset)})
     check_no_secrets({"dataset": dataset.name if isinstance(dataset, Dataset) else job.dataset})
     if job.start_from is not None:
@@ -202,7 +195,7 @@ def _opened(
             dataset = open_with_cluster(job, dataset, emit, lazy=job.executor == "dask")
         except InputError:
             if resume:
-                check_same_data(folder, job.dataset, None)
+                python_inputs.check_same_data(folder, job.dataset, None)
             raise
     dataset.check()
     return job, dataset

@@ -26,22 +26,11 @@ from .custom.own_code import own_code, split_loss, split_options
 from .machine.deadline import checkpoints_in
 from .ready import RunCall, ready_to_run
 from .report.model_card import CARD, data_section, model_card
+from .setup import run_folder
 from .setup.open_queue import QueueEnd, is_being_written, lock_queue_folder, own_queue
 from .setup.prepare import Prepared
 from .setup.python_inputs import keep_inputs
 from .setup.result import DATA_CARD, FILES, SECONDS, STOPPED, Result, by_class, versions, write_json
-from .setup.run_folder import (
-    CHECKPOINTS,
-    JOB,
-    METRICS,
-    MODEL,
-    NODES,
-    RESULT,
-    check_resumable,
-    check_run_folder,
-    locked,
-    write_atomically,
-)
 from .setup.simulated_clients import client_record, with_clients
 from .telemetry.console import console_events
 from .telemetry.control import Control
@@ -149,25 +138,25 @@ def _run(call: RunCall, control: Control) -> Result:
     ready = ready_to_run(call, emit)
     job, folder, prepared, queue, module = ready.job, ready.folder, ready.prepared, ready.queue, ready.module
     with ExitStack() as stack:
-        stack.enter_context(locked(folder))
+        stack.enter_context(run_folder.locked(folder))
         stack.enter_context(lock_queue_folder(prepared, samples))
         stack.enter_context(needing_space(folder, " (with --resume, if training had begun)"))
-        stack.enter_context(checkpoints_in(folder / CHECKPOINTS))
-        check_run_folder(folder, resume)
+        stack.enter_context(checkpoints_in(folder / run_folder.CHECKPOINTS))
+        run_folder.check_run_folder(folder, resume)
         if resume:
-            check_resumable(folder, job, prepared.fingerprint, prepared.dataset, renew=True)
-        write_atomically(folder / JOB, job.to_toml())
+            run_folder.check_resumable(folder, job, prepared.fingerprint, prepared.dataset, renew=True)
+        run_folder.write_atomically(folder / run_folder.JOB, job.to_toml())
         if (card := prepared.dataset.card) is not None:
             more = {"notes": list(prepared.dataset.notes), "options": dict(prepared.dataset.read_as)}
             write_json(folder / DATA_CARD, {**card, **more, "weighted": prepared.dataset.graph.is_weighted})
         if job.learned.width and not isinstance(prepared.dataset, SampledDataset):
-            write_nodes(folder / NODES, prepared.dataset)
+            write_nodes(folder / run_folder.NODES, prepared.dataset)
         keep_inputs(folder, job, ready.in_memory, module, prepared.fingerprint, call.code)
         if prepared.system.clients != "ranks":
             prepared = with_clients(prepared, folder)
         status = "done"
         tracking = stack.enter_context(Tracking(job.track, folder, job, resume, emit))
-        with recorded(folder / METRICS, emit, resume) as record, tracking.beside(record) as tell:
+        with recorded(folder / run_folder.METRICS, emit, resume) as record, tracking.beside(record) as tell:
             for note in ready.notes:
                 tell(Note(note))
             try:
@@ -185,8 +174,8 @@ def _run(call: RunCall, control: Control) -> Result:
             except Interrupted:
                 status, reports = STOPPED, reports_of_stopped(prepared, folder)
         result = _result(prepared, reports, clock.snapshot()["total"], folder, status)
-        write_json(folder / RESULT, result.to_record())
-        write_atomically(folder / CARD, _card(result, prepared, folder))
+        write_json(folder / run_folder.RESULT, result.to_record())
+        run_folder.write_atomically(folder / CARD, _card(result, prepared, folder))
         tracking.finish(result)
     if result.epochs > job.epochs * max(1, len(result.phases)):
         emit(Note(f"{counted(result.epochs, 'epoch')} had been trained before, more than the {job.epochs} asked for"))
@@ -209,7 +198,7 @@ def _run_inline(
 
 def _card(result: Result, prepared: Prepared, folder: Path) -> str:
     """The model card of a run whose model is written."""
-    state = torch.load(folder / MODEL, weights_only=True)
+    state = torch.load(folder / run_folder.MODEL, weights_only=True)
     numbers = sum(value.numel() for value in state.values())
     job = prepared.job.model_dump(mode="json")
     text = model_card(result.to_record(), job, prepared.outline.splits, numbers, prepared.update.code.names)
@@ -226,7 +215,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
     job, dataset, first = prepared.job, prepared.dataset, reports[0]
     seconds: dict[str, Any] = {name: max(r.seconds.get(name, 0.0) for r in reports) for name in SECONDS}
     seconds["total"] = max(seconds["total"], total_s)
-    log = read_events(out / METRICS)
+    log = read_events(out / run_folder.METRICS)
     # Tasks, of runs that this one goes on with too.
     seconds["sample"] = max(seconds["sample"], log.sampled["seconds"])
     seconds["per_epoch"] = [h["seconds"] for h in first.history]

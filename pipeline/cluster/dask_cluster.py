@@ -358,7 +358,7 @@ def _check_host(c: ClusterOptions, client: Client) -> None:
         raise InputError(
             f"cluster.host is {c.host}, which is not an address of this machine; give one that workers reach as --host"
         )
-    far = [address for address in worker_addresses(client) if not _is_here(urlsplit(address).hostname or "")]
+    far = [address for address in worker_records(client) if not _is_here(urlsplit(address).hostname or "")]
     if far and _is_loopback(c.host):
         raise InputError(
             f"the worker {far[0]} cannot reach {c.host}; give an address of this machine that workers reach as --host"
@@ -409,11 +409,6 @@ def wait_for_worker(client: Client, emit: Emit = silent, wanted: int = 0) -> Non
             emit(Note(f"the cluster has 0{of} workers: waiting up to {START_S:g} s for the first"))
             told = True
         time.sleep(JOINED_S)
-
-
-def worker_addresses(client: Client) -> list[str]:
-    """The addresses of `worker_records`."""
-    return list(worker_records(client))
 
 
 def worker_records(client: Client) -> dict[str, Any]:

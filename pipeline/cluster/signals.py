@@ -13,7 +13,7 @@ from ..telemetry.events import Event, StageStarted, StepDone
 
 STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """Sent by Ctrl-C; by systemd, Slurm and Kubernetes; by a terminal that closes."""
-SAVING = getattr(signal, "SIGUSR1", None)
+SAVING = tuple(s for s in signal.Signals if s.name == "SIGUSR1")
 """Sent by ``sbatch --signal=USR1@60`` before a job's time is over."""
 
 
@@ -118,7 +118,7 @@ def heeded(say: Callable[[str], None]) -> Iterator[Requests]:
             else "a checkpoint is written once the first step is done"
         )
 
-    with _handled({**dict.fromkeys(STOPPING, stop), **({SAVING: save} if SAVING is not None else {})}):
+    with _handled(dict.fromkeys(STOPPING, stop) | dict.fromkeys(SAVING, save)):
         yield requests
 
 
@@ -143,7 +143,7 @@ def leave_signals_to_driver() -> None:
     The driver gets them too and gives orders; the others must last until a checkpoint is written. They end with the
     driver.
     """
-    for s in STOPPING + ((SAVING,) if SAVING is not None else ()):
+    for s in STOPPING + SAVING:
         signal.signal(s, signal.SIG_IGN)
 
 
@@ -151,7 +151,7 @@ def leave_signals_to_driver() -> None:
 def kept_from_children() -> Iterator[None]:
     """Context in which new processes and threads block the signals of `STOPPING` and `SAVING`. This thread handles
     those that arrive after the block."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING + ((SAVING,) if SAVING is not None else ()))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING + SAVING)
     try:
         yield
     finally:
@@ -164,9 +164,9 @@ def quiet_start() -> None:
     for s in STOPPING:
         if not _is_under_nohup(s):
             signal.signal(s, _end_at_once)
-    if SAVING is not None:
+    for s in SAVING:
         # There is nothing to save yet, and the default action would end the command.
-        signal.signal(SAVING, lambda number, frame: None)
+        signal.signal(s, lambda number, frame: None)
 
 
 def quiet_end() -> None:

@@ -16,18 +16,8 @@ from distributed import Client
 from ..config.systems import SYSTEMS
 from ..machine.time_limit import in_time
 from ..setup.prepare import Prepared
-from ..telemetry.events import (
-    Emit,
-    EpochDone,
-    Event,
-    Note,
-    QueueLevel,
-    StageAdvanced,
-    StageEnded,
-    StageStarted,
-    StepDone,
-    ending,
-)
+from ..telemetry import events
+from ..telemetry.events import Emit, Event, Note, ending
 from ..telemetry.metrics_file import finite
 
 HOSTS = "millrace.dashboard-hosts"
@@ -125,11 +115,11 @@ class _Publisher:
         self._thread.start()
 
     def __call__(self, event: Event) -> None:
-        heard = isinstance(event, EpochDone | Note | QueueLevel | StageStarted | StageEnded)
-        if isinstance(event, StepDone):
+        heard = isinstance(event, events.EpochDone | Note | events.QueueLevel | events.StageStarted | events.StageEnded)
+        if isinstance(event, events.StepDone):
             # Steps are too many to send: only those that change the number of steps in an epoch.
             heard, self._steps = event.steps_per_epoch != self._steps, event.steps_per_epoch
-        if isinstance(event, StageAdvanced):
+        if isinstance(event, events.StageAdvanced):
             now = time.monotonic()
             if heard := event.done == event.total or now - self._advanced >= EVERY_S:
                 self._advanced = now

@@ -27,18 +27,7 @@ from ..config.load import Job
 from ..config.records import make_system, negatives_of, without_partitioner
 from ..config.systems import SYSTEMS, System
 from ..custom.own_code import OwnCode
-from .checks import (
-    check_available,
-    check_edges,
-    check_learned,
-    check_losses,
-    check_metrics,
-    check_model,
-    check_model_of_types,
-    check_own_code,
-    check_parts,
-    check_update,
-)
+from . import checks
 from .fingerprint import fingerprint_of, sets_digest
 from .model import TORCH_DTYPES, ModelPart, Outline, check_outputs, loss_of, model_of, record_of, with_edges
 from .sampling import Sampling, from_queue, keeping_edges, sampling_of
@@ -108,30 +97,30 @@ def prepare(
     Raises:
         InputError: the parts of the job do not fit together, or this version cannot run it.
     """
-    check_available(job)
+    checks.check_available(job)
     code = code or OwnCode()
     job, system, model = with_edges(job, system or make_system(job), model, dataset)
     record = record_of(job, model)
-    check_model_of_types(job, dataset.graph.types, record)
+    checks.check_model_of_types(job, dataset.graph.types, record)
     sampling = sampling_of(job, dataset, system, stored=stored)
     job, system = sampling.job, sampling.system
-    check_losses(job, system)
-    check_learned(job, system)
+    checks.check_losses(job, system)
+    checks.check_learned(job, system)
     outline = Outline.from_dataset(dataset, job, balanced=job.train.loss.is_balanced)
     part = model_of(job, outline, system, model)
     built = part.build()
     part = replace(part, reads_loops=reads_loops(built))
-    check_model(job, system, built)
+    checks.check_model(job, system, built)
     if isinstance(record, nn.Module):
         check_outputs(built, job, outline, own_loss=code.loss is not None)
     if part.reads_edges:
-        check_edges(job, system)
-    check_update(job, system, outline, built)
+        checks.check_edges(job, system)
+    checks.check_update(job, system, outline, built)
     update = update_part(job, outline, code)
-    check_metrics(job.train, outline, code)
-    check_own_code(job, system, outline, built, code, update.loss)
+    checks.check_metrics(job.train, outline, code)
+    checks.check_own_code(job, system, outline, built, code, update.loss)
     SYSTEMS.find(system.name).check(job, system, built)
-    check_parts(job, system, dataset.num_nodes)
+    checks.check_parts(job, system, dataset.num_nodes)
     start = initial_learned(job, dataset)
     if isinstance(start, ReorderedFeatures) and system.partition.partitioner is not None:
         raise InputError(

@@ -12,18 +12,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from ...storage import dataset_store
 from ...storage.dataset import Dataset
-from ...storage.dataset_store import (
-    FEATURES_FILE,
-    KIND,
-    FeaturesFormat,
-    GraphAccess,
-    check_graph_access,
-    features_access,
-    features_file,
-    graph_access,
-    write_dataset,
-)
+from ...storage.dataset_store import KIND
 from ...storage.errors import InputError, StoreError
 from ...storage.features import FeatureStore, MappedFeatures, WidenedFeatures, ZarrFeatures
 from ...storage.fingerprint import DatasetDigests, dataset_fingerprint
@@ -63,7 +54,7 @@ def job_for_dataset(job: Job, dataset: Dataset, folder: Path) -> Job:
     if features != "owned":
         # Ranks that map the rows share their pages; `keep_inputs` writes them in a form that can be mapped.
         features = (
-            features_access(store)
+            dataset_store.features_access(store)
             if store is not None
             else "mapped"
             if job.executor == "dask" or features == "zarr"
@@ -72,7 +63,7 @@ def job_for_dataset(job: Job, dataset: Dataset, folder: Path) -> Job:
     # What the caller has mapped, ranks map too.
     graph = "mapped" if is_map(dataset.graph.indptr) else job.graph
     if store is not None:
-        check_graph_access(open_store(store, KIND), graph)
+        dataset_store.check_graph_access(open_store(store, KIND), graph)
     # The data are read and cleaned already. A split that was asked for is made again, of a store that holds another one
     # or of the same dataset, passed once more; pairs keep theirs.
     update = {"dataset": str(path), "features": features, "graph": graph, "read": ReadOptions()}
@@ -241,9 +232,9 @@ def digests_of(dataset: Dataset) -> dict[str, str]:
 
 def _store_of(dataset: Dataset) -> Path | None:
     """The store that the dataset was opened from, if its features are still there and the rest is the same."""
-    features, file = dataset.features, FEATURES_FILE
+    features, file = dataset.features, dataset_store.FEATURES_FILE
     if isinstance(features, TypedFeatures):
-        features, file = features.parts[0], features_file("_0")
+        features, file = features.parts[0], dataset_store.features_file("_0")
     features = features.kept if isinstance(features, WidenedFeatures) else features
     path, of_edges = _folder_of(features, file), dataset.graph.edge_features
     if path is None or (of_edges is not None and _folder_of(of_edges, f"{OF_EDGES}.npy") != path):
@@ -276,17 +267,17 @@ def _holds(store: Store, dataset: Dataset) -> bool:
     return dict(store.fingerprint) == dataset_fingerprint(dataset, *known)
 
 
-def _write(path: Path, dataset: Dataset, graph: GraphAccess) -> None:
+def _write(path: Path, dataset: Dataset, graph: dataset_store.GraphAccess) -> None:
     if path.exists():
         # A resumed run has proved that its graph, features and labels are the same; the test nodes may differ.
         try:
             store = open_store(path, KIND)
-            if _holds(store, dataset) and graph in ("memory", graph_access(store)):
+            if _holds(store, dataset) and graph in ("memory", dataset_store.graph_access(store)):
                 return
         except StoreError:
             pass
-    graph_format: FeaturesFormat = "npy" if graph == "mapped" else "zarr"
-    write_dataset(path, dataset, overwrite=True, features_format="npy", graph_format=graph_format)
+    graph_format: dataset_store.FeaturesFormat = "npy" if graph == "mapped" else "zarr"
+    dataset_store.write_dataset(path, dataset, overwrite=True, features_format="npy", graph_format=graph_format)
 
 
 def _num_bytes(dataset: Dataset) -> int:

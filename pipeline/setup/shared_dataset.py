@@ -3,16 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from ...storage import dataset_store
 from ...storage.dataset import Dataset
-from ...storage.dataset_store import (
-    KIND,
-    FeaturesFormat,
-    GraphAccess,
-    check_graph_access,
-    features_access,
-    open_dataset_store,
-    write_dataset,
-)
+from ...storage.dataset_store import KIND
 from ...storage.errors import MillraceError, StoreError
 from ...storage.fingerprint import features_fingerprint
 from ...storage.queue.location import KIND as SAMPLES
@@ -37,7 +30,7 @@ def share(job: Job, dataset: Dataset, out: Path, tell: Callable[[str], None] = l
     source = Path(job.dataset)
     if job.split is None and (source / "manifest.json").exists():
         try:
-            place = features_access(source)
+            place = dataset_store.features_access(source)
             has_labels = open_store(source, KIND).value("task", str) == dataset.task
         except StoreError:
             pass  # a store of another kind, converted when it was opened
@@ -46,21 +39,21 @@ def share(job: Job, dataset: Dataset, out: Path, tell: Callable[[str], None] = l
                 access = place if job.features == "owned" else job.features
                 return DataPart(str(source.resolve()), dataset.name, access, job.graph)
     path = out / FOLDER
-    graph: FeaturesFormat = "npy" if job.graph == "mapped" else "zarr"
+    graph: dataset_store.FeaturesFormat = "npy" if job.graph == "mapped" else "zarr"
     if not path.exists():
-        write_dataset(path, dataset, features_format="npy", graph_format=graph)
+        dataset_store.write_dataset(path, dataset, features_format="npy", graph_format=graph)
     elif (why := _damage(path, job.graph)) is not None:
         remove_tree(path)
-        write_dataset(path, dataset, features_format="npy", graph_format=graph)
+        dataset_store.write_dataset(path, dataset, features_format="npy", graph_format=graph)
         tell(f"the run's copy of the data was damaged, and was written again: {why}")
     return DataPart(str(path.resolve()), dataset.name, "mapped", job.graph)
 
 
-def _damage(path: Path, graph: GraphAccess) -> str | None:
+def _damage(path: Path, graph: dataset_store.GraphAccess) -> str | None:
     """Description of a dataset store's damage; None if it is intact. All of it is read, features piece by piece."""
     try:
-        check_graph_access(open_store(path, KIND), graph)
-        features = open_dataset_store(path, "mapped").features
+        dataset_store.check_graph_access(open_store(path, KIND), graph)
+        features = dataset_store.open_dataset_store(path, "mapped").features
         if features_fingerprint(features) != open_store(path, KIND).fingerprint.get("features"):
             return f"the features in {path} do not match their digest"
     except MillraceError as e:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from distributed import Client
 
 from ...storage.errors import InputError
-from ..cluster.dask_cluster import START_S, worker_addresses
+from ..cluster.dask_cluster import START_S, worker_records
 from ..cluster.scheduler_watch import lost_scheduler
 from ..machine.gpus import assign_gpus, visible
 from ..machine.time_limit import in_time
@@ -17,7 +17,7 @@ from ..machine.time_limit import in_time
 def _spread(client: Client) -> list[str]:
     """All workers, hosts in turn."""
     by_host: dict[str, list[str]] = {}
-    for address in sorted(worker_addresses(client)):
+    for address in sorted(worker_records(client)):
         by_host.setdefault(urlsplit(address).hostname or "", []).append(address)
     return [
         lane[i] for i in range(max(map(len, by_host.values()), default=0)) for lane in by_host.values() if i < len(lane)

@@ -7,17 +7,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from .events import Emit, EpochDone, Event, Note, StageAdvanced, StageEnded, StageStarted, StepDone, silent
 from .main_metric import main_metric_of_epoch
@@ -44,17 +35,17 @@ class Terminal:
         self.console = console or _Console(file=sys.stderr, highlight=False, soft_wrap=True, _environ=columns)
         # With FORCE_COLOR rich takes a log file for a terminal; a live bar would fill it with garbage.
         self._live = self.console.is_terminal and not self.console.is_dumb_terminal and self.console.file.isatty()
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        self._bar: progress.Progress | None = None
+        self._task: progress.TaskID | None = None
         self._said = time.monotonic()
         self._late: threading.Timer | None = None
 
     def __enter__(self) -> "Terminal":
         if self._live:
-            said = SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn()
-            self._bar = Progress(
-                *said, TimeElapsedColumn(), TimeRemainingColumn(), console=self.console, transient=True
-            )
+            said = progress.TextColumn("{task.description}", markup=False), progress.BarColumn()
+            times = progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
+            columns = progress.SpinnerColumn(), *said, progress.MofNCompleteColumn(), *times
+            self._bar = progress.Progress(*columns, console=self.console, transient=True)
             self._bar.start()
         return self
 

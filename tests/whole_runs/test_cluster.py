@@ -252,7 +252,7 @@ def test_the_folder_tells_about_the_run(two):
 
 def placed(monkeypatch, ranks, *addresses):
     """Workers of ranks on a cluster of these workers."""
-    monkeypatch.setattr(rank_places, "worker_addresses", lambda client: list(addresses))
+    monkeypatch.setattr(rank_places, "worker_records", lambda client: list(addresses))
     return rank_places.workers_of_ranks(None, ranks)
 
 
@@ -351,10 +351,10 @@ def test_a_scheduler_that_is_gone_is_named(tmp_path):
         while not told.exists() and process.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
         with dask.config.set({"distributed.comm.timeouts.connect": "1s"}), Client(scheduler_file=str(told)) as client:
-            assert dask_cluster.worker_addresses(client) == [] and not dask_cluster._has_dashboard(client)
+            assert dask_cluster.worker_records(client) == {} and not dask_cluster._has_dashboard(client)
             process.kill()
             process.wait(60)
-            for ask in (dask_cluster.worker_addresses, dask_cluster.wait_for_worker):
+            for ask in (dask_cluster.worker_records, dask_cluster.wait_for_worker):
                 with pytest.raises(
                     mr.RunError,
                     match=r"the Dask scheduler no longer answers .*; start it again, then resume with --resume",

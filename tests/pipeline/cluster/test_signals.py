@@ -53,10 +53,10 @@ def test_a_checkpoint_is_requested_once_for_each_signal() -> None:
     said: list[str] = []
     with heeded(said.append) as requests:
         assert not requests.save()
-        send(SAVING)
+        send(*SAVING)
         assert (requests.save(), requests.save(), requests.stop()) == (True, False, False)
         requests(STEP)
-        send(SAVING)
+        send(*SAVING)
         assert requests.save()
     assert said == ["a checkpoint is written once the first step is done", "writing a checkpoint at the next step"]
 

@@ -97,9 +97,9 @@ def test_the_driver_of_ranks_elsewhere_needs_no_gpu(bare):
     bare.setattr(torch.backends.cuda, "is_built", lambda: False)
     gpus.check_gpus(merged(TWO, scheduler=AT))
     bare.setattr(torch.cuda, "is_available", lambda: False)
-    prepare.check_available(resolve({"ranks": 2, "kernel": "cuda", "cluster": {"scheduler": AT}}))
+    prepare.checks.check_available(resolve({"ranks": 2, "kernel": "cuda", "cluster": {"scheduler": AT}}))
     with pytest.raises(InputError, match="torch sees no GPU here"):
-        prepare.check_available(resolve({"ranks": 2, "kernel": "cuda"}))
+        prepare.checks.check_available(resolve({"ranks": 2, "kernel": "cuda"}))
 
 
 def test_the_interpreter_is_a_device_of_its_own(monkeypatch):
@@ -339,7 +339,7 @@ def let_through(monkeypatch):
     """A machine with two GPUs, as far as the driver is concerned."""
     dask_cuda.install(monkeypatch, "0,1")
     monkeypatch.setattr(ready, "check_available", lambda job: None)
-    monkeypatch.setattr(prepare, "check_available", lambda job: None)
+    monkeypatch.setattr(prepare.checks, "check_available", lambda job: None)
     return monkeypatch
 
 

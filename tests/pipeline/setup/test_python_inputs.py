@@ -293,7 +293,7 @@ def test_a_run_that_was_killed_before_its_data_were_kept_goes_on(data, tmp_path,
     def killed(*args, **kwargs):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(python_inputs, "write_dataset", killed)
+    monkeypatch.setattr(python_inputs.dataset_store, "write_dataset", killed)
     with pytest.raises(KeyboardInterrupt):
         mr.run(data, out=tmp_path / "run", **SMALL)
     monkeypatch.undo()
