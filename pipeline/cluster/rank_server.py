@@ -305,16 +305,23 @@ def forked(host: str, environment: Mapping[str, str], errors: IO[str]) -> Forked
 # In the server
 
 
-def main() -> NoReturn:
-    """Import, then fork a rank for each worker that asks. Arguments: the socket that they call, and its folder."""
-    from ...stages.kernels.runtime.jit import prepare_numba
-
-    leave_signals_to_driver()
-    listener = socket.socket(fileno=int(sys.argv[1]))
+def _import_all() -> None:
+    """Import what ranks need."""
+    gc.disable()  # what is imported stays: looking at it again and again takes half a second
     for name in IMPORTED:
         importlib.import_module(name, __package__)
+    from ...stages.kernels.runtime.jit import prepare_numba
+
     prepare_numba()
     gc.freeze()  # so that a rank's first collection does not copy all of it
+    gc.enable()
+
+
+def main() -> NoReturn:
+    """Import, then fork a rank for each worker that asks. Arguments: the socket that they call, and its folder."""
+    leave_signals_to_driver()
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    _import_all()
     if len(os.listdir("/proc/self/task")) > 1:
         os._exit(1)
     _serve(listener)

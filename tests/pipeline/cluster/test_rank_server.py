@@ -1,5 +1,7 @@
 """Ranks that a server forks: as processes of their own, and only where they differ from it in nothing."""
 
+import gc
+import importlib
 import os
 import signal
 import subprocess
@@ -248,3 +250,12 @@ def test_a_server_with_threads_forks_nothing(log: IO[str]) -> None:
     with serving({"OPENBLAS_NUM_THREADS": "2"}):
         environment = {**rank_server._of_workers(), "OPENBLAS_NUM_THREADS": "2"}
         assert forked("127.0.0.1", environment, log) is None
+
+
+def test_a_server_imports_without_collections_of_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr("millrace.stages.kernels.runtime.jit.prepare_numba", lambda: seen.append(gc.isenabled()))
+    monkeypatch.setattr(importlib, "import_module", lambda name, package: seen.append(gc.isenabled()))
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    rank_server._import_all()
+    assert seen == [False] * (len(rank_server.IMPORTED) + 1) and gc.isenabled()
