@@ -17,9 +17,11 @@ SHOWN = 80
 
 
 def quoted(value: Any) -> str:
-    """A value for use within a sentence, shortened if it is long."""
+    """A value for use within a sentence, on one line, shortened if it is long; of an array its type and shape."""
+    if isinstance(shape := getattr(value, "shape", None), tuple) and shape:
+        return f"of type {type(value).__name__} and shape {[*shape]}"
     try:
-        text = repr(value)
+        text = " ".join(repr(value).split("\n"))
     except (ValueError, RecursionError):
         return f"a {type(value).__name__} too large to show"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -2,6 +2,7 @@
 
 import tomllib
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -266,3 +267,14 @@ def test_a_cut_has_its_balance_and_its_passes():
 def test_options_that_a_cut_does_not_have_are_refused(partition, phrase):
     with pytest.raises(InputError, match=phrase):
         make_system(resolve({"system": "sar", "partition": partition}))
+
+
+@pytest.mark.parametrize("value", [np.ones((150, 4)), torch.ones(150, 4)], ids=["array", "tensor"])
+def test_an_array_in_the_place_of_a_word_is_named_by_type_and_shape(value: object) -> None:
+    with pytest.raises(InputError) as caught:
+        configure({"dataset": "karate"}, features=value)
+    told = str(caught.value)
+    assert f"'features' is of type {type(value).__name__} and shape [150, 4]:" in told and "\n" not in told
+    with pytest.raises(InputError) as caught:
+        configure({"dataset": "karate"}, features=[value])
+    assert "\n" not in str(caught.value)
