@@ -1,6 +1,6 @@
 """Everything of a run before its first write: the configuration, the machine, the data, and how they go together."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -99,7 +99,10 @@ def ready_to_run(call: RunCall, emit: Emit) -> Ready:
     own = None if isinstance(call.system, str) else call.system
     prepared = prepare(job, dataset, system=own, model=model, code=code, stored=samples is not None)
     prepared = with_packed(prepared, samples)
-    queue = _checked(prepared, samples, folder, resume)
+    notes: list[str] = []
+    queue = _checked(prepared, samples, folder, resume, notes.append)
+    if prepared.job.executor == "inline":  # ranks on a cluster say it of their own machine
+        untold = (*untold, *notes)
     if resume:
         check_resumable(folder, prepared.job, prepared.fingerprint, prepared.dataset)
     untold = (*untold, *not_read(prepared), *one_step(prepared), *idle_patience(prepared), *idle_keys(prepared))
@@ -201,8 +204,11 @@ def _opened(
     return job, dataset
 
 
-def _checked(prepared: Prepared, samples: str | Path | None, folder: Path, resume: bool) -> MinibatchQueue | None:
-    """Refuse impossible jobs before anything is written. Returns the queue that exists by now, if there is one."""
+def _checked(
+    prepared: Prepared, samples: str | Path | None, folder: Path, resume: bool, tell: Callable[[str], None]
+) -> MinibatchQueue | None:
+    """Refuse impossible jobs before anything is written. Returns the queue that exists by now, if there is one; `tell`
+    is called as `own_queue` does."""
     check_samples(prepared, samples)
     check_owners(prepared)
     if not resume and isinstance(cut := prepared.system.partition.partitioner, Clustered):
@@ -219,7 +225,7 @@ def _checked(prepared: Prepared, samples: str | Path | None, folder: Path, resum
         return open_samples(cut_as(prepared, samples), samples, to_read=prepared.job.executor != "dask")
     if prepared.job.queue.reuse == "cycle" and not resume:
         raise InputError("queue.reuse is cycle, but no stored samples are given; give them as samples, or leave it out")
-    return own_queue(prepared, folder) if in_memory else None
+    return own_queue(prepared, folder, tell) if in_memory else None
 
 
 def _started_config(out: str | Path | None, dataset: object) -> dict[str, object]:

@@ -219,11 +219,15 @@ def _train(
     def meet(store: Any, rank: int, size: int) -> Gloo:
         return kind(store, rank, size, ledger, _contact(own_host, send, job.cluster.slow_peer_warning_s))
 
+    def note(text: str) -> None:
+        if spec.rank == 0:
+            send({"event": "Note", "text": text})
+
     store = connect(spec.meeting)
     meeting = PrefixStore(f"{spec.generation}/gloo", store)
     goes_on = job.cluster.on_rank_loss == "continue"
     group = Survivors(meeting, spec.rank, spec.size, meet) if goes_on else meet(meeting, spec.rank, spec.size)
-    feed = queue_for_rank(prepared, spec.queue, spec.samples)
+    feed = queue_for_rank(prepared, spec.queue, spec.samples, note)
     if feed.queue is not None:
         feed = replace(feed, queue=ReportingQueue(feed.queue, send, prepared.minibatches_per_epoch))
     alone = spec.queue is None and spec.samples is None

@@ -27,6 +27,8 @@ from ...storage.store.manifest import read_manifest, require_fingerprint
 from ...storage.urls import is_url
 from ..config.capabilities import Asked
 from ..config.refusals import refuse
+from ..config.schema import Queue
+from ..telemetry.quantities import amount
 from .prepare import Prepared
 from .run_folder import is_locked, locked
 from .sampling import Sampling
@@ -191,8 +193,9 @@ def holds_seeds(samples: str | Path | None) -> bool:
         return False
 
 
-def own_queue(prepared: Sampling, out: Path, tell: Callable[[str], None] | None = None) -> MinibatchQueue:
-    """The queue that a rank fills for itself in a thread: in memory, or in the run's folder. See `repaired_queue`."""
+def own_queue(prepared: Sampling, out: Path, tell: Callable[[str], None] = lambda text: None) -> MinibatchQueue:
+    """The queue that a rank fills for itself in a thread: in memory, or in the run's folder. `tell` is called as
+    `repaired_queue` does, and where memory is short of the bytes that the job asks for."""
     q, per_epoch, ranks = prepared.job.queue, prepared.minibatches_per_epoch, prepared.job.ranks
     if q.kind == "memory":
         # A rank samples only its own minibatches: k of them out of k P. Rows and the model need memory too.
@@ -200,12 +203,13 @@ def own_queue(prepared: Sampling, out: Path, tell: Callable[[str], None] | None 
         left = bytes_left()
         left -= 0 if rows == "auto" else min(ranks * rows, left * 3 // 4)
         most = max(1, min(q.max_bytes, left // (8 * ranks)))
+        if most < q.max_bytes != Queue().max_bytes:
+            asked = f"queue.max_bytes is {amount(q.max_bytes)}, but memory is short"
+            tell(f"{asked}: sampled minibatches that wait take {amount(most)} of a rank at most")
         return MemoryQueue(bulk_size=q.bulk_size * ranks, max_bytes=most, keep=q.keep, minibatches_per_epoch=per_epoch)
     # Who draws by owners of rows begins no bulk before there is room for it.
     most = 1 << 62 if prepared.draws_by_owners else q.max_bytes
-    queue = repaired_queue(
-        prepared, out, tell or (lambda text: None), max_bytes=most, keep=q.keep, expected=expected(prepared)
-    )
+    queue = repaired_queue(prepared, out, tell, max_bytes=most, keep=q.keep, expected=expected(prepared))
     queue.bound = q.max_bytes
     return queue
 
@@ -295,8 +299,10 @@ class QueueEnd:
     """See `RankJob.producer_alive`."""
 
 
-def queue_for_rank(prepared: Sampling, where: str | None, samples: str | None) -> QueueEnd:
-    """A rank's end of the queue at `where`, of a store of samples, or of its own queue."""
+def queue_for_rank(
+    prepared: Sampling, where: str | None, samples: str | None, tell: Callable[[str], None] = lambda text: None
+) -> QueueEnd:
+    """A rank's end of the queue at `where`, of a store of samples, or of its own queue: see `own_queue`."""
     if not prepared.has_minibatches:
         return QueueEnd()
     if samples is not None:
@@ -308,7 +314,7 @@ def queue_for_rank(prepared: Sampling, where: str | None, samples: str | None) -
         # The driver watches these producers, and ends the ranks if sampling fails.
         seen = {"fingerprint": prepared.samples_fingerprint, "expected": expected(prepared)}
         return QueueEnd(open_queue(where, **seen), False)
-    return QueueEnd(own_queue(prepared, Path()))
+    return QueueEnd(own_queue(prepared, Path(), tell))
 
 
 class ReportingQueue:
