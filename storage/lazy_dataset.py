@@ -14,20 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from . import dataset_store
 from .array_checks import proving, require
 from .array_kinds import AnyArray
 from .dataset import PAIR_ARRAYS, SPLITS, Dataset, Split
-from .dataset_store import (
-    KIND,
-    FeaturesAccess,
-    GraphAccess,
-    check_graph_access,
-    check_loaded,
-    features_shape,
-    graph_array,
-    open_features,
-    open_types,
-)
+from .dataset_store import FeaturesAccess, GraphAccess, features_shape, graph_array, open_features
 from .errors import StoreError
 from .features import FeatureStore
 from .fingerprint import GRAPH_DIGESTS, graph_fingerprint
@@ -56,9 +47,9 @@ class LazyGraph(Graph):
     """Place of the features of its edges once they are used."""
 
     def __init__(self, store: Store, place: GraphAccess = "memory", edges_access: FeaturesAccess = "memory") -> None:
-        check_graph_access(store, place)
+        dataset_store.check_graph_access(store, place)
         shape = StoredGraph(store)
-        vars(self).update(_store=store, place=place, edges_access=edges_access, types=open_types(store))
+        vars(self).update(_store=store, place=place, edges_access=edges_access, types=dataset_store.open_types(store))
         vars(self).update(num_nodes=shape.num_nodes, num_edges=shape.num_edges)
         vars(self).update(num_edge_features=edge_feature_width(store), is_weighted="edge_weight" in store)
         vars(self).update(has_edge_times="edge_time" in store, has_node_times="node_time" in store)
@@ -227,7 +218,7 @@ class LazyDataset(Dataset):
         """
         with proving(self._store.path):
             super().check()
-        check_loaded(self._store, self, "mapped")
+        dataset_store.check_loaded(self._store, self, "mapped")
         return self
 
     def as_read(self, edge_features: bool = True) -> Dataset:
@@ -270,9 +261,9 @@ def open_lazily(
         InputError: `features` or `graph` does not fit how the store was written.
         StoreError: the store is absent or incomplete, or its manifest is damaged.
     """
-    store = open_store(Path(path), KIND)
+    store = open_store(Path(path), dataset_store.KIND)
     missing = sorted({"indptr", "indices", "labels", *SPLITS} - store.entries.keys())
     if missing:
         raise StoreError(f"{store.path} has no array '{missing[0]}'; it holds {sorted(store.entries)}")
-    check_graph_access(store, graph)
+    dataset_store.check_graph_access(store, graph)
     return LazyDataset(store, features, name, names, graph)

@@ -4,20 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from .. import features as stores
 from ..array_kinds import IntArray
 from ..errors import InputError
-from ..features import (
-    ArrayFeatures,
-    ConvertedFeatures,
-    CountedFeatures,
-    FeatureStore,
-    FloatArray,
-    MappedFeatures,
-    WidenedFeatures,
-    ZarrFeatures,
-    check_ids,
-    is_read_together,
-)
+from ..features import FeatureStore, FloatArray
 from ..store.narrow import FeatureDtype, narrow, widen
 
 
@@ -50,11 +40,11 @@ class TypedFeatures:
     @property
     def kind(self) -> FeatureDtype | None:
         """Form in which the rows of all types are kept, if they are widened when they are gathered; else None."""
-        (kind, *others) = {part.kind if isinstance(part, WidenedFeatures) else None for part in self.parts}
+        (kind, *others) = {part.kind if isinstance(part, stores.WidenedFeatures) else None for part in self.parts}
         return None if others else kind
 
     def gather(self, ids: IntArray, out: FloatArray | None = None) -> FloatArray:
-        check_ids(ids, self.num_rows)
+        stores.check_ids(ids, self.num_rows)
         rows: Any = np.empty((len(ids), self.num_features), self.dtype) if out is None else out
         kinds = np.searchsorted(np.asarray(self.offsets[1:]), ids, side="right")
         for t, part in enumerate(self.parts):
@@ -91,37 +81,37 @@ def typed_in_place(features: FeatureStore, ids: IntArray) -> tuple[list[FloatArr
     Raises:
         IndexError: an id is out of range.
     """
-    if isinstance(features, CountedFeatures):
+    if isinstance(features, stores.CountedFeatures):
         found = typed_in_place(features.inner, ids)
         if found is not None:
             features.count(len(ids))
         return found
     if not isinstance(features, TypedFeatures):
         return None
-    rows: list[FloatArray] = [part.rows for part in features.parts if isinstance(part, ArrayFeatures)]
+    rows: list[FloatArray] = [part.rows for part in features.parts if isinstance(part, stores.ArrayFeatures)]
     if len(rows) < len(features.parts):
         return None
-    check_ids(ids, features.num_rows)
+    stores.check_ids(ids, features.num_rows)
     if reads_together(features, ids):
         return None
     return rows, features.offsets
 
 
-def stores_on_disk(features: FeatureStore) -> list[MappedFeatures | ZarrFeatures]:
+def stores_on_disk(features: FeatureStore) -> list[stores.MappedFeatures | stores.ZarrFeatures]:
     """The stores of rows that may have to be read from a disk."""
     if isinstance(features, TypedFeatures):
         return [store for part in features.parts for store in stores_on_disk(part)]
-    if isinstance(features, CountedFeatures | ConvertedFeatures):
+    if isinstance(features, stores.CountedFeatures | stores.ConvertedFeatures):
         return stores_on_disk(features.inner)
-    kept = features.kept if isinstance(features, WidenedFeatures) else features
-    return [kept] if isinstance(kept, MappedFeatures | ZarrFeatures) else []
+    kept = features.kept if isinstance(features, stores.WidenedFeatures) else features
+    return [kept] if isinstance(kept, stores.MappedFeatures | stores.ZarrFeatures) else []
 
 
 def reads_together(features: FeatureStore, ids: IntArray) -> bool:
     """`is_read_together`, also of features of several node types."""
-    if isinstance(features, CountedFeatures | ConvertedFeatures):
+    if isinstance(features, stores.CountedFeatures | stores.ConvertedFeatures):
         return reads_together(features.inner, ids)
     if not isinstance(features, TypedFeatures):
-        return is_read_together(features, ids)
+        return stores.is_read_together(features, ids)
     own = zip(features.parts, features.offsets, features.offsets[1:])
     return any(reads_together(part, ids[(ids >= first) & (ids < stop)] - first) for part, first, stop in own)
