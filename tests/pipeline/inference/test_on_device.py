@@ -1,6 +1,7 @@
 """Predictions by time on a GPU, or on a pretended one: those of processors, from samples that the device has drawn."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -232,10 +233,10 @@ def only_there(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 EXACT = {"fanout": [2, 2], "sampler": {"name": "neighbor"}}
 
 
-@pytest.mark.parametrize("fit", ["all", "rows", "nothing"])
-@pytest.mark.parametrize("model", ["sage", "gat", "gine", "of PyG", "rgat", "links", "labelled edges"])
-def test_exact_layers_are_computed_there(timed, tmp_path, model, fit, monkeypatch) -> None:
-    """All at once, in chunks over rows there, or in chunks that travel."""
+@pytest.fixture(scope="module", params=["sage", "gat", "gine", "of PyG", "rgat", "links", "labelled edges"])
+def exact(request, timed, tmp_path_factory) -> SimpleNamespace:
+    """A run of a model, its data, and what the host finds by it: rows and outputs."""
+    model = request.param
     by_name = {"rgat": {"name": "rgat", "heads": 1}, "gat": {"name": "gat", "heads": 1}, "gine": {"name": "gine"}}
     name: Any = by_name.get(model, {"name": "sage"})
     data = replace(timed, graph=replace(timed.graph, edge_time=None, node_time=None))
@@ -253,26 +254,36 @@ def test_exact_layers_are_computed_there(timed, tmp_path, model, fit, monkeypatc
     if model in ("links", "labelled edges"):
         shape = {"link": {"width": 5}}
     given = {k: v for k, v in {**JOB, **EXACT, **shape}.items() if v is not None}
-    result = mr.run(data, out=tmp_path / "run", verbose=False, model=name, **given)
-    host, there = (mr.load(result, device=d, model=name if model == "of PyG" else None) for d in ("cpu", "cuda"))
-    room = {"all": 1 << 30, "rows": 24_000, "nothing": 100}[fit]
-    budget = cuda.DeviceBudget(torch.device("cuda", 0), room)
-    monkeypatch.setattr(cuda.DeviceBudget, "from_free_memory", classmethod(lambda *_: budget))
+    result = mr.run(data, out=tmp_path_factory.mktemp("exact") / "run", verbose=False, model=name, **given)
+
+    def loaded(device: str) -> mr.TrainedRun:
+        return mr.load(result, device=device, model=name if model == "of PyG" else None)
 
     def outputs(run: mr.TrainedRun) -> Any:
         if model == "links":
             return mr.recommend(run, 3, dataset=data).scores
         return (mr.predict_edges(run, "test", data) if model == "labelled edges" else mr.predict(run, data)).logits
 
-    want = mr.embed(host, data).rows, outputs(host)
+    def found(run: mr.TrainedRun) -> Any:
+        return mr.embed(run, data).rows, outputs(run)
+
+    return SimpleNamespace(model=model, loaded=loaded, found=found, want=found(loaded("cpu")))
+
+
+@pytest.mark.parametrize("fit", ["all", "rows", "nothing"])
+def test_exact_layers_are_computed_there(exact, fit, monkeypatch) -> None:
+    """All at once, in chunks over rows there, or in chunks that travel."""
+    room = {"all": 1 << 30, "rows": 24_000, "nothing": 100}[fit]
+    there, budget = exact.loaded("cuda"), cuda.DeviceBudget(torch.device("cuda", 0), room)
+    monkeypatch.setattr(cuda.DeviceBudget, "from_free_memory", classmethod(lambda *_: budget))
     ran = only_there(monkeypatch)
     if fit != "nothing":
         monkeypatch.setattr(layerwise, "HostSink", None)
-    for seen, of_host in zip((mr.embed(there, data).rows, outputs(there)), want):
+    for seen, of_host in zip(exact.found(there), exact.want, strict=True):
         close(seen, of_host)
     assert set(ran) == {0, 1}
     # Each layer at once, or in chunks.
-    assert fit == "nothing" or model == "rgat" or len(ran) < 10
+    assert fit == "nothing" or exact.model == "rgat" or len(ran) < 10
 
 
 def told(notes: list[Any]) -> list[str]:
