@@ -326,6 +326,7 @@ def rank_process(out):
     raise AssertionError(f"no process writes {log}")
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_run_goes_on_where_dasks_internals_moved(tmp_path, monkeypatch):
     def moved(scheduler):
         raise ImportError("it is elsewhere now")

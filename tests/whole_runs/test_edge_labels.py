@@ -232,7 +232,7 @@ def test_a_renumbered_store_trains_what_the_original_trains(tmp_path, kind):
     assert np.allclose(of_original.logits, of_moved.logits, rtol=1e-8, atol=1e-10)
 
 
-def test_one_rank_of_grappa_is_bulk_and_several_train(tmp_path):
+def test_one_rank_of_grappa_is_bulk_and_several_train(scheduler, tmp_path):
     """A rank of several trains on the edges whose ends it sees; all of them by turns."""
     table = {"epochs": 2, "seed": 3, "threads": 1, "dtype": "float64", "batch_size": 32, "fanout": [-1, -1]}
     table |= {"hidden": 8, "dropout": 0.0, "link": {"width": 8}, "lr": 0.02, "verbose": False}
@@ -242,7 +242,8 @@ def test_one_rank_of_grappa_is_bulk_and_several_train(tmp_path):
     assert one["bulk"].test_accuracy == one["grappa"].test_accuracy
     path = tmp_path / "store"
     write_dataset(path, data)
-    two = mr.run(str(path), system="grappa", ranks=2, out=tmp_path / "two", grappa={"repartition_every": 1}, **table)
+    table |= {"ranks": 2, "scheduler": scheduler, "grappa": {"repartition_every": 1}}
+    two = mr.run(str(path), system="grappa", out=tmp_path / "two", **table)
     assert abs(two.test_accuracy - one["bulk"].test_accuracy) < 0.1 and two.bytes["network"]["features"] == 0
     assert mr.predict_edges(two, "test").classes.shape == (len(data.split.test),)
     score = (mr.predict_edges(two, "test").classes == data.labels[data.split.test]).mean()
@@ -291,6 +292,7 @@ def test_samples_by_time_see_nothing_later(tmp_path):
     np.testing.assert_allclose(mr.predict_edges(one, data.pairs[data.split.test], **own).logits, found.logits)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_learnt_rows_and_workers_serve_edges(tmp_path):
     table = {**{k: v for k, v in JOB.items() if k != "dropout"}, "learned": 4, "verbose": False}
     data = mr.open_dataset(SPEC)

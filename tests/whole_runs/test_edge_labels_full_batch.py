@@ -111,11 +111,10 @@ def test_hidden_edges_are_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_two_ranks_of_a_cluster_predict(tmp_path):
+def test_two_ranks_of_a_cluster_predict(scheduler, tmp_path):
     mr.write_dataset(tmp_path / "store", mr.open_dataset("payments:accounts=200,degree=5,features=6"))
-    result = mr.run(
-        str(tmp_path / "store"), config={**JOB, "system": "sar", "ranks": 2}, out=tmp_path / "run", verbose=False
-    )
+    job = {**JOB, "system": "sar", "ranks": 2, "cluster": {"scheduler": scheduler}}
+    result = mr.run(str(tmp_path / "store"), config=job, out=tmp_path / "run", verbose=False)
     data = mr.open_dataset(str(tmp_path / "store"))
     found = mr.predict_edges(result, "test")
     assert result.test_accuracy == pytest.approx((found.classes == data.labels[data.split.test]).mean())

@@ -32,6 +32,7 @@ def digests(folder):
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_parts_are_the_same_and_nothing_else_is_left(tmp_path):
     here, _, _ = partition("--out", tmp_path / "here")
     there, _, err = partition(
