@@ -3,6 +3,8 @@ the run that does all by itself; also if each is killed and given again."""
 
 import json
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from millrace.storage.errors import InputError, Interrupted, StoreError
 from millrace.storage.partition.book import open_book
 from millrace.tests.contracts.command import command
 
-SBM = "sbm:nodes=240,classes=3,train=0.4,features=8"
+SBM = "sbm:nodes=240,classes=3,train=0.2,features=8"
 JOB = {
     "epochs": 2,
     "threads": 1,
@@ -29,7 +31,11 @@ JOB = {
 }
 METIS = {"bulk": {"topology": "partitioned"}, "partition": {"method": "metis"}}
 TYPED = {"dataset": "hsbm:nodes=200,classes=2", "model": {"name": "rgcn"}}
-LINKS = {"read": {"task": "link"}, "dataset": "sbm:nodes=200,classes=2,degree=6,features=8"}
+LINKS = {
+    "read": {"task": "link"},
+    "dataset": "sbm:nodes=200,classes=2,degree=6,features=8",
+    "train": {"batch_size": 64},
+}
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +67,42 @@ def trained(out: Path, table: dict[str, Any], **more: Any) -> mr.Result:
     return mr.run(config=table, out=out, verbose=False, **more)
 
 
+class Chains:
+    """What comes of jobs, each made once: nobody changes it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.made = folder, dict[str, Any]()
+
+    def once(self, stage: str, table: dict[str, Any], make: Callable[[Path, dict[str, Any]], Any]) -> Any:
+        key = f"{stage} {json.dumps(table, sort_keys=True)}"
+        if key not in self.made:
+            self.made[key] = make(self.folder / f"{len(self.made)}", table)
+        return self.made[key]
+
+    def live(self, table: dict[str, Any]) -> mr.Result:
+        """The run that does all by itself."""
+        return self.once("live", table, trained)
+
+    def samples(self, table: dict[str, Any]) -> Path:
+        """A store of the job's samples, whose sampler made its own cut."""
+
+        def draw(out: Path, table: dict[str, Any]) -> Path:
+            precompute(resolve(table), out, emit=silent, stop=lambda: False)
+            return out
+
+        return self.once("samples", table, draw)
+
+    def stored(self, table: dict[str, Any]) -> mr.Result:
+        """The run of that store, which cuts too."""
+        samples = self.samples(table)
+        return self.once("stored", table, lambda out, table: trained(out, table, samples=samples))
+
+
+@pytest.fixture(scope="module")
+def chains(tmp_path_factory: pytest.TempPathFactory) -> Chains:
+    return Chains(tmp_path_factory.mktemp("chains"))
+
+
 KINDS = {
     "2 ranks": {"ranks": 2},
     "4 ranks in a grid": {"ranks": 4, "bulk": {"replication": 2}},
@@ -73,13 +115,13 @@ KINDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_command_for_each_stage_trains_what_the_live_run_trains(
-    kind: str, store: Path, scheduler: str, tmp_path: Path
+    kind: str, store: Path, scheduler: str, chains: Chains, tmp_path: Path
 ) -> None:
     table = job_of(store, scheduler, METIS, KINDS[kind])
     if "sizes" in table["sampler"]:
         del table["sampler"]["fanout"]
     blocks = table["ranks"] // table["bulk"].get("replication", 1)
-    live = trained(tmp_path / "live", table)
+    live = chains.live(table)
     queue = trained(tmp_path / "queue", {**table, "queue": {"bulk_size": 3, "kind": "zarr"}})
     assert queue.parameters_sha256 == live.parameters_sha256
     # One command each.
@@ -100,37 +142,34 @@ def test_a_command_for_each_stage_trains_what_the_live_run_trains(
     assert record["sampled_edges"] == live.sampled_edges and record["seconds"]["sample"] == 0
     assert not (tmp_path / "run" / "parts").exists()
     # Without the parts, each command cuts alike.
-    again = precompute(resolve(table), tmp_path / "again", emit=silent, stop=lambda: False)
-    assert again["edges"] == live.sampled_edges
-    both = [mr.open_queue(tmp_path / name) for name in ("samples", "again")]
+    both = [mr.open_queue(path) for path in (tmp_path / "samples", chains.samples(table))]
+    assert sum(minibatch.num_edges for minibatch in both[1]) == live.sampled_edges
     assert both[0].fingerprint == both[1].fingerprint and "order" in both[0].fingerprint
-    assert trained(tmp_path / "other", table, samples=tmp_path / "again").parameters_sha256 == live.parameters_sha256
+    assert chains.stored(table).parameters_sha256 == live.parameters_sha256
 
 
-def test_the_samples_are_those_of_the_renumbered_graph(store: Path, scheduler: str, tmp_path: Path) -> None:
+def test_the_samples_are_those_of_the_renumbered_graph(
+    store: Path, scheduler: str, chains: Chains, tmp_path: Path
+) -> None:
     """An oracle in one process: the graph with its nodes in the order of the same book."""
     table = job_of(store, scheduler, METIS)
-    precompute(resolve(table), tmp_path / "samples", emit=silent, stop=lambda: False)
     data = mr.open_dataset(store)
-    trained(tmp_path / "live", {**table, "epochs": 1})
-    book = open_book(tmp_path / "live" / "parts" / "book")
+    book = open_book(Path(chains.live(table).out) / "parts" / "book")
     write_dataset(tmp_path / "renumbered", mr.reorder(data, book))
     whole = {**table, "dataset": str(tmp_path / "renumbered"), "bulk": {}, "ranks": 1, "cluster": {}}
     precompute(resolve(whole), tmp_path / "whole", emit=silent, stop=lambda: False)
-    for a, b in zip(*(mr.open_queue(tmp_path / name) for name in ("samples", "whole")), strict=True):
+    for a, b in zip(*(mr.open_queue(path) for path in (chains.samples(table), tmp_path / "whole")), strict=True):
         assert np.array_equal(a.nodes, b.nodes)
         assert all(np.array_equal(x.indices, y.indices) for x, y in zip(a.blocks, b.blocks, strict=True))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["types", "links"])
-def test_relations_and_links_go_through_a_store(kind: str, scheduler: str, tmp_path: Path) -> None:
+def test_relations_and_links_go_through_a_store(kind: str, scheduler: str, chains: Chains, tmp_path: Path) -> None:
     more = LINKS if kind == "links" else TYPED
     table = job_of(Path(), scheduler, METIS, more)
-    live = trained(tmp_path / "live", table)
-    found = precompute(resolve(table), tmp_path / "samples", emit=silent, stop=lambda: False)
-    assert found["edges"] == live.sampled_edges
-    stored = trained(tmp_path / "stored", table, samples=tmp_path / "samples")
+    live, stored = chains.live(table), chains.stored(table)
+    assert sum(minibatch.num_edges for minibatch in mr.open_queue(chains.samples(table))) == live.sampled_edges
     queue = trained(tmp_path / "queue", {**table, "queue": {"bulk_size": 3, "kind": "zarr"}})
     assert live.parameters_sha256 == stored.parameters_sha256 == queue.parameters_sha256
 
@@ -168,9 +207,11 @@ def test_each_stage_is_killed_and_given_again(store: Path, scheduler: str, tmp_p
     assert not [path for path in os.listdir(tmp_path) if path.startswith(".sampling")]
 
 
-def test_a_bounded_queue_drops_what_all_ranks_have_released(store: Path, scheduler: str, tmp_path: Path) -> None:
+def test_a_bounded_queue_drops_what_all_ranks_have_released(
+    store: Path, scheduler: str, chains: Chains, tmp_path: Path
+) -> None:
     table = job_of(store, scheduler, METIS)
-    live = trained(tmp_path / "live", table)
+    live = chains.live(table)
     queue = {"bulk_size": 2, "kind": "zarr", "max_bytes": 1, "keep": "none"}
     bounded = trained(tmp_path / "queue", {**table, "queue": queue})
     assert bounded.parameters_sha256 == live.parameters_sha256
@@ -183,9 +224,9 @@ def test_a_bounded_queue_drops_what_all_ranks_have_released(store: Path, schedul
     )
 
 
-def test_other_orders_and_numbers_are_refused(store: Path, scheduler: str, tmp_path: Path) -> None:
+def test_other_orders_and_numbers_are_refused(store: Path, scheduler: str, chains: Chains, tmp_path: Path) -> None:
     table = job_of(store, scheduler, METIS)
-    precompute(resolve(table), tmp_path / "samples", emit=silent, stop=lambda: False)
+    shutil.copytree(chains.samples(table), tmp_path / "samples")
     samples = {"samples": tmp_path / "samples"}
     for cut, more in (({}, {}), (METIS, {"partition": {"method": "contiguous"}})):
         with pytest.raises(
@@ -220,15 +261,14 @@ PACKED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", PACKED)
 def test_ranks_train_on_features_that_are_packed_beside_the_samples(
-    kind: str, store: Path, scheduler: str, tmp_path: Path
+    kind: str, store: Path, scheduler: str, chains: Chains, tmp_path: Path
 ) -> None:
     table = job_of(store, scheduler, *({k: v for k, v in part.items() if k != "features"} for part in PACKED[kind]))
     form = PACKED[kind][1].get("features", "own")
-    for name, packed in (("plain", None), ("packed", form)):
-        report = precompute(resolve(table), tmp_path / name, emit=silent, stop=lambda: False, features=packed)
+    report = precompute(resolve(table), tmp_path / "packed", emit=silent, stop=lambda: False, features=form)
     again = precompute(resolve(table), tmp_path / "packed", emit=silent, stop=lambda: False, features=form)
     assert report["packed_bytes"] and again["edges"] == again["packed_bytes"] == 0
-    plain, packed = (trained(tmp_path / f"run-{n}", table, samples=tmp_path / n) for n in ("plain", "packed"))
+    plain, packed = chains.stored(table), trained(tmp_path / "run", table, samples=tmp_path / "packed")
     assert (plain.parameters_sha256 == packed.parameters_sha256) == (form == "own")
     sent = packed.bytes["network"]["features"]
     assert sent > 0 if "learned" in table else sent == 0, "learnt rows alone travel"
