@@ -4,26 +4,20 @@ from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from ...storage.array_kinds import IdArray, IntArray
 from ...storage.graph import Graph
 from ...storage.partition.book import RangeBook
 from ..comm.base import Group
 
-IdArray = npt.NDArray[np.int64]
 HotBy = Literal["samples", "degree"]
 AT_ONCE = 1 << 22
 """Ids that are sorted together."""
 
 
 def choose(
-    by: HotBy,
-    count: int,
-    graph: Graph,
-    book: RangeBook,
-    group: Group,
-    previewed: Iterable[npt.NDArray[np.integer]],
+    by: HotBy, count: int, graph: Graph, book: RangeBook, group: Group, previewed: Iterable[IntArray]
 ) -> IdArray:
     """Ids of the rows to cache: int64, ascending. All ranks of a column call this at the same time.
 
@@ -48,10 +42,10 @@ def choose(
     return np.sort(ids[np.lexsort((ids, -times))[:count]])
 
 
-def counted(parts: Iterable[npt.NDArray[np.integer]]) -> tuple[IdArray, IdArray]:
+def counted(parts: Iterable[IntArray]) -> tuple[IdArray, IdArray]:
     """Distinct ids of all parts together, ascending, and the number of occurrences of each."""
     known = np.empty(0, np.int64), np.empty(0, np.int64)
-    waiting: list[npt.NDArray[np.integer]] = []
+    waiting: list[IntArray] = []
     for part in parts:
         waiting.append(part)
         if sum(map(len, waiting)) >= AT_ONCE:
@@ -59,7 +53,7 @@ def counted(parts: Iterable[npt.NDArray[np.integer]]) -> tuple[IdArray, IdArray]
     return _merged(known, waiting)
 
 
-def _merged(known: tuple[IdArray, IdArray], parts: list[npt.NDArray[np.integer]]) -> tuple[IdArray, IdArray]:
+def _merged(known: tuple[IdArray, IdArray], parts: list[IntArray]) -> tuple[IdArray, IdArray]:
     if not parts:
         return known
     ids, times = np.unique(np.concatenate(parts), return_counts=True)

@@ -7,10 +7,10 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import IntArray
 from ...storage.features import CountedFeatures, FeatureStore, in_place
 from ...storage.minibatch import MiniBatch
 from ...storage.typed.features import typed_in_place
@@ -118,7 +118,7 @@ class HostRows(Rows):
 
         return rows_of_blocks(work, gather)
 
-    def _rows(self, nodes: npt.NDArray[np.integer]) -> Tensor:
+    def _rows(self, nodes: IntArray) -> Tensor:
         features = self.features
         if (base := in_place(features, nodes)) is not None:
             return LazyRows(base, nodes)
@@ -129,7 +129,7 @@ class HostRows(Rows):
         return rows
 
 
-def edge_lists(work: MiniBatch, placement: Placement) -> list[npt.NDArray[np.integer]]:
+def edge_lists(work: MiniBatch, placement: Placement) -> list[IntArray]:
     """Positions of the edges of each list of a minibatch in the graph: one list if blocks are nested, else one for each
     block."""
     ids = [b.edge_id for b in (work.blocks[:1] if work.nested else work.blocks)]

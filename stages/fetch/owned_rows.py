@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import IdArray, IntArray
 from ...storage.features import FeatureStore, FloatArray
 from ...storage.partition.book import RangeBook
 from ...storage.store.scratch import Empty, in_memory
@@ -17,7 +17,6 @@ from ..memory.arena import Arena
 from .ahead.disk_rows import DiskRows
 from .ahead.units import Collected
 
-IdArray = npt.NDArray[np.int64]
 LOAD_BYTES = 64 << 20
 """Rows are loaded in slices of about this size, since a store may hold a second copy while it converts."""
 IDLE_STEPS = 2
@@ -137,7 +136,7 @@ class OwnedRows:
         self.hot_ids, self.hot, self._hot_degree = hot, self.own.beside(got.rows[got.place]), got.degree
         self.hits = Hits()
 
-    def collect(self, ids: npt.NDArray[np.integer] | Tensor) -> Collected:
+    def collect(self, ids: IntArray | Tensor) -> Collected:
         """Rows of distinct `ids`, which may be none.
 
         Raises:
@@ -174,7 +173,7 @@ class OwnedRows:
         place[order] = torch.arange(n, dtype=place.dtype, device=order.device)
         return Collected(rows, place.numpy() if self._on_host else place, degree)
 
-    def _by_source(self, ids: npt.NDArray[np.integer] | Tensor) -> tuple[Tensor, list[int], Tensor]:
+    def _by_source(self, ids: IntArray | Tensor) -> tuple[Tensor, list[int], Tensor]:
         """Order of ids by where their rows come from: of each rank, of this one, of the cache; how many come from each;
         and in this order their positions there."""
         # On a device the host waits once for it, for the number of rows requested from each rank, and once for the

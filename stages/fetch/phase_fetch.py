@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...storage.array_kinds import IdArray, IntArray
 from ...storage.errors import RunError
 from ..evaluate.layerwise import evaluating
 from ..evaluate.measures import Measures
@@ -34,7 +34,6 @@ from ..placement.clients import open_clients
 from ..policies import Fetcher, FetchPolicy, RecordPart
 from .phase_store import PhaseStore, kind
 
-IdArray = npt.NDArray[np.int64]
 ROWS_AT_ONCE = 1 << 16
 """Rows that are computed together at the end of a phase."""
 SAID = "said"
@@ -68,12 +67,7 @@ class PhaseRows(Fetcher):
     """Rows that one phase reads on one rank."""
 
     def __init__(
-        self,
-        policy: PhaseFetch,
-        share: BoundaryShare,
-        job: RankJob,
-        module: PhaseModule,
-        client: npt.NDArray[np.integer] | None,
+        self, policy: PhaseFetch, share: BoundaryShare, job: RankJob, module: PhaseModule, client: IntArray | None
     ) -> None:
         """`module` is trained by the phase. `client`: [N], the client of each row, if clients are simulated."""
         self._policy, self._share, self._job, self._client = policy, share, job, client

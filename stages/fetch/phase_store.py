@@ -1,11 +1,8 @@
 """Storage of the rows that phases read on one rank, between the phase that makes them and the one that reads them."""
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from ...storage.array_kinds import AnyArray, IdArray
 from ...storage.errors import InputError, StoreError
 from ...storage.fingerprint import digest_arrays
 from ...storage.partition.phase_rows import open_phase_rows, write_phase_rows
@@ -21,7 +18,7 @@ class PhaseStore:
     """One rank's rows by phase. Reads only rows that this run made, for this phase, with the model's current
     parameters."""
 
-    def __init__(self, job: RankJob, rows: npt.NDArray[np.int64]) -> None:
+    def __init__(self, job: RankJob, rows: IdArray) -> None:
         """`rows`: int64 [N + B], the nodes, this rank's first."""
         if job.folder is None:
             raise InputError("training layer after layer writes rows down; expected the folder of a run")
@@ -35,7 +32,7 @@ class PhaseStore:
         """
         return open_phase_rows(self._path(phase), self._fingerprint(phase))
 
-    def write(self, phase: PhaseModule, arrays: dict[str, npt.NDArray[Any]]) -> None:
+    def write(self, phase: PhaseModule, arrays: dict[str, AnyArray]) -> None:
         """Store the rows, replacing any that are there. All ranks call this at the same time."""
         sent = self._job.ledger.get("network", kind(phase))
         write_phase_rows(self._path(phase), self._fingerprint(phase), self._job.generation, arrays, sent)

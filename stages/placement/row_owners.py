@@ -13,7 +13,7 @@ from ..comm.base import Group
 from ..kernels.row_block.layerwise import Rates
 from .row_blocks import BlockRows
 
-Ids = npt.NDArray[np.integer]
+Ids = IntArray
 
 
 class RowsHere(Protocol):

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import WordArray
 from ..assignment import BulkRequest
 from ..comm.base import Group
 from ..kernels import sampling_backend
@@ -25,7 +25,7 @@ from ..kernels.sampling.device_samples import DeviceSample, Rows, prefix_sums
 from ..kernels.sampling.draws import NeighborDraws
 from .row_blocks import BlockRows, Grid
 
-Keys = npt.NDArray[np.uint64]
+Keys = WordArray
 
 
 class DrawsHere(Protocol):

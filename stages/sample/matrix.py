@@ -22,9 +22,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from ...storage.array_kinds import IntArray
+from ...storage.array_kinds import IntArray, WordArray
 from ...storage.errors import InputError, RunError
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
@@ -40,7 +39,7 @@ from ..placement.row_products import HashedNumbering, RowProducts
 from ..random import branches
 from .base import minibatch_of
 
-Words = npt.NDArray[np.uint64]
+Words = WordArray
 
 
 @dataclass(frozen=True)

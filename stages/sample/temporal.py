@@ -5,7 +5,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from ...storage.array_kinds import Float64Array, FloatArray, IdArray, NumberArray, WordArray
 from ...storage.errors import InputError
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 Strategy = Literal["uniform", "last"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
-Times = npt.NDArray[np.number]
+Times = NumberArray
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 import numpy as np
-import numpy.typing as npt
 
+from ....storage.array_kinds import IntArray
 from ....storage.features import FeatureStore, MappedFeatures
 from ....storage.minibatch import MiniBatch
 from ....storage.optional import present
@@ -34,7 +34,7 @@ class DiskRows(ReadRows):
         self._seen, self._count = np.empty(0, np.bool_), 0
         """Rows that are in the unit so far."""
 
-    def is_at_hand(self, ids: npt.NDArray[np.integer]) -> bool:
+    def is_at_hand(self, ids: IntArray) -> bool:
         """True if these rows are better read where they lie."""
         return not reads_together(self.features, ids)
 
@@ -55,7 +55,7 @@ class DiskRows(ReadRows):
         places = np.split(got.place, np.cumsum([len(m.nodes) for m in work])[:-1])
         return [Collected(got.rows, place, None) for place in places[: len(work)]]
 
-    def collect(self, ids: npt.NDArray[np.integer]) -> Collected:
+    def collect(self, ids: IntArray) -> Collected:
         """See `RowSource.collect`. `ids` may repeat.
 
         Raises:

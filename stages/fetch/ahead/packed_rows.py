@@ -3,9 +3,9 @@
 import time
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from ....storage.array_kinds import IntArray
 from ....storage.errors import StoreError
 from ....storage.minibatch import MiniBatch
 from ....storage.queue.packed_rows import PackedRows
@@ -27,7 +27,7 @@ class SampledRows(ReadRows):
         self._with_degrees = len(placement.degree) < packed.num_nodes
         self.row_bytes = packed.form.width * np.dtype(self._dtype).itemsize
 
-    def is_at_hand(self, ids: npt.NDArray[np.integer]) -> bool:
+    def is_at_hand(self, ids: IntArray) -> bool:
         """False: they lie nowhere else."""
         return False
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ....storage.array_kinds import Int32Array, IntArray
 from ....storage.errors import RunError
 from ....storage.minibatch import MiniBatch
 from ....storage.optional import present
@@ -27,7 +27,7 @@ from ...policies import Feed
 MOST_STEPS = 8
 """Maximum number of steps in a unit of rows that travel."""
 WAIT_S = 1.0
-ListsOf = Callable[[MiniBatch], list[npt.NDArray[np.integer]]]
+ListsOf = Callable[[MiniBatch], list[IntArray]]
 """Gives the positions of a minibatch's edges, list by list: see `gather.edge_lists`."""
 Key = tuple[int, int]
 """Epoch and index of a minibatch."""
@@ -47,7 +47,7 @@ class Collected:
     """[n], degrees of the ids in the whole graph, in their order; None if every rank knows them."""
 
 
-def distinct(ids: npt.NDArray[np.integer], count: int) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]:
+def distinct(ids: IntArray, count: int) -> tuple[IntArray, IntArray]:
     """Distinct ids of [0, count), ascending, and the position of each of `ids` among them."""
     if count > SPARSE * len(ids):
         return np.unique(ids, return_inverse=True)
@@ -90,7 +90,7 @@ class RowSource(Protocol):
     group: Group
     """Ranks that fetch together, for the thread that does."""
 
-    def collect(self, ids: npt.NDArray[np.integer]) -> Collected:
+    def collect(self, ids: IntArray) -> Collected:
         """Rows of `ids`, which may be none."""
 
 
@@ -267,7 +267,7 @@ class RowsAhead(Units):
             found[m.epoch, m.index] = Collected(got.rows, got.place[place], degree)
         return found, edges
 
-    def _edges_of(self, work: list[MiniBatch]) -> npt.NDArray[np.integer]:
+    def _edges_of(self, work: list[MiniBatch]) -> IntArray:
         """Positions of the edges of all lists of some minibatches."""
         return np.concatenate([np.empty(0, np.int64), *(ids for m in work for ids in self._lists_of(m))])
 
@@ -328,7 +328,7 @@ class RowsAhead(Units):
         self._feed.close()
 
 
-def united(work: list[MiniBatch]) -> tuple[npt.NDArray[np.integer], list[npt.NDArray[np.int32]]]:
+def united(work: list[MiniBatch]) -> tuple[IntArray, list[Int32Array]]:
     """Distinct nodes of some minibatches, and the position of each minibatch's among them; of one, its nodes alone."""
     if len(work) < 2:
         return work[0].nodes if work else np.empty(0, np.int64), []

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from ....storage.array_kinds import IdArray
+from ....storage.array_kinds import IdArray, WordArray
 from ...kernels.row_block.relation_rows import RelationRows
 from ...kernels.row_block.segments import draw_segments
 from ...kernels.sampling.exponential_race import keys as race
@@ -13,7 +12,7 @@ from ...random import NODE, branches, draw, mix, node_words
 
 MOST_NEIGHBORS = 50
 """In-edges of a node in a relation that count: of more, these many, chosen uniformly, as in torch-sparse."""
-Keys = npt.NDArray[np.uint64]
+Keys = WordArray
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from ....storage.array_kinds import IdArray, NumberArray
+from ....storage.array_kinds import IdArray, NumberArray, WordArray
 from ....storage.graph import Graph, edges_of_rows
 from ....storage.optional import taken
 from ...kernels.row_block.draw import HopRows
@@ -20,7 +19,7 @@ from ..temporal import TimedGraph
 from .hgt import earlier_occurrences
 
 NONE: IdArray = np.empty(0, np.int64)
-Keys = npt.NDArray[np.uint64]
+Keys = WordArray
 
 
 @dataclass(frozen=True, eq=False)
