@@ -52,7 +52,7 @@ LONG = (
     "test_retexo_faults.py", "test_grappa_faults.py", "test_other_users.py", "test_compilers.py", "test_readme.py",
     "test_gpus.py", "test_fifth_system.py", "test_gpu.py", "test_cuda_compiles.py", "test_device_policies.py",
     "test_warm.py", "test_examples.py", "test_beyond_loopback.py", "test_dashboard.py", "test_object_store_runs.py",
-    "test_partition_task.py", "test_ingest.py", "test_report.py",
+    "test_partition_task.py", "test_ingest.py", "test_report.py", "test_chain.py", "test_chain_on_gpus.py",
 )  # fmt: skip
 """Files of few tests that take long. So do notebooks."""
 
