@@ -53,6 +53,9 @@ if not torch.cuda.is_available():
     # forks ranks must not.
     with suppress(ImportError):
         importlib.import_module("torch_geometric.nn")
+# The pages of a cluster that a command starts: half a second of a core.
+with suppress(ImportError):
+    importlib.import_module("distributed.dashboard.scheduler")
 prepare_numba()
 common_kernels.compile_all() if COMPILES in os.environ else common_kernels.load()
 entry_points_by_group()
