@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,7 @@ import pytest
 
 from millrace.pipeline.machine import deadline
 from millrace.pipeline.machine.deadline import END_S, limit_s, temporary_folder
+from millrace.tests.contracts.forked_command import ForkedCommand
 from millrace.tests.contracts.process_ends import ended
 
 BEGIN = """
@@ -116,32 +118,24 @@ def test_a_checkpoint_may_be_committed_while_its_bytes_are_counted(
 
 @pytest.mark.slow
 def test_a_run_with_a_stopped_rank_ends(tmp_path: Path) -> None:
-    run = ["-m", "millrace", "run", "--dataset", "sbm:nodes=300,classes=3,features=4", "--ranks", "2", "--out", "run"]
+    run = ["run", "--dataset", "sbm:nodes=300,classes=3,features=4", "--ranks", "2", "--out", tmp_path / "run"]
     more = ["--epochs", "1000000", "--fanout", "3,3", "--hidden", "4", "--set", "cluster.dashboard_port=0"]
-    process = subprocess.Popen(
-        [sys.executable, *run, *more],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "MILLRACE_STOP_S": "8.5"},
-    )
-    assert process.stderr is not None
+    said = tmp_path / "said"
+    process = ForkedCommand(*run, *more, err=said, variables={"MILLRACE_STOP_S": "1"})
     try:
-        while "loss" not in process.stderr.readline():
+        while not said.exists() or "loss" not in said.read_text():
             assert process.poll() is None
+            time.sleep(0.05)
         ranks = [
             c for c in psutil.Process(process.pid).children(recursive=True) if "rank_main" in " ".join(c.cmdline())
         ]
         ranks[0].send_signal(signal.SIGSTOP)
-        process.terminate()
+        process.send_signal(signal.SIGTERM)
         # Nothing else would end it: the rank is stopped, and nobody continues it.
-        text = process.communicate(timeout=300)[1]
-        assert process.returncode == 130 and "of its processes" in text
+        assert process.wait(300) == 130 and "of its processes" in said.read_text()
         assert ended(rank.pid for rank in ranks)
     finally:
-        if process.poll() is None:
-            process.kill()
+        process.kill()
 
 
 def test_temporary_folders_that_killed_commands_left_are_removed_and_others_stay(
