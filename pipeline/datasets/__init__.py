@@ -1,7 +1,7 @@
 """Datasets from files, stores, generators and other packages' objects, checked and cleaned when they are opened."""
 
 from .cleaning.options import ReadOptions
-from .edges import edge_dataset
+from .edge_labels import edge_dataset
 from .links import link_dataset
 from .open import is_name, open_dataset, open_graph
 from .readers.pyg import from_pyg

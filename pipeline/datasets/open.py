@@ -16,8 +16,7 @@ from .cleaning.labels import as_task
 from .cleaning.options import DEFAULT_OPTIONS, ReadOptions, require_options
 from .cleaning.raw import Raw
 from .cleaning.splits import NO_SPLIT, make_split
-from .edge_labels import labelled_edges
-from .edges import with_labelled_edges
+from .edge_labels import labelled_edges, with_labelled_edges
 from .links import link_dataset, links_of_sets
 from .pair_relation import with_pair_relation
 from .readers.foreign.public import how_to_get

@@ -100,7 +100,7 @@ class RunWriter:
             bounds = np.stack(self._bounds) if self._bounds else np.zeros((0, self._cells + 1), np.int64)
             index = self._aside.with_suffix(".npy")
             np.save(index, bounds)
-            os.replace(index, _index(self._path))
+            os.replace(index, self._path.with_suffix(".npy"))
             os.replace(self._aside, self._path)
         else:
             self._aside.unlink(missing_ok=True)
@@ -152,12 +152,8 @@ def read_cells(folder: Path, tasks: int, fields: Sequence[Field], first: int, st
 
 
 def _bounds(folder: Path, number: int) -> npt.NDArray[np.int64]:
-    return np.load(_index(_data(folder, number)), mmap_mode="r")
+    return np.load(_data(folder, number).with_suffix(".npy"), mmap_mode="r")
 
 
 def _data(folder: Path, number: int) -> Path:
     return folder / f"{number:06d}.runs"
-
-
-def _index(path: Path) -> Path:
-    return path.with_suffix(".npy")

@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from ....storage.errors import InputError, one_of
 from ....storage.plural import counted, were
-from ....storage.typed.graph_types import RelationType
 from ..cleaning.class_names import MOST_VALUES
 from ..cleaning.clean import check_no_target
 from ..cleaning.node_ids import check_id_column, check_one_kind, is_text
@@ -111,7 +110,10 @@ def schema_of_open(
     if has_edges:
         notes = check_edge_rows(source.path, [(t.source, t.num_rows) for t in tables if t.source.kind == "edges"])
     for key in (t.type for t in source.edges if isinstance(t.type, tuple)):
-        _check_ends(key, [str(t.type) for t in source.nodes])
+        known = [str(t.type) for t in source.nodes]
+        for t in [t for t in (key[0], key[2]) if t not in known]:
+            said = f"the relation {','.join(key)} has ends of type '{t}', but there is no nodes-{t}"
+            raise InputError(f"{said}; {one_of(t, known)}: rename the file of edges, or give the nodes")
     return replace(schema, notes=(*schema.notes, *notes))
 
 
@@ -197,13 +199,6 @@ def are_called_by_text(source: object, nodes: OpenTable, columns: Columns, ends:
             "edges call it by, or set read.id to the column that has it"
         )
     return found
-
-
-def _check_ends(key: RelationType, node_types: Sequence[str]) -> None:
-    for t in (key[0], key[2]):
-        if t not in node_types:
-            said = f"the relation {','.join(key)} has ends of type '{t}', but there is no nodes-{t}"
-            raise InputError(f"{said}; {one_of(t, node_types)}: rename the file of edges, or give the nodes")
 
 
 def dropped_notes(dropped: Sequence[tuple[str, int]]) -> list[str]:

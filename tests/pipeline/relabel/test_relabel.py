@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from millrace.pipeline.cli import app
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.datasets.cleaning.options import ReadOptions
-from millrace.pipeline.datasets.edges import edge_dataset
+from millrace.pipeline.datasets.edge_labels import edge_dataset
 from millrace.pipeline.datasets.links import link_dataset
 from millrace.pipeline.ingest import arrays, budget, convert, features, spill
 from millrace.pipeline.relabel import run, tasks
