@@ -266,7 +266,7 @@ def _of_tables(
     when = columns.time or ("time" if "time" in rows.column_names else None)
     return LabelledEdges(
         ends_of_table(rows, source, dataset, to_predict, columns.ends),
-        replace(found, label_names=columns.labels if options.named_labels else None),
+        replace(found, label_names=columns.labels if options.label_columns else None),
         features,
         times_of(rows, when, "edges"),
         sets_of(split_bits(rows, columns, "edges")),

@@ -167,10 +167,11 @@ def settle_labels(
         given, stored = GivenLabels(np.zeros(nodes.num_nodes, np.int64)), {"train": np.ones(nodes.num_nodes, bool)}
     else:
         given_sets = file_of(folder, "split")
-        names = when_present(tuple, labels["class_names"]), label_columns if options.named_labels else None
+        names = when_present(tuple, labels["class_names"]), label_columns if options.label_columns else None
         given = GivenLabels(np.load(file_of(folder, "label")), *names, labels["nulls"], labels["stripped"])
         stored = sets_of(np.load(given_sets) if given_sets.exists() else None)
-    y, num_classes, task, class_names = settled_labels(given, options, notes)
+    settled = settled_labels(given, options, notes)
+    y = settled.labels
     del given
     known = np.fromfile(times.file, times.of_nodes, len(y)) if times.of_nodes else None
     drawn = settings.split, settings.seed
@@ -182,9 +183,7 @@ def settle_labels(
     return {
         "shape": list(y.shape),
         "dtype": str(y.dtype),
-        "num_classes": num_classes,
-        "task": task,
-        "class_names": class_names,
+        **{key: value for key, value in settled._asdict().items() if key != "labels"},
         "has_unknown": bool(np.isnan(y).any()),
         "stored": bool(stored) and not is_link,
         "notes": notes,

@@ -137,11 +137,6 @@ class ReadOptions:
         return _names(getattr(self, key))
 
     @property
-    def named_labels(self) -> tuple[str, ...] | None:
-        """The names in `label_columns`."""
-        return _names(self.label_columns)
-
-    @property
     def ignored(self) -> tuple[int | str, ...]:
         """The numbers and names in `ignored_labels`; text that is a number is one."""
         given = self.ignored_labels

@@ -128,7 +128,7 @@ class _Reading:
             with about(own.read.source.of_type):
                 if kind == target:
                     labels, bits = labels_of(rows, columns.labels, title), own.ordered(split_bits(rows, columns))
-                    names = columns.labels if self.options.named_labels and columns.labels else None
+                    names = columns.labels if self.options.label_columns and columns.labels else None
                     labels = replace(labels, values=own.ordered(labels.values), label_names=names)
                 x, time = feature_rows(rows, columns.features, title), times_of(rows, columns.time, title)
                 x, time = own.ordered(x), own.ordered(time)

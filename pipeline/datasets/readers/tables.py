@@ -51,7 +51,7 @@ def as_text(kind: Kind, options: ReadOptions) -> Callable[[str], bool]:
 
 def as_label(kind: Kind, options: ReadOptions) -> Callable[[str], bool]:
     """True for the names of columns of CSV that are labels."""
-    text, named = as_text(kind, options), options.named_labels or ()
+    text, named = as_text(kind, options), options.names("label_columns") or ()
     keys = ("feature_columns", "edge_feature_columns", "weight", "edge_time", "node_time", "one_hot")
     others = {c for key in keys for c in options.names(key) or ()}
     return lambda name: (

@@ -160,7 +160,7 @@ class Assignment:
 
     def of_labels(self, by_key: bool = True) -> tuple[str, ...]:
         """Columns of labels, which are read. The key may be about other tables."""
-        named, found = self.options.named_labels if by_key else None, words.label_columns(self.free())
+        named, found = self.options.names("label_columns") if by_key else None, words.label_columns(self.free())
         if named is not None:
             # A word for labels stands for the column that another one of them calls.
             named = tuple(
@@ -305,7 +305,7 @@ class Assignment:
             )
         own = self.one("id", "id", candidates)
         time = self.one("node_time", "time", ())
-        drawn = self.options.named_labels is None and self._is_drawn(self.names)
+        drawn = self.options.label_columns is None and self._is_drawn(self.names)
         if drawn:
             for n in self.free():
                 if words.fold(n) in words.LAYOUT and not is_list(self.kinds[n]):
@@ -321,7 +321,7 @@ class Assignment:
         return self.result(id=own, time=time, labels=labels, split=split, masks=masks, features=features)
 
     def _may_be_id(self) -> list[str]:
-        taken = {*(self.options.named_labels or ()), self.options.node_time}
+        taken = {*(self.options.names("label_columns") or ()), self.options.node_time}
         return [n for n in self.names if n not in taken and (n in self.free() or n == "id")]
 
     def _note_nodes(self, features: Sequence[str]) -> None:

@@ -149,7 +149,7 @@ def schema_of(
                 if unread:
                     notes.append(f"Columns of nodes-{t} were not read: {', '.join(unread)} ('{target}' is predicted).")
     else:
-        unlabelled = bool(labelled and nodes and not found[nodes[0]][0].labels and options.named_labels is None)
+        unlabelled = bool(labelled and nodes and not found[nodes[0]][0].labels and options.label_columns is None)
     for _, given in found.values():  # of a type that is not predicted, those that it has without labels
         for text in given.problems.texts:
             problems.add(text)
@@ -260,11 +260,11 @@ def target_of(labels: Mapping[str, Sequence[str]], options: "ReadOptions") -> st
         if wanted not in labels:
             raise InputError(f"target is '{wanted}', which is no node type; {one_of(wanted, labels)}")
         if wanted not in labelled and options.task != "link":
-            columns = ", ".join(options.named_labels or ("label",))
+            columns = ", ".join(options.names("label_columns") or ("label",))
             raise InputError(f"target is '{wanted}', but nodes-{wanted} has no column {columns}; add the labels")
         return wanted
     if not labelled:
-        columns = ", ".join(options.named_labels or ("label",))
+        columns = ", ".join(options.names("label_columns") or ("label",))
         raise NoLabelsError(f"no nodes-TYPE has the column {columns}; give the labels of the node type to predict")
     if len(labelled) > 1:
         raise NoLabelsError(f"the node types {', '.join(labelled)} have labels; set target={labelled[0]}, or another")

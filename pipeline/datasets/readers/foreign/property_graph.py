@@ -197,7 +197,7 @@ def _types(path: Path, header: Header, rows: pa.Table, options: ReadOptions) -> 
             raise InputError(f"{path}: {counted(nulls, 'row')} without {name}; expected an id in every row")
     default = NO_RELATION if header.kind == "edges" else header.spaces.get("id") or NO_TYPE
     column = next((name for name, own in header.roles.items() if own == "label"), None)
-    if column is None or (header.kind == "nodes" and column in (options.named_labels or ())):
+    if column is None or (header.kind == "nodes" and column in (options.names("label_columns") or ())):
         return pa.chunked_array([pa.repeat(default, rows.num_rows)])
     first = pc.replace_substring_regex(pc.fill_null(rows[column], ""), ";.*", "")
     return pc.if_else(pc.equal(first, ""), default, first)
