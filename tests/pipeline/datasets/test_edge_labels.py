@@ -12,7 +12,14 @@ import torch
 
 import millrace as mr
 from millrace.storage.errors import InputError
-from millrace.tests.pipeline.datasets.test_edges import EDGES, LABELS, PAIRS, edge_dataset, nodes, same
+from millrace.tests.pipeline.datasets.test_edge_labels_of_datasets import (
+    EDGES,
+    LABELS,
+    PAIRS,
+    edge_dataset,
+    nodes,
+    same,
+)
 
 __all__ = ["nodes"]
 
