@@ -22,7 +22,7 @@ from torch import Tensor
 
 from millrace.stages.kernels.aggregation.attention_args import AttentionEdges, AttentionRule
 from millrace.stages.kernels.aggregation.cuda import backend as aggregate_cuda
-from millrace.stages.kernels.aggregation.lists import InLists
+from millrace.stages.kernels.aggregation.lists import InLists, WeightedLists
 from millrace.stages.kernels.minibatch_cuda.rows import gather_rows
 from millrace.stages.kernels.sampling.cuda.tables import Workspace
 from millrace.stages.neighbourhood.gradients import Attend, SpmmBeside
@@ -276,7 +276,7 @@ def _ms(lab: Lab, call: Function, x: Tensor, passes: int) -> float:
 
 
 def _mean(layer: Layer, x: Tensor) -> Tensor:
-    found: Any = SpmmBeside.apply(x, aggregate_cuda, layer.lists, None, layer.row_scale)
+    found: Any = SpmmBeside.apply(x, aggregate_cuda, WeightedLists(layer.lists, None, layer.row_scale))
     return found
 
 

@@ -16,7 +16,7 @@ from ...storage.minibatch import Block
 from ...storage.optional import moved, when_present
 from ...storage.typed.graph_types import GraphTypes
 from ..kernels.aggregation.attention_args import AttentionEdges, AttentionRule, EdgeNumbers
-from ..kernels.aggregation.lists import InLists, on_device
+from ..kernels.aggregation.lists import InLists, WeightedLists, on_device
 from .base import Loops
 from .checked import CheckedNeighbourhood, Factors, Kind, ListEdges, weight_tensor
 from .checks import absent_rows
@@ -84,7 +84,7 @@ class ListNeighbourhood(ListEdges, CheckedNeighbourhood):
         # Of a sample the coefficients say how often each loop counts. Padding after the last edge is no row's.
         of_loops = self.coefficients(rows) * self.is_loop(rows.device)
         ones = rows.new_ones(self.num_src, 1)
-        return found._replace(present=self._kernels(ones).spmm(self.lists, ones, of_loops)[:, 0])
+        return found._replace(present=self._kernels(ones).spmm(WeightedLists(self.lists, of_loops), ones)[:, 0])
 
     def is_loop(self, device: torch.device) -> Tensor:
         return self.lists.sources_on(device) == self._rows_on(self.lists, device)
@@ -134,7 +134,7 @@ class ListNeighbourhood(ListEdges, CheckedNeighbourhood):
         return self._reduce(self.lists, x, "mean")
 
     def _mean_beside(self, x: Tensor) -> Tensor:
-        return SpmmBeside.apply(x, self._kernels(x), self.lists, self._weight(x), self._scale("mean", x))
+        return SpmmBeside.apply(x, self._kernels(x), WeightedLists(self.lists, self._weight(x), self._scale("mean", x)))
 
     def _max(self, x: Tensor) -> Tensor:
         return self._reduce(self.lists, x, "max")

@@ -14,6 +14,7 @@ from ...storage.array_kinds import FloatArray
 from ...storage.optional import moved, present, when_present
 from ..kernels import aggregation_on
 from ..kernels.aggregation.attention_args import AttentionRule
+from ..kernels.aggregation.lists import WeightedLists
 from .base import Message, Reduce
 from .checks import (
     absent_rows,
@@ -234,12 +235,12 @@ class ListEdges(ABC):
         if reduce == "max":
             return Maximum.apply(x, self._kernels(x), lists)
         if reduce == "plain":
-            return Spmm.apply(x, None, self._kernels(x), lists, None, None)
+            return Spmm.apply(x, None, self._kernels(x), WeightedLists(lists))
         coef = self._weight(x)
         if factors.of_sources is not None:
             of_edge = factors.of_sources[lists.sources_on(x.device)]
             coef = of_edge if coef is None else of_edge.mul_(coef)
-        return Spmm.apply(x, factors.own, self._kernels(x), lists, coef, self._scale(reduce, x))
+        return Spmm.apply(x, factors.own, self._kernels(x), WeightedLists(lists, coef, self._scale(reduce, x)))
 
     def _applied(self, of: UserMessage, h: Tensor) -> Tensor:
         """A message of each edge, which gets its `Block.weight`, if there is one; the coefficients of `sum` and `mean`

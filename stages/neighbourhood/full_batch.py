@@ -23,7 +23,7 @@ from ...storage.partition.edge_shards import EdgeShards
 from ...storage.store.scratch import Empty, in_memory
 from ..comm.base import Group
 from ..kernels.aggregation.attention_args import EdgeNumbers
-from ..kernels.aggregation.lists import InLists, on_device
+from ..kernels.aggregation.lists import InLists, WeightedLists, on_device
 from ..self_loops import degree_rows
 from .loops import agreed, degrees_alone
 
@@ -80,6 +80,10 @@ class Shard:
         if device not in self._copies:
             self._copies[device] = self.weight.to(device)
         return self._copies[device]
+
+    def weighted(self, device: torch.device, scale: Tensor | None) -> WeightedLists:
+        """The edges with their weights, and factors of rows [N], on a device."""
+        return WeightedLists(self.lists, self.weight_on(device), scale, self.rows)
 
     def numbers(self, batch: EdgeNumbers) -> EdgeNumbers:
         """Keys of the edges for dropout, from those of all edges of the rank: made once, as are their copies on a

@@ -13,39 +13,31 @@ from torch import Tensor
 
 from ..autograd import once_differentiable
 from ..kernels.aggregation.attention_args import AttentionEdges, BackwardRows, SharedAttention
-from ..kernels.aggregation.lists import InLists
+from ..kernels.aggregation.lists import InLists, WeightedLists
 from ..memory.arena import empty
 from ..memory.lazy_rows import head
 
 
 class Spmm(torch.autograd.Function):
-    """``apply(x, own, kernels, lists, coef, row_scale)``: differentiable in x and `own` [n]; the weights of the graph
-    are constants."""
+    """``apply(x, own, kernels, of)``: differentiable in x and `own` [n]; the weights of the graph are constants."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        own: Tensor | None,
-        kernels: ModuleType,
-        lists: InLists,
-        coef: Tensor | None,
-        row_scale: Tensor | None,
-    ) -> Tensor:
-        ctx.rest = kernels, lists, coef, row_scale
+    def forward(ctx: Any, x: Tensor, own: Tensor | None, kernels: ModuleType, of: WeightedLists) -> Tensor:
+        ctx.rest = kernels, of
         # x is only needed for the gradient of `own`.
         ctx.save_for_backward(own, x if own is not None and own.requires_grad else None)
-        return kernels.spmm(lists, x, coef, row_scale, own)
+        return kernels.spmm(of, x, own)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        kernels, lists, coef, row_scale = ctx.rest
+        kernels, of = ctx.rest
         own, x = ctx.saved_tensors
         grad = grads[0].contiguous()
-        dx = kernels.spmm_backward(lists, grad, coef, row_scale, own) if ctx.needs_input_grad[0] else None
-        down = kernels.dots(grad[:, None], head(x, lists.num_dst)[:, None])[:, 0] if ctx.needs_input_grad[1] else None
-        return dx, down, None, None, None, None
+        dx = kernels.spmm_backward(of, grad, own) if ctx.needs_input_grad[0] else None
+        n = of.lists.num_dst
+        down = kernels.dots(grad[:, None], head(x, n)[:, None])[:, 0] if ctx.needs_input_grad[1] else None
+        return dx, down, None, None
 
 
 class Pieces(torch.autograd.Function):
@@ -93,20 +85,18 @@ class ScatterParts(torch.autograd.Function):
 
 
 class SpmmBeside(torch.autograd.Function):
-    """``apply(x, kernels, lists, coef, row_scale)``: the aggregates, and the destinations' own rows beside them."""
+    """``apply(x, kernels, of)``: the aggregates, and the destinations' own rows beside them."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, kernels: ModuleType, lists: InLists, coef: Tensor | None, row_scale: Tensor | None
-    ) -> Tensor:
-        ctx.rest = kernels, lists, coef, row_scale
-        return kernels.spmm_beside(lists, x, coef, row_scale)
+    def forward(ctx: Any, x: Tensor, kernels: ModuleType, of: WeightedLists) -> Tensor:
+        ctx.rest = kernels, of
+        return kernels.spmm_beside(of, x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        kernels, lists, coef, row_scale = ctx.rest
-        return kernels.spmm_beside_backward(lists, grads[0].contiguous(), coef, row_scale), None, None, None, None
+        kernels, of = ctx.rest
+        return kernels.spmm_beside_backward(of, grads[0].contiguous()), None, None
 
 
 class Maximum(torch.autograd.Function):

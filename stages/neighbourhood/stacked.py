@@ -14,7 +14,7 @@ from ...storage.minibatch import Block
 from ...storage.optional import moved
 from ...storage.typed.graph_types import GraphTypes
 from ..kernels import aggregation_on
-from ..kernels.aggregation.lists import InLists
+from ..kernels.aggregation.lists import InLists, WeightedLists
 from .checks import as_matrix
 from .gradients import Pieces, Spmm
 
@@ -64,7 +64,7 @@ class Stacked:
         x = as_matrix(h, self.lists.num_src, "h")
         backend: Any = kernels or aggregation_on(x.device)
         weight = moved(self.weight, x.device)
-        rows = Spmm.apply(x, None, backend, self.lists, weight, self.share.to(x.device, x.dtype))
+        rows = Spmm.apply(x, None, backend, WeightedLists(self.lists, weight, self.share.to(x.device, x.dtype)))
         parts = Pieces.apply(rows, self.sizes[0])
         flags = self.present.to(x.device, x.dtype).split(self.sizes[1])
         return [

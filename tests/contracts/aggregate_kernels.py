@@ -8,7 +8,7 @@ from torch import Tensor
 
 from millrace.stages.kernels import aggregation_backend
 from millrace.stages.kernels.aggregation.attention_args import AttentionEdges, AttentionRule
-from millrace.stages.kernels.aggregation.lists import InLists
+from millrace.stages.kernels.aggregation.lists import InLists, WeightedLists
 from millrace.stages.neighbourhood.gradients import attend, attend_backward
 from millrace.tests.oracles import aggregation as reference
 
@@ -38,12 +38,11 @@ def results(
     few = lists.indices.dtype == np.int64
     for c in (coef,) if few else (None, coef):
         for r in (scale,) if few else (None, scale):
-            found += [kernels.spmm(lists, x, c, r), kernels.spmm_backward(lists, grad, c, r)]
-            found += [
-                kernels.spmm_beside(lists, x, c, r),
-                kernels.spmm_beside_backward(lists, torch.cat([grad, grad + 1], 1), c, r),
-            ]
-    found += [kernels.spmm(lists, x, coef, scale, own), kernels.spmm_backward(lists, grad, coef, scale, own)]
+            of, both = WeightedLists(lists, c, r), torch.cat([grad, grad + 1], 1)
+            found += [kernels.spmm(of, x), kernels.spmm_backward(of, grad)]
+            found += [kernels.spmm_beside(of, x), kernels.spmm_beside_backward(of, both)]
+    of = WeightedLists(lists, coef, scale)
+    found += [kernels.spmm(of, x, own), kernels.spmm_backward(of, grad, own)]
     largest, arg = kernels.maximum(lists, x)
     found += [largest, arg, kernels.maximum_backward(lists, arg, grad)]
     z, a, logit, upstream = rand(S, heads, width), rand(heads, width), rand(n, heads), rand(n, heads, width)

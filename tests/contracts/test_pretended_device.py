@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from millrace.stages.kernels import aggregation_on
-from millrace.stages.kernels.aggregation.lists import InLists
+from millrace.stages.kernels.aggregation.lists import InLists, WeightedLists
 
 pytestmark = [
     pytest.mark.usefixtures("on_device"),
@@ -65,7 +65,7 @@ MIXED: dict[str, Callable[[Tensor], object]] = {
     "stacked numbers": lambda x: torch.stack([x[0, 0], torch.tensor(1.0)]),
     "labels": lambda x: nn.functional.cross_entropy(x, torch.zeros(4, dtype=torch.int64)),
     "a kernel": lambda x: aggregation_on(TO).spmm(
-        InLists.from_arrays(np.array([0, 1]), np.array([2]), 4), x, torch.ones(1)
+        WeightedLists(InLists.from_arrays(np.array([0, 1]), np.array([2]), 4), torch.ones(1)), x
     ),
 }
 
@@ -129,7 +129,7 @@ def test_copies_numbers_and_locked_memory_go_between() -> None:
     assert ROWS.double().type_as(x).is_cuda
     assert torch.where(x > 3, x, torch.tensor(0.0)).masked_fill(x > 6, torch.tensor(1.0)).sum() == 13
     lists = InLists.from_arrays(np.array([0, 2]), np.array([0, 3]), 4)
-    assert aggregation_on(TO).spmm(lists, x, host[:2, 0].contiguous().pin_memory()).is_cuda
+    assert aggregation_on(TO).spmm(WeightedLists(lists, host[:2, 0].contiguous().pin_memory()), x).is_cuda
     with pytest.raises(TypeError, match="convert cuda:0"):
         x.numpy()
 

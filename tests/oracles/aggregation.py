@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from millrace.stages.kernels.aggregation.attention_args import AttentionEdges, BackwardRows, SharedAttention
-from millrace.stages.kernels.aggregation.lists import InLists, IntArray
+from millrace.stages.kernels.aggregation.lists import InLists, IntArray, WeightedLists
 from millrace.stages.random import draw, node_words
 
 
@@ -46,10 +46,9 @@ def add_outer(out: Tensor, weight: Tensor, a: Tensor) -> None:
     out[: len(weight)] += weight[..., None] * a
 
 
-def spmm(
-    lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None
-) -> Tensor:
+def spmm(of: WeightedLists, x: Tensor, own: Tensor | None = None) -> Tensor:
     """See `cpu.backend.spmm`."""
+    lists, coef, row_scale = of.lists, of.coef, of.row_scale
     src, dst = _edges(lists)
     messages = x[src] if coef is None else x[src] * coef.to(x.dtype)[:, None]
     result = x.new_zeros(lists.num_dst, x.shape[1]).index_add(0, dst, messages)
@@ -57,25 +56,21 @@ def spmm(
     return result if own is None else result + own[:, None] * x[: lists.num_dst]
 
 
-def spmm_backward(
-    lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None
-) -> Tensor:
+def spmm_backward(of: WeightedLists, grad: Tensor, own: Tensor | None = None) -> Tensor:
     """See `cpu.backend.spmm_backward`."""
-    x = grad.new_zeros(lists.num_src, grad.shape[1])
-    return _gradients(lambda x: spmm(lists, x, coef, row_scale, own), (x,), grad)[0]
+    x = grad.new_zeros(of.lists.num_src, grad.shape[1])
+    return _gradients(lambda x: spmm(of, x, own), (x,), grad)[0]
 
 
-def spmm_beside(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
+def spmm_beside(of: WeightedLists, x: Tensor) -> Tensor:
     """See `cpu.backend.spmm_beside`."""
-    return torch.cat([spmm(lists, x, coef, row_scale), x[: lists.num_dst]], dim=1)
+    return torch.cat([spmm(of, x), x[: of.lists.num_dst]], dim=1)
 
 
-def spmm_beside_backward(
-    lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None
-) -> Tensor:
+def spmm_beside_backward(of: WeightedLists, grad: Tensor) -> Tensor:
     """See `cpu.backend.spmm_beside_backward`."""
-    x = grad.new_zeros(lists.num_src, grad.shape[1] // 2)
-    return _gradients(lambda x: spmm_beside(lists, x, coef, row_scale), (x,), grad)[0]
+    x = grad.new_zeros(of.lists.num_src, grad.shape[1] // 2)
+    return _gradients(lambda x: spmm_beside(of, x), (x,), grad)[0]
 
 
 def maximum(lists: InLists, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,34 +96,19 @@ def maximum_backward(lists: InLists, arg: Tensor, grad: Tensor) -> Tensor:
     return out.index_put_((src, column), grad[row, column], accumulate=True)
 
 
-def spmm_into(
-    lists: InLists,
-    rows: IntArray | None,
-    x: Tensor,
-    out: Tensor,
-    coef: Tensor | None = None,
-    row_scale: Tensor | None = None,
-) -> None:
+def spmm_into(of: WeightedLists, x: Tensor, out: Tensor) -> None:
     """See `cpu.shards.spmm_into`."""
-    src, dst = _edges(lists, rows)
-    messages = x[src] if coef is None else x[src] * coef.to(x.dtype)[:, None]
-    out[:, : x.shape[1]].index_add_(0, dst, messages if row_scale is None else messages * row_scale[dst, None])
+    src, dst = _edges(of.lists, of.rows)
+    messages = x[src] if of.coef is None else x[src] * of.coef.to(x.dtype)[:, None]
+    out[:, : x.shape[1]].index_add_(0, dst, messages if of.row_scale is None else messages * of.row_scale[dst, None])
 
 
-def spmm_from(
-    lists: InLists,
-    rows: IntArray | None,
-    grad: Tensor,
-    width: int,
-    coef: Tensor | None = None,
-    row_scale: Tensor | None = None,
-) -> Tensor:
+def spmm_from(of: WeightedLists, grad: Tensor, width: int) -> Tensor:
     """See `cpu.backend.spmm_from`."""
-    src, dst = _edges(lists, rows)
-    messages = grad[dst, :width] if coef is None else grad[dst, :width] * coef.to(grad.dtype)[:, None]
-    return grad.new_zeros(lists.num_src, width).index_add(
-        0, src, messages if row_scale is None else messages * row_scale[dst, None]
-    )
+    src, dst = _edges(of.lists, of.rows)
+    messages = grad[dst, :width] if of.coef is None else grad[dst, :width] * of.coef.to(grad.dtype)[:, None]
+    scaled = messages if of.row_scale is None else messages * of.row_scale[dst, None]
+    return grad.new_zeros(of.lists.num_src, width).index_add(0, src, scaled)
 
 
 def maximum_into(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ....storage.array_kinds import IdArray
-from .lists import DeviceLists, InLists, IntArray, on_device
+from .lists import DeviceLists, InLists, IntArray, on_device, rows_on
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class EdgeNumbers:
     def to_device(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
         """`first`, `own` and `edge` in the memory of `device`; copied once."""
         if device not in self._copies:
-            edge = None if self.edge is None else on_device(self.edge, device)
+            edge = rows_on(self.edge, device)
             self._copies[device] = on_device(self.first, device), on_device(self.own, device), edge
         return self._copies[device]
 
@@ -81,9 +81,8 @@ class AttentionEdges:
 
     def to_device(self, device: torch.device) -> "DeviceEdges":
         """The edges in the memory of `device`; `rows` are copied in every call."""
-        rows = None if self.rows is None else on_device(self.rows, device)
         names = (None, None, None) if self.numbers is None else self.numbers.to_device(device)
-        return DeviceEdges(self.lists.to_device(device), self.rule, names, rows, self.own)
+        return DeviceEdges(self.lists.to_device(device), self.rule, names, rows_on(self.rows, device), self.own)
 
 
 class DeviceEdges(NamedTuple):

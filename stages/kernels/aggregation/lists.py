@@ -121,6 +121,20 @@ class InLists:
         return self._copies[device]
 
 
+@dataclass(frozen=True, eq=False)
+class WeightedLists:
+    """Lists whose sums are weighted: ``row_scale[v] * sum over edges e of v of coef[e] * ...``."""
+
+    lists: InLists
+    """n lists over S sources."""
+    coef: Tensor | None = None
+    """[e], float32 or the dtype of the rows; ones when absent."""
+    row_scale: Tensor | None = None
+    """[n] of the dtype of the rows, or of a shard [N]; ones when absent."""
+    rows: IntArray | None = None
+    """Of a shard: the row of the result that each list belongs to, see `cpu.shards`; its own when absent."""
+
+
 CHUNK = 256
 """Edges of one list that one program reads."""
 
@@ -128,6 +142,11 @@ CHUNK = 256
 def on_device(array: IntArray, device: torch.device) -> Tensor:
     """Copy of the array in the memory of `device`."""
     return torch.from_numpy(np.require(array, requirements=["C", "A", "W"])).to(device, non_blocking=True)
+
+
+def rows_on(rows: IntArray | None, device: torch.device) -> Tensor | None:
+    """`on_device` of rows that may be absent."""
+    return None if rows is None else on_device(rows, device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,7 +233,9 @@ class DeviceLists:
     def sums(self, weight: Tensor, kernels: Any) -> Tensor:
         """float64 [n], sum of the weights [e] of each list: row by row, in the order of the edges, so that the bits are
         the same from run to run."""
-        return kernels.spmm(self, torch.ones(self.num_src, 1, dtype=torch.float64, device=weight.device), weight)[:, 0]
+        ones = torch.ones(self.num_src, 1, dtype=torch.float64, device=weight.device)
+        of: Any = self
+        return kernels.spmm(WeightedLists(of, weight), ones)[:, 0]
 
     @cached_property
     def begin(self) -> Tensor:
@@ -245,9 +266,11 @@ class DeviceLists:
             begin, end, of, long, DeviceLists(indptr, each, num_pieces, (self.longest - 1) // self.limit, self.limit)
         )
 
-    def over(self, indices: Tensor) -> "DeviceLists":
-        """The lists with other indices."""
-        other = replace(self, indices=indices)
+    def over_rows(self, rows: Tensor | None) -> "DeviceLists":
+        """The lists with ``rows[u]`` as source u; themselves without `rows`."""
+        if rows is None:
+            return self
+        other = replace(self, indices=rows[self.indices])
         other.__dict__["rest"] = self.rest
         return other
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ....storage.errors import InputError
 from ....storage.optional import moved, present, taken, when_present
 from ...autograd import once_differentiable
-from ...kernels.aggregation.lists import InLists
+from ...kernels.aggregation.lists import InLists, WeightedLists
 from ...memory.arena import empty
 from ...random import Purpose, draw_word, node_words, stream, torch_seed
 from ..base import Message, Reduce
@@ -77,7 +77,8 @@ class Apply(torch.autograd.Function):
                 if reduce == "max":
                     kernels.maximum_into(lists, of_rows, shard.edge[src.start : src.stop], x, out, arg)
                 else:
-                    kernels.spmm_into(lists, of_rows, x, out, None if reduce == "plain" else coef, scale)
+                    of = WeightedLists(lists, None if reduce == "plain" else coef, scale, of_rows)
+                    kernels.spmm_into(of, x, out)
 
         visit(batch.rank, h)
         for q, rows in neighbourhood.ring.rows(neighbourhood.view, h, call):
@@ -126,7 +127,8 @@ class Apply(torch.autograd.Function):
                 if reduce == "max":
                     dx = kernels.maximum_from(lists, of_rows, shard.edge[src.start : src.stop], arg, grad)
                 else:
-                    dx = kernels.spmm_from(lists, of_rows, grad, width, None if reduce == "plain" else coef, scale)
+                    of = WeightedLists(lists, None if reduce == "plain" else coef, scale, of_rows)
+                    dx = kernels.spmm_from(of, grad, width)
                 if not x.requires_grad:
                     continue
                 asked = [x_src, x_dst, *(given[i] for i in wanted), *(x_edge if d_edge is not None else ())]
@@ -192,7 +194,7 @@ def _pieces(shard: Shard, rows: Tensor) -> Iterator[tuple[int, int]]:
             return
 
 
-def _piece(shard: Shard, a: int, b: int, device: torch.device) -> tuple[_Edges, Tensor, object]:
+def _piece(shard: Shard, a: int, b: int, device: torch.device) -> tuple[_Edges, Tensor, InLists]:
     """Lists [a, b): their edges, the destination row of each, and lists in which every edge is a source of its own.
     Tensors lie on the device."""
     indptr = shard.lists.indptr[a : b + 1] - shard.lists.indptr[a]

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...autograd import once_differentiable
+from ...kernels.aggregation.lists import WeightedLists
 from ...memory.arena import empty
 from ..full_batch import Shard
 from .layer import SequentialLayer
@@ -29,12 +30,11 @@ class Sum(torch.autograd.Function):
         ctx.save_for_backward(own, x if own is not None and own.requires_grad else None)
         here = neighbourhood.own
         coef = _coefficients(here, factor, x.device)
-        out = (
-            kernels.spmm_beside(here.lists, x, coef, scale) if beside else kernels.spmm(here.lists, x, coef, scale, own)
-        )
+        of = WeightedLists(here.lists, coef, scale)
+        out = kernels.spmm_beside(of, x) if beside else kernels.spmm(of, x, own)
         for q, rows in neighbourhood.ring.rows(neighbourhood.view, x, call):
             shard = neighbourhood.view.shards[q]
-            kernels.spmm_into(shard.lists, shard.rows, rows, out, shard.weight_on(x.device), scale)
+            kernels.spmm_into(shard.weighted(x.device, scale), rows, out)
             del rows  # before the next rank's rows come
         return out
 
@@ -46,14 +46,13 @@ class Sum(torch.autograd.Function):
         own, x = ctx.saved_tensors
         dx = None
         if ctx.needs_input_grad[0]:
-            coef = _coefficients(here, factor, grad.device)
-            back = kernels.spmm_beside_backward if beside else kernels.spmm_backward
-            dx = back(here.lists, grad, coef, scale) if beside else back(here.lists, grad, coef, scale, own)
+            of = WeightedLists(here.lists, _coefficients(here, factor, grad.device), scale)
+            dx = kernels.spmm_beside_backward(of, grad) if beside else kernels.spmm_backward(of, grad, own)
             width = grad.shape[1] // 2 if beside else grad.shape[1]
 
             def gradient_of(q: int) -> Tensor:
                 shard = neighbourhood.view.shards[q]
-                return kernels.spmm_from(shard.lists, shard.rows, grad, width, shard.weight_on(grad.device), scale)
+                return kernels.spmm_from(shard.weighted(grad.device, scale), grad, width)
 
             neighbourhood.ring.push_all(neighbourhood.view, gradient_of, dx, call)
         down = kernels.dots(grad[:, None], x[: neighbourhood.num_dst, None])[:, 0] if ctx.needs_input_grad[1] else None

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .....storage.optional import moved, taken
 from ....memory.arena import empty
 from ....memory.lazy_rows import LazyRows, base_and_ids
 from ...runtime.jit import njit
 from ...runtime.threads import parallel
-from ..lists import InLists, IntArray
+from ..lists import InLists, IntArray, WeightedLists
 from .attention import add_outer, attend_from, attend_into, weighted_sum
 from .attention_shared import attend_shared, attend_shared_backward
 from .lists import row_at, rows_array
@@ -33,101 +34,63 @@ _JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "nump
 _U = np.uint64
 
 
-def _spmm(
-    lists: InLists,
-    x: Tensor,
-    width: int,
-    coef: Tensor | None,
-    row_scale: Tensor | None,
-    kind: int,
-    own: Tensor | None,
-    own_rows: int,
-    columns: int,
-) -> Tensor:
+def _spmm(of: WeightedLists, x: Tensor, width: int, columns: int, own: tuple[int, Tensor | None, int]) -> Tensor:
+    """`own`: what is added of the own rows, see `spmm_rows`, their factors, and their number."""
+    lists, (kind, factors, own_rows) = of.lists, own
     out = empty((lists.num_dst, columns), x.dtype)
     base, ids = base_and_ids(x)
-    w, s, o = (rows_array(values, base) for values in (coef, row_scale, own))
+    w, s, o = (rows_array(values, base) for values in (of.coef, of.row_scale, factors))
     with_own = 0 if kind == NOTHING else own_rows
     args = (lists.indptr, lists.indices, ids, w, base, width, s, kind, o, with_own, out.numpy())
     parallel(spmm_rows, [(*args, a, b) for a, b in row_parts(lists.indptr, width)])
     return out
 
 
-def spmm(
-    lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None
-) -> Tensor:
+def spmm(of: WeightedLists, x: Tensor, own: Tensor | None = None) -> Tensor:
     """``out[v] = row_scale[v] * sum over edges e of v of coef[e] * x[indices[e]]  +  own[v] * x[v]``; an empty sum is
     0.
 
     Args:
-        lists: the edges.
+        of: the edges.
         x: [S, D].
-        coef: [e], float32 or x's dtype; ones when absent.
-        row_scale: [n] of x's dtype; ones when absent.
         own: [n] of x's dtype; zeros when absent.
     """
     kind = NOTHING if own is None else ADDED
-    return _spmm(lists, x, x.shape[1], coef, row_scale, kind, own, lists.num_dst, x.shape[1])
+    return _spmm(of, x, x.shape[1], x.shape[1], (kind, own, of.lists.num_dst))
 
 
-def spmm_backward(
-    lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None
-) -> Tensor:
+def spmm_backward(of: WeightedLists, grad: Tensor, own: Tensor | None = None) -> Tensor:
     """Gradient of `spmm` with respect to x: [n, D] -> [S, D]."""
-    kind = NOTHING if own is None else ADDED
-    back, weight = _towards_sources(lists, coef, row_scale, grad.dtype)
-    return _spmm(back, grad, grad.shape[1], weight, None, kind, own, lists.num_dst, grad.shape[1])
+    return _gradient(of, grad, grad.shape[1], NOTHING if own is None else ADDED, own)
 
 
-def spmm_beside(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
+def spmm_beside(of: WeightedLists, x: Tensor) -> Tensor:
     """`spmm`, and beside it in columns [D, 2D) the rows of the destinations themselves: [S, D] -> [n, 2D]."""
-    return _spmm(lists, x, x.shape[1], coef, row_scale, BESIDE, None, lists.num_dst, 2 * x.shape[1])
+    return _spmm(of, x, x.shape[1], 2 * x.shape[1], (BESIDE, None, of.lists.num_dst))
 
 
-def spmm_beside_backward(
-    lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None
-) -> Tensor:
+def spmm_beside_backward(of: WeightedLists, grad: Tensor) -> Tensor:
     """Gradient of `spmm_beside` with respect to x: [n, 2D] -> [S, D]."""
-    width = grad.shape[1] // 2
-    back, weight = _towards_sources(lists, coef, row_scale, grad.dtype)
-    return _spmm(back, grad, width, weight, None, FROM_BESIDE, None, lists.num_dst, width)
+    return _gradient(of, grad, grad.shape[1] // 2, FROM_BESIDE)
 
 
-def _towards_sources(
-    lists: InLists, coef: Tensor | None, row_scale: Tensor | None, dtype: torch.dtype
-) -> tuple[InLists, Tensor | None]:
-    """Transposed lists, and the coefficient of each of their edges."""
-    t = lists.transposed
-    weight = None if coef is None else coef[torch.from_numpy(t.edge)].to(dtype)
-    if row_scale is not None:
-        scale = row_scale[torch.from_numpy(t.dst)]
+def spmm_from(of: WeightedLists, grad: Tensor, width: int) -> Tensor:
+    """Gradient of `spmm_into` with respect to x: [N, >= width] -> [S, width]; columns of `grad` from `width` on are not
+    read."""
+    return _gradient(of, grad, width, NOTHING)
+
+
+def _gradient(of: WeightedLists, grad: Tensor, width: int, kind: int, own: Tensor | None = None) -> Tensor:
+    """Sums along the transposed lists, whose edges have their coefficients, and their rows' factors."""
+    lists, t, rows = of.lists, of.lists.transposed, of.rows
+    weight = moved(taken(of.coef, torch.from_numpy(t.edge)), grad.dtype)
+    if (scale := of.row_scale) is not None:
+        scale = (scale if rows is None else scale[torch.from_numpy(rows)])[torch.from_numpy(t.dst)]
         weight = scale if weight is None else weight.mul_(scale)
-    return InLists(t.indptr, t.dst, lists.num_dst), weight
-
-
-def spmm_from(
-    lists: InLists,
-    rows: IntArray | None,
-    grad: Tensor,
-    width: int,
-    coef: Tensor | None = None,
-    row_scale: Tensor | None = None,
-) -> Tensor:
-    """Gradient of `spmm_into` with respect to x: [N, >= width] -> [S, width].
-
-    Args:
-        lists: the shard's edges.
-        rows: see `cpu.shards`.
-        grad: [N, >= width]; columns from `width` on are not read.
-        width: columns of x.
-        coef: as in `spmm_into`.
-        row_scale: as in `spmm_into`.
-    """
-    of_list = row_scale if rows is None or row_scale is None else row_scale[torch.from_numpy(rows)]
-    back, weight = _towards_sources(lists, coef, of_list, grad.dtype)
     # Destination i of the transposed lists is row rows[i] of the gradient, read in place.
-    of_lists = grad if rows is None else LazyRows(grad.numpy(), rows)
-    return _spmm(back, of_lists, width, weight, None, NOTHING, None, 0, width)
+    given = grad if rows is None else LazyRows(grad.numpy(), rows)
+    back = WeightedLists(InLists(t.indptr, t.dst, lists.num_dst), weight)
+    return _spmm(back, given, width, width, (kind, own, lists.num_dst))
 
 
 @njit(**_JIT)

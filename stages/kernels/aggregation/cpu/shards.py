@@ -17,7 +17,7 @@ from ....memory.arena import empty
 from ....memory.lazy_rows import base_and_ids
 from ...runtime.jit import njit
 from ...runtime.threads import parallel
-from ..lists import InLists, IntArray
+from ..lists import InLists, IntArray, WeightedLists
 from .lists import of_row, row_at, rows_array
 from .prefetch import prefetch_rows
 from .row_ranges import even_parts, row_parts
@@ -54,28 +54,18 @@ def _add_sums(indptr, indices, ids, coef, x, rows, scale, out, lo, hi):
                 o[k] += w * a[k]
 
 
-def spmm_into(
-    lists: InLists,
-    rows: IntArray | None,
-    x: Tensor,
-    out: Tensor,
-    coef: Tensor | None = None,
-    row_scale: Tensor | None = None,
-) -> None:
+def spmm_into(of: WeightedLists, x: Tensor, out: Tensor) -> None:
     """``out[rows[i], :D] += row_scale[rows[i]] * sum over edges e of list i of coef[e] * x[indices[e]]``, in place.
 
     Args:
-        lists: the shard's edges.
-        rows: see the module.
+        of: the shard's edges.
         x: [S, D], or lazy rows (`stages.memory.lazy_rows`).
         out: [N, >= D]; columns from D on are left alone.
-        coef: [e], float32 or x's dtype; ones when absent.
-        row_scale: [N] of x's dtype; ones when absent.
     """
     assert out.is_contiguous() and out.shape[1] >= x.shape[1]
-    base, ids = base_and_ids(x)
-    w, s = rows_array(coef, base), rows_array(row_scale, base)
-    args = (lists.indptr, lists.indices, ids, w, base, rows, s, out.numpy())
+    lists, (base, ids) = of.lists, base_and_ids(x)
+    w, s = rows_array(of.coef, base), rows_array(of.row_scale, base)
+    args = (lists.indptr, lists.indices, ids, w, base, of.rows, s, out.numpy())
     parallel(_add_sums, [(*args, a, b) for a, b in row_parts(lists.indptr, x.shape[1])])
 
 

@@ -184,7 +184,7 @@ def gradients_by_src(
     (there, rule, names, at, own), (heads, width) = edges, z.shape[1:]
     logit_dst, log_sum, grad, delta, d_dst = of
     back, position = there.transposed
-    back = back if at is None else back.over(at[back.indices])
+    back = back.over_rows(at)
     shape = head_tile(heads, width)
     shape["UNROLL"] = unrolled(shape, HELD // 2)
     d_edge = z.new_empty(there.num_edges, heads)

@@ -22,8 +22,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .....storage.optional import moved, taken
 from ....memory.lazy_rows import LazyRows, device_base_and_ids
-from ..lists import DeviceLists, InLists, IntArray, on_device
+from ..lists import DeviceLists, InLists, IntArray, WeightedLists, on_device, rows_on
 from .attention import attend_into
 from .attention_backward import attend_from
 from .attention_shared import attend_shared, attend_shared_backward
@@ -37,106 +38,48 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _towards_sources(
-    lists: DeviceLists, rows: Tensor | None, coef: Tensor | None, dtype: torch.dtype
-) -> tuple[DeviceLists, Tensor | None]:
-    """Transposed lists, over rows of the result, and the coefficient of each of their edges."""
-    back, edge = lists.transposed
-    if rows is not None:
-        back = back.over(rows[back.indices])
-    return back, None if coef is None else coef[edge].to(dtype)
-
-
-def _on(array: IntArray | None, like: Tensor) -> Tensor | None:
-    return None if array is None else on_device(array, like.device)
-
-
-def spmm(
-    lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None
-) -> Tensor:
-    base, ids = device_base_and_ids(x)
-    out = base.new_empty(lists.num_dst, x.shape[1])
-    kind = NOTHING if own is None else ADDED
-    add_lists(
-        lists.to_device(x.device),
-        None,
-        base,
-        out,
-        x.shape[1],
-        coef,
-        row_scale,
-        kind=kind,
-        own=own,
-        own_rows=lists.num_dst,
-        ids=ids,
-    )
+def _sum(of: WeightedLists, x: Tensor, columns: int, kind: tl.constexpr, own: Tensor | None = None) -> Tensor:
+    (base, ids), lists, width = device_base_and_ids(x), of.lists, x.shape[1]
+    out, options = base.new_empty(lists.num_dst, columns), {"kind": kind, "own": own, "own_rows": lists.num_dst}
+    add_lists(lists.to_device(x.device), None, base, out, width, of.coef, of.row_scale, ids=ids, **options)
     return out
 
 
-def spmm_backward(
-    lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None, own: Tensor | None = None
-) -> Tensor:
-    out = grad.new_empty(lists.num_src, grad.shape[1])
-    back, weight = _towards_sources(lists.to_device(grad.device), None, coef, grad.dtype)
-    kind = NOTHING if own is None else ADDED
-    add_lists(
-        back, None, grad, out, grad.shape[1], weight, kind=kind, own=own, own_rows=lists.num_dst, source_scale=row_scale
-    )
+def _gradient(of: WeightedLists, grad: Tensor, width: int, kind: tl.constexpr, own: Tensor | None = None) -> Tensor:
+    """Sums along the transposed lists, over rows of the result."""
+    lists, rows = of.lists, rows_on(of.rows, grad.device)
+    back, edge = lists.to_device(grad.device).transposed
+    back, weight = back.over_rows(rows), moved(taken(of.coef, edge), grad.dtype)
+    out, options = grad.new_empty(lists.num_src, width), {"kind": kind, "own": own, "own_rows": lists.num_dst}
+    add_lists(back, None, grad, out, width, weight, source_scale=of.row_scale, **options)
     return out
 
 
-def spmm_beside(lists: InLists, x: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None) -> Tensor:
-    base, ids = device_base_and_ids(x)
-    out = base.new_empty(lists.num_dst, 2 * x.shape[1])
-    add_lists(
-        lists.to_device(x.device),
-        None,
-        base,
-        out,
-        x.shape[1],
-        coef,
-        row_scale,
-        kind=BESIDE,
-        own_rows=lists.num_dst,
-        ids=ids,
-    )
-    return out
+def spmm(of: WeightedLists, x: Tensor, own: Tensor | None = None) -> Tensor:
+    return _sum(of, x, x.shape[1], NOTHING if own is None else ADDED, own)
 
 
-def spmm_beside_backward(
-    lists: InLists, grad: Tensor, coef: Tensor | None = None, row_scale: Tensor | None = None
-) -> Tensor:
-    width = grad.shape[1] // 2
-    out = grad.new_empty(lists.num_src, width)
-    back, weight = _towards_sources(lists.to_device(grad.device), None, coef, grad.dtype)
-    add_lists(back, None, grad, out, width, weight, kind=FROM_BESIDE, own_rows=lists.num_dst, source_scale=row_scale)
-    return out
+def spmm_backward(of: WeightedLists, grad: Tensor, own: Tensor | None = None) -> Tensor:
+    return _gradient(of, grad, grad.shape[1], NOTHING if own is None else ADDED, own)
 
 
-def spmm_into(
-    lists: InLists,
-    rows: IntArray | None,
-    x: Tensor,
-    out: Tensor,
-    coef: Tensor | None = None,
-    row_scale: Tensor | None = None,
-) -> None:
+def spmm_beside(of: WeightedLists, x: Tensor) -> Tensor:
+    return _sum(of, x, 2 * x.shape[1], BESIDE)
+
+
+def spmm_beside_backward(of: WeightedLists, grad: Tensor) -> Tensor:
+    return _gradient(of, grad, grad.shape[1] // 2, FROM_BESIDE)
+
+
+def spmm_into(of: WeightedLists, x: Tensor, out: Tensor) -> None:
     assert out.is_contiguous() and out.shape[1] >= x.shape[1]
-    add_lists(lists.to_device(x.device), _on(rows, x), x, out, x.shape[1], coef, row_scale, add=True)
+    add_lists(
+        of.lists.to_device(x.device), rows_on(of.rows, x.device), x, out, x.shape[1], of.coef, of.row_scale, add=True
+    )
 
 
-def spmm_from(
-    lists: InLists,
-    rows: IntArray | None,
-    grad: Tensor,
-    width: int,
-    coef: Tensor | None = None,
-    row_scale: Tensor | None = None,
-) -> Tensor:
-    out = grad.new_empty(lists.num_src, width)
-    back, weight = _towards_sources(lists.to_device(grad.device), _on(rows, grad), coef, grad.dtype)
-    add_lists(back, None, grad, out, width, weight, source_scale=row_scale)
-    return out
+def spmm_from(of: WeightedLists, grad: Tensor, width: int) -> Tensor:
+    return _gradient(of, grad, width, NOTHING)
 
 
 # Position of an edge: its place in the lists; given for each edge; given for each edge and column.
@@ -216,7 +159,7 @@ def maximum_into(
     lists: InLists, rows: IntArray | None, edge: IntArray | None, x: Tensor, out: Tensor, arg: Tensor
 ) -> None:
     assert out.is_contiguous() and arg.is_contiguous()
-    _maxima(lists.to_device(x.device), _on(rows, x), _on(edge, x), x, out, arg, True)
+    _maxima(lists.to_device(x.device), rows_on(rows, x.device), rows_on(edge, x.device), x, out, arg, True)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -253,8 +196,8 @@ def maximum_backward(lists: InLists, arg: Tensor, grad: Tensor) -> Tensor:
 def maximum_from(lists: InLists, rows: IntArray | None, edge: IntArray | None, arg: Tensor, grad: Tensor) -> Tensor:
     out, width = grad.new_empty(lists.num_src, grad.shape[1]), grad.shape[1]
     back, positions = lists.to_device(grad.device).transposed
-    dst = back.indices if rows is None else on_device(rows, grad.device)[back.indices]
-    given = _on(edge, grad)
+    dst = back.over_rows(rows_on(rows, grad.device)).indices
+    given = rows_on(edge, grad.device)
     rows_per, columns = tile(width)
     shape = {"LIMIT": back.limit, "UNROLL": UNROLL, "BR": rows_per, "BF": columns}
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .....storage.array_kinds import IdArray, NumberArray, WordArray
 from .....storage.graph import Graph
+from .....storage.optional import when_present
 from ...runtime.device_memory import to_device
 from ...runtime.triton_rng import device
 from ..device_graph import DeviceGraph, number_on_device, on_device
@@ -120,7 +121,7 @@ def neighbor_pieces(graph: Graph, asked: NeighborDraws) -> Iterator[tuple[slice,
     """`neighbor` with its result on the device, in pieces: ranges of minibatches, each with its samples. Positions
     are there if weights are asked for."""
     on = on_device(graph)
-    slots = None if asked.table is None else on.with_table(asked.table)
+    slots = when_present(on.with_table, asked.table)
     segments = None if graph.types.is_single else segments_of(graph)
     for piece, seeds, part in _pieces(on, asked):
         yield piece, sample_cuda.neighbor(on, seeds, _on_device(part.keys.T, on), part, slots, segments)
@@ -147,7 +148,7 @@ def labor_pieces(graph: Graph, asked: LaborDraws) -> Iterator[tuple[slice, sampl
     `iterations`."""
     assert not asked.iterations, "see `stages.sample.base.check_kernel`"
     on, typed = on_device(graph), not graph.types.is_single
-    weights = None if asked.weight is None else number_on_device(graph, "edge_weight")
+    weights = when_present(lambda _: number_on_device(graph, "edge_weight"), asked.weight)
     for piece, seeds, part in _pieces(on, asked):
         streams = _on_device(part.keys, on)
 

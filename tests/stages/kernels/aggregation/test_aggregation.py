@@ -14,7 +14,7 @@ from millrace.stages.kernels.aggregation.attention_args import AttentionEdges, A
 from millrace.stages.kernels.aggregation.cpu import backend as aggregate_cpu
 from millrace.stages.kernels.aggregation.cpu import row_ranges as cut
 from millrace.stages.kernels.aggregation.cpu.softmax import CHUNK_ROWS, chunk_parts, num_chunks
-from millrace.stages.kernels.aggregation.lists import InLists
+from millrace.stages.kernels.aggregation.lists import InLists, WeightedLists
 from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.memory.lazy_rows import LazyRows, base_and_ids
 from millrace.stages.neighbourhood.gradients import Attend, AttendShared, Maximum, Spmm, SpmmBeside, attend
@@ -129,10 +129,10 @@ def test_gradients_are_those_of_finite_differences() -> None:
     scale, coef = torch.rand(4, dtype=torch.float64), torch.rand(11)
     checks: list[tuple[Callable[..., Any], tuple[Tensor, ...]]] = [
         (
-            lambda x, own: Spmm.apply(x, own, k, lists, coef, scale),
+            lambda x, own: Spmm.apply(x, own, k, WeightedLists(lists, coef, scale)),
             (torch.randn(6, 3, **DOUBLE), torch.randn(4, **DOUBLE)),
         ),
-        (lambda x: SpmmBeside.apply(x, k, lists, coef, scale), (torch.randn(6, 3, **DOUBLE),)),
+        (lambda x: SpmmBeside.apply(x, k, WeightedLists(lists, coef, scale)), (torch.randn(6, 3, **DOUBLE),)),
         (lambda x: Maximum.apply(x, k, lists), (torch.randn(6, 3, **DOUBLE),)),
     ]
     leaves = tuple(torch.randn(*s, **DOUBLE) for s in ((6, 2, 3), (2, 3), (4, 2)))
@@ -182,7 +182,7 @@ def test_nan_and_infinity_are_not_hidden(bad: float) -> None:
     lists = InLists.from_arrays(np.array([0, 3, 5, 5]), np.array([0, 1, 2, 3, 4], np.int32), 5)
     x = torch.ones(5, 9)
     x[1] = bad
-    total = aggregate_cpu.spmm(lists, x)
+    total = aggregate_cpu.spmm(WeightedLists(lists), x)
     largest, arg = aggregate_cpu.maximum(lists, x)
     for got in (total, largest):
         assert (got[0].isnan() if math.isnan(bad) else got[0] == bad).all()
@@ -224,10 +224,12 @@ def test_named_rows_are_read_where_they_lie(lists: InLists, width: int, types: t
     shapes = ((heads, width), (heads, width), n, (n, heads, width))
     a, b, own, grad = (torch.from_numpy(rng.standard_normal(s).astype(dtype)) for s in shapes)
 
+    of = WeightedLists(lists)
+
     def found(x: Tensor) -> list[Tensor]:
         made = k.attend_shared(edges, x, a, b)
         gradients = k.attend_shared_backward(edges, x, a, b, made, grad, False)[1:]
-        return [k.spmm(lists, x, own=own), k.spmm_beside(lists, x), *k.maximum(lists, x), *made, *gradients]
+        return [k.spmm(of, x, own), k.spmm_beside(of, x), *k.maximum(lists, x), *made, *gradients]
 
     named = LazyRows(base, ids)
     for got, want in zip(found(named), found(torch.from_numpy(base[ids])), strict=True):

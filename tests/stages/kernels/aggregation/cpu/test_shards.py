@@ -15,7 +15,7 @@ from millrace.stages.kernels.aggregation.attention_args import AttentionEdges, A
 from millrace.stages.kernels.aggregation.cpu import backend as aggregate_cpu
 from millrace.stages.kernels.aggregation.cpu import row_ranges as cut
 from millrace.stages.kernels.aggregation.cpu.dropout import scale_kept
-from millrace.stages.kernels.aggregation.lists import InLists, IntArray
+from millrace.stages.kernels.aggregation.lists import InLists, IntArray, WeightedLists
 from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.memory.arena import Arena, reusing
 from millrace.stages.memory.lazy_rows import LazyRows, base_and_ids
@@ -126,8 +126,9 @@ def sums(
             # graph.
             dst = (np.arange(shard.lists.num_dst) if shard.rows is None else shard.rows)[shard.lists.rows]
             c = None if coef is None else at(coef, shard.edge + rank.first[dst])
-            k.spmm_into(shard.lists, shard.rows, at(x, shard.src), out, c, s)
-            k.add_rows(dx, shard.src, k.spmm_from(shard.lists, shard.rows, g, width, c, s))
+            of = WeightedLists(shard.lists, c, s, shard.rows)
+            k.spmm_into(of, at(x, shard.src), out)
+            k.add_rows(dx, shard.src, k.spmm_from(of, g, width))
         total[torch.from_numpy(rank.nodes).long().to(total.device)] = out
     assert (total[:, width:] == 7).all()
     return total[:, :width], dx
@@ -373,7 +374,7 @@ def test_named_rows_are_read_where_they_lie(rows: IntArray | None) -> None:
 
     def found(x: Tensor) -> list[Tensor]:
         out, top, arg = torch.zeros(5, 6), torch.zeros(5, 5), torch.full((5, 5), -1)
-        k.spmm_into(lists, rows, x, out)
+        k.spmm_into(WeightedLists(lists, rows=rows), x, out)
         k.maximum_into(lists, rows, edge, x, top, arg)
         return [out, top, arg, k.take_rows(x, take), k.take_rows(x, take, torch.arange(6.0))]
 
@@ -427,7 +428,7 @@ def test_what_a_caller_must_not_pass() -> None:
         AttentionEdges(lists, rule, rows=rows, own=True)
     for out in (wide.T, wide[:, :2]):
         with pytest.raises(AssertionError):
-            aggregate_cpu.spmm_into(lists, None, flat, out)
+            aggregate_cpu.spmm_into(WeightedLists(lists), flat, out)
         with pytest.raises(AssertionError):
             aggregate_cpu.maximum_into(lists, None, None, flat, out, torch.zeros(3, 4, dtype=torch.int64))
         with pytest.raises(AssertionError):

@@ -18,7 +18,7 @@ from torch import Tensor
 from millrace.stages.kernels import aggregation_backend, aggregation_on, products_cuda
 from millrace.stages.kernels.aggregation import lists as lists_cuda
 from millrace.stages.kernels.aggregation.attention_args import AttentionEdges, AttentionRule
-from millrace.stages.kernels.aggregation.lists import InLists
+from millrace.stages.kernels.aggregation.lists import InLists, WeightedLists
 from millrace.stages.memory.lazy_rows import LazyRows
 from millrace.stages.neighbourhood.gradients import attend, attend_backward
 from millrace.storage.errors import InputError
@@ -163,7 +163,7 @@ def test_nan_and_infinity_are_not_hidden(bad: float) -> None:
     x = torch.ones(5, 9)
     x[1] = bad
     x = x.to(DEVICE)
-    total, (largest, arg) = CUDA.spmm(lists, x), CUDA.maximum(lists, x)
+    total, (largest, arg) = CUDA.spmm(WeightedLists(lists), x), CUDA.maximum(lists, x)
     for got in (total, largest):
         assert (got[0].isnan() if math.isnan(bad) else got[0] == bad).all()
         assert got[1:].isfinite().all()
