@@ -48,19 +48,24 @@ def batch_of(lab: Lab, name: str) -> int:
     return lab.batch // 2 if name in LAYER_WISE else lab.batch
 
 
+def asked_of(lab: Lab, name: str, request: Request, workspace: Workspace | None = None) -> Any:
+    """What the kernels of a sampler are asked for."""
+    if name in LAYER_WISE:
+        counts = (batch_of(lab, name),) * len(FANOUT)
+        return LayerDraws(request.seeds, request.keys, counts, every_row=name == "fastgcn", workspace=workspace)
+    if name == "labor":
+        return LaborDraws(request.seeds, request.keys[:, 0], FANOUT, workspace=workspace)
+    return NeighborDraws(request.seeds, request.keys, FANOUT, workspace=workspace)
+
+
 def draw(lab: Lab, name: str, request: Request, workspace: Workspace) -> Any:
     """The minibatches of a bulk, on the device."""
-    seeds, keys = (request.flat, request.counts), request.keys
+    seeds, asked = (request.flat, request.counts), asked_of(lab, name, request, workspace)
     if name in LAYER_WISE:
-        sizes = (batch_of(lab, name),) * len(FANOUT)
-        asked = LayerDraws(request.seeds, keys, sizes, every_row=name == "fastgcn", workspace=workspace)
         return layerwise_cuda.layers(terms(lab.graph), seeds, asked)
-    on = on_device(lab.graph)
     if name == "labor":
-        asked = LaborDraws(request.seeds, keys[:, 0], FANOUT, workspace=workspace)
-        return labor_cuda.labor(on, seeds, request.streams[0], asked, None)
-    asked = NeighborDraws(request.seeds, keys, FANOUT, workspace=workspace)
-    return sample_cuda.neighbor(on, seeds, request.streams, asked, None, None)
+        return labor_cuda.labor(on_device(lab.graph), seeds, request.streams[0], asked, None)
+    return sample_cuda.neighbor(on_device(lab.graph), seeds, request.streams, asked, None, None)
 
 
 def sizes(lab: Lab, name: str, made: Any) -> dict[str, int]:
@@ -233,12 +238,9 @@ def same_bits(lab: Lab) -> None:
     for name in SAMPLERS:
         with lab.attempt(f"bits: {name}"):
             batch = batch_of(lab, name)
-            counts = (batch,) * len(FANOUT) if name in LAYER_WISE else FANOUT
 
-            def sampled(kernel: Any, r: Request, name: str = name, counts: tuple[int, ...] = counts) -> list[Any]:
-                return getattr(kernel, KERNELS.get(name, name))(
-                    graph, r.seeds, r.keys[:, 0] if name == "labor" else r.keys, counts
-                )
+            def sampled(kernel: Any, r: Request, name: str = name) -> list[Any]:
+                return getattr(kernel, KERNELS.get(name, name))(graph, asked_of(lab, name, r))
 
             requests = lab.bulks(bulk, batch)[:3]
             differ = [i for i, r in enumerate(requests) if not _equal(sampled(cuda, r), sampled(cpu, r))]

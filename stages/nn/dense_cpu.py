@@ -114,7 +114,7 @@ class Linear(torch.autograd.Function):
         w = weight.bfloat16() if ctx.low else weight
 
         def work(p: int, blocks: list[slice]) -> None:
-            room = torch.empty_like(grad[blocks[0]])
+            room = torch.empty_like(grad[blocks[0]], memory_format=torch.contiguous_format)
             for b, rows in enumerate(blocks):
                 g = _through(grad[rows], taken(out, rows), ctx.activation, room)
                 if db is not None:
@@ -191,7 +191,7 @@ class PerHead(torch.autograd.Function):
         w = weight.bfloat16() if ctx.low else weight
 
         def work(p: int, blocks: list[slice]) -> None:
-            room = torch.empty_like(grad[blocks[0]])
+            room = torch.empty_like(grad[blocks[0]], memory_format=torch.contiguous_format)
             for b, rows in enumerate(blocks):
                 g = _through(grad[rows], taken(out, rows), ctx.activation, room)
                 _accumulate(db[p], g.sum(0), b)

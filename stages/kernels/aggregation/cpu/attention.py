@@ -204,8 +204,8 @@ def add_outer(out: Tensor, weight: Tensor, a: Tensor) -> None:
 def attend_into(
     edges: AttentionEdges, z: Tensor, a_src: Tensor, logit_dst: Tensor, out: Tensor, log_sum: Tensor, new: bool = False
 ) -> None:
-    """Softmax attention over each row's edges and, once, the row itself; no value per edge is kept. Edges from a row
-    to itself do not count beside that.
+    """Softmax attention over each row's edges and, if ``edges.own``, once over the row itself, beside which edges from
+    a row to itself do not count. No value per edge is kept.
 
     Over one edge shard of many, in place: its edges join the softmax of the shards before, and after all shards, in any
     order, `out` and `log_sum` are those of one call over all edges. Rows without an edge so far stay (0, -inf).

@@ -186,4 +186,4 @@ def sum_lists(lists: DeviceLists, rows: Tensor | None, out: Tensor, launch: Laun
         partial = out.new_empty(len(rest.of), *out.shape[1:])
         launch(rest.begin, rest.end, rest.rows_at(rows, rest.of), partial, False)
         pieces = partial.flatten(1)
-        add_lists(rest.pieces, rest.rows_at(rows, rest.long), pieces, out.flatten(1), pieces.shape[1], add=True)
+        add_lists(rest.pieces, rest.rows_at(rows, rest.long), pieces, out.view(len(out), -1), pieces.shape[1], add=True)

@@ -274,7 +274,7 @@ def sample_hops(bulk: Bulk, hops: int, expand: str, draw: Draw) -> list[Neighbor
     Args:
         bulk: with its seeds.
         hops: L.
-        expand: "new" or "all"; see `cpu.neighbor.neighbor`.
+        expand: as in `NodeWiseDraws`.
         draw: draws one hop.
     """
     k = bulk.k
