@@ -101,7 +101,7 @@ def ready_to_run(call: RunCall, emit: Emit) -> Ready:
     prepared = with_packed(prepared, samples)
     notes: list[str] = []
     queue = _checked(prepared, samples, folder, resume, notes.append)
-    if prepared.job.executor == "inline":  # ranks on a cluster say it of their own machine
+    if prepared.job.executor == "inline":  # on a cluster, rank 0 says it of its machine
         untold = (*untold, *notes)
     if resume:
         check_resumable(folder, prepared.job, prepared.fingerprint, prepared.dataset)

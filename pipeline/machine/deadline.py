@@ -125,7 +125,8 @@ def _bytes_written() -> int:
     total = 0
     for folder in _checkpoints:
         with suppress(OSError):  # a checkpoint is committed by a rename: it may be gone while it is listed
-            total += sum(file.stat().st_size for file in folder.glob(".writing-*/*"))
+            for file in folder.glob(".writing-*/*"):
+                total += file.stat().st_size
     return total
 
 

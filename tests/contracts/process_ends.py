@@ -1,7 +1,8 @@
-"""Whether processes that were killed have ended, as tests ask: a killed process needs a moment to die."""
+"""Processes as tests ask for them: a killed one needs a moment to die, and others end while they are listed."""
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 
 import psutil
 
@@ -13,6 +14,13 @@ def _runs(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def command_of(process: psutil.Process) -> str:
+    """The words of a process's command; empty if it has ended meanwhile."""
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
 
 
 def ended(pids: Iterable[int]) -> bool:

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -71,12 +72,12 @@ class Chains:
     """What comes of jobs, each made once: nobody changes it."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.made = folder, dict[str, Any]()
+        self.folder, self.made, self.numbers = folder, dict[str, Any](), count()
 
     def once(self, stage: str, table: dict[str, Any], make: Callable[[Path, dict[str, Any]], Any]) -> Any:
         key = f"{stage} {json.dumps(table, sort_keys=True)}"
         if key not in self.made:
-            self.made[key] = make(self.folder / f"{len(self.made)}", table)
+            self.made[key] = make(self.folder / str(next(self.numbers)), table)
         return self.made[key]
 
     def live(self, table: dict[str, Any]) -> mr.Result:

@@ -30,7 +30,9 @@ from millrace.pipeline.setup.prepare import prepare
 from millrace.pipeline.telemetry.events import EpochDone, Note
 from millrace.pipeline.telemetry.heartbeat import FIRST_S, STEADY_BEATS
 from millrace.tests.contracts.command import command
+from millrace.tests.contracts.forked_cluster import forked_cluster
 from millrace.tests.contracts.fresh_python import FreshPython
+from millrace.tests.contracts.process_ends import command_of
 
 DATASET = "sbm:nodes=600,classes=3,degree=8,features=5,train=0.5"
 EPOCHS, STEPS = 4, 4
@@ -318,15 +320,12 @@ def rank_process(out):
     """Rank 0 of the run in `out`: whose log it holds open."""
     log = str(out / "logs" / "rank-0.log")
     for child in psutil.Process(os.getpid()).children(recursive=True):
-        if (
-            "millrace.pipeline.cluster.rank_main" in " ".join(child.cmdline())
-            and os.readlink(f"/proc/{child.pid}/fd/2") == log
-        ):
+        if "millrace.pipeline.cluster.rank_main" in command_of(child) and os.readlink(f"/proc/{child.pid}/fd/2") == log:
             return child
     raise AssertionError(f"no process writes {log}")
 
 
-@pytest.mark.usefixtures("forked_workers")
+@forked_cluster()
 def test_a_run_goes_on_where_dasks_internals_moved(tmp_path, monkeypatch):
     def moved(scheduler):
         raise ImportError("it is elsewhere now")

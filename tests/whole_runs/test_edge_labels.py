@@ -26,6 +26,7 @@ from millrace.storage.minibatch import Block
 from millrace.tests.contracts.accuracies import accuracy
 from millrace.tests.contracts.bulk_ranks import last_parameters, train_bulk
 from millrace.tests.contracts.command import command
+from millrace.tests.contracts.forked_cluster import forked_cluster
 from millrace.tests.contracts.killed_run import check_goes_on_after_a_kill
 from millrace.tests.contracts.process_ranks import run_ranks
 from millrace.tests.whole_runs.test_partitioned_links import train
@@ -292,7 +293,7 @@ def test_samples_by_time_see_nothing_later(tmp_path):
     np.testing.assert_allclose(mr.predict_edges(one, data.pairs[data.split.test], **own).logits, found.logits)
 
 
-@pytest.mark.usefixtures("forked_workers")
+@forked_cluster()
 def test_learnt_rows_and_workers_serve_edges(tmp_path):
     table = {**{k: v for k, v in JOB.items() if k != "dropout"}, "learned": 4, "verbose": False}
     data = mr.open_dataset(SPEC)

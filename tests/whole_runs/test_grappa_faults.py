@@ -45,6 +45,7 @@ from millrace.storage.errors import ShortHandedError
 from millrace.tests.contracts.failing_ranks import DeadError, ThreadedRanks
 from millrace.tests.contracts.full_batch import C, F, job, make_case
 from millrace.tests.contracts.isolated import CasePeers, placed
+from millrace.tests.contracts.process_ends import command_of
 from millrace.tests.contracts.process_ranks import run_ranks
 from millrace.tests.oracles.sampling import backend as reference
 
@@ -257,7 +258,7 @@ def processes() -> dict[int, psutil.Process]:
     found = {}
     for child in psutil.Process().children(recursive=True):
         try:
-            if "millrace.pipeline.cluster.rank_main" in " ".join(child.cmdline()):
+            if "millrace.pipeline.cluster.rank_main" in command_of(child):
                 log = re.search(r"rank-(\d+)\.log$", os.readlink(f"/proc/{child.pid}/fd/2"))
                 if log:
                     found[int(log[1])] = child

@@ -13,6 +13,7 @@ import millrace as mr
 from millrace.pipeline.telemetry.events import StageAdvanced
 from millrace.storage.dataset_store import write_dataset
 from millrace.tests.contracts.forked_command import ForkedCommand, run_forked
+from millrace.tests.contracts.process_ends import command_of
 
 NODES, EDGES = 3000, 200_000
 FLAGS = ("--memory", "700MiB", "--workers", "2", "--set", "read.direction=undirected")
@@ -47,7 +48,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def workers():
     """Processes of workers below this one."""
-    return [p for p in psutil.Process().children(recursive=True) if "spawn_main" in " ".join(p.cmdline())]
+    return [p for p in psutil.Process().children(recursive=True) if "spawn_main" in command_of(p)]
 
 
 @pytest.mark.usefixtures("forked_workers")

@@ -19,6 +19,7 @@ from millrace.storage.dataset_store import write_dataset
 from millrace.storage.partition import shuffle
 from millrace.storage.partition.book import RangeBook, write_book
 from millrace.tests.contracts.command import command
+from millrace.tests.contracts.forked_cluster import forked_cluster
 
 SBM = "sbm:nodes=2000,classes=4,train=0.4"
 
@@ -32,7 +33,7 @@ def digests(folder):
     return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
-@pytest.mark.usefixtures("forked_workers")
+@forked_cluster()
 def test_parts_are_the_same_and_nothing_else_is_left(tmp_path):
     here, _, _ = partition("--out", tmp_path / "here")
     there, _, err = partition(

@@ -33,6 +33,7 @@ from millrace.storage.errors import Interrupted
 from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts.command import command
 from millrace.tests.contracts.digests import minibatch_digest
+from millrace.tests.contracts.process_ends import command_of
 from millrace.tests.contracts.process_ranks import run_ranks
 
 DATASET = "sbm:nodes=320,classes=3,degree=8,features=5,train=0.5"
@@ -501,7 +502,7 @@ def ranks_alive():
     found = []
     for child in psutil.Process().children(recursive=True):
         try:
-            if "millrace.pipeline.cluster.rank_main" in " ".join(child.cmdline()):
+            if "millrace.pipeline.cluster.rank_main" in command_of(child):
                 found.append(child)
         except psutil.Error:
             continue

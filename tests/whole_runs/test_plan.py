@@ -33,6 +33,7 @@ from millrace.storage.features import ArrayFeatures
 from millrace.tests.contracts.forked_cluster import forked_cluster
 from millrace.tests.contracts.forked_command import ForkedCommand
 from millrace.tests.contracts.forked_trials import ForkedTrials, without_base
+from millrace.tests.contracts.process_ends import command_of
 from millrace.tests.contracts.typed import typed_dataset
 from millrace.tests.whole_runs.test_cli import millrace
 
@@ -547,7 +548,7 @@ def test_a_plan_with_a_stopped_process_ends_by_one_signal(tmp_path):
     while not servers:
         assert command.poll() is None, (tmp_path / "err").read_text()
         children = psutil.Process(command.pid).children()
-        servers = [child for child in children if "trial_server" in " ".join(child.cmdline())]
+        servers = [child for child in children if "trial_server" in command_of(child)]
     servers[0].suspend()
     command.send_signal(signal.SIGTERM)
     assert command.wait(120) == 130 and not psutil.wait_procs(servers, timeout=60)[1]

@@ -19,7 +19,7 @@ import millrace as mr
 from millrace.pipeline.telemetry.events import EpochDone, Note, StepDone
 from millrace.stages.neighbourhood.base import destinations
 from millrace.tests.contracts.forked_command import ForkedCommand
-from millrace.tests.contracts.process_ends import ended
+from millrace.tests.contracts.process_ends import command_of, ended
 
 DATASET = "sbm:nodes=1200,classes=3,degree=8,features=5,train=0.5"
 EPOCHS, TOLD_S, GONE_S = 6, 120.0, 120.0
@@ -45,10 +45,7 @@ def family(pid=None):
     """(ranks, workers) below a process, this one by default."""
     ranks, workers = [], []
     for child in psutil.Process(pid).children(recursive=True):
-        try:
-            command = " ".join(child.cmdline())
-        except psutil.Error:
-            continue
+        command = command_of(child)
         if "millrace.pipeline.cluster.rank_main" in command:
             ranks.append(child)
         elif "spawn_main" in command:

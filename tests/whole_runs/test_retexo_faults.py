@@ -12,6 +12,7 @@ import millrace as mr
 from millrace.pipeline.telemetry.events import EpochDone, Note
 from millrace.storage.store.store import open_store
 from millrace.tests.contracts.phase_ranks import train_phases
+from millrace.tests.contracts.process_ends import command_of
 
 DATASET = "sbm:nodes=300,classes=3,degree=6,features=5,train=0.3"
 TOLD_S = 120.0
@@ -57,7 +58,7 @@ def ranks_alive():
     found = []
     for child in psutil.Process().children(recursive=True):
         try:
-            if "millrace.pipeline.cluster.rank_main" in " ".join(child.cmdline()):
+            if "millrace.pipeline.cluster.rank_main" in command_of(child):
                 found.append(child)
         except psutil.Error:
             continue

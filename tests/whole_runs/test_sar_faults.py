@@ -12,6 +12,7 @@ import torch
 
 import millrace as mr
 from millrace.pipeline.telemetry.events import EpochDone, Note
+from millrace.tests.contracts.process_ends import command_of
 
 pytestmark = pytest.mark.usefixtures("by_value")
 
@@ -100,7 +101,7 @@ def ranks_alive():
     found = []
     for child in psutil.Process().children(recursive=True):
         try:
-            if "millrace.pipeline.cluster.rank_main" in " ".join(child.cmdline()):
+            if "millrace.pipeline.cluster.rank_main" in command_of(child):
                 found.append(child.pid)
         except psutil.Error:
             continue

@@ -94,10 +94,11 @@ def read_blocks(
     Raises:
         RetypedError: `types`, at first empty, have another type of a column now, by which the file is to be read again.
     """
-    layout = _Layout(path, as_text, example, as_label)
+    layout, columns = _Layout(path, as_text, example, as_label), [*types]
     try:
         with layout.opened(types) as reader:
-            types |= zip(reader.schema.names, reader.schema.types)
+            columns = reader.schema.names
+            types |= zip(columns, reader.schema.types)
             yield layout.named(reader.schema.empty_table())
             for batch in reader:
                 yield layout.named(pa.Table.from_batches([batch]))
@@ -106,7 +107,7 @@ def read_blocks(
             yield read_csv(path, as_text, example, as_label)
             return
         column = re.search(r"CSV column #(\d+)", str(e))
-        name = layout.names[int(column[1])] if column else ""
+        name = columns[int(column[1])] if column else ""
         if column is None or layout.is_text(name.strip()) or types[name] not in LOOSER:
             with layout.reading():
                 raise
@@ -120,9 +121,9 @@ class _Layout:
     def __init__(self, path: Path, as_text: AsText, example: str, as_label: AsText) -> None:
         self.path, self.as_text, self.as_label = path, as_text, as_label
         usual = "\t" if ".tsv" in path.name.lower() else ","
-        self.names, delimiter, has_header, self.skipped = _header(path, usual, example)
+        self._names, delimiter, has_header, self.skipped = _header(path, usual, example)
         # pyarrow reads the header's row too, and removes a byte order mark.
-        self.own_names = None if has_header else self.names
+        self.own_names = None if has_header else self._names
         self.parsing = arrow_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
 
     def is_text(self, name: str) -> bool:
@@ -131,7 +132,7 @@ class _Layout:
 
     def converting(self, types: dict[str, pa.DataType]) -> arrow_csv.ConvertOptions:
         """Treatment of values, with the types of some columns."""
-        text = {n: pa.string() for n in self.names if self.is_text(n.strip())}
+        text = {n: pa.string() for n in self._names if self.is_text(n.strip())}
         nulls = [*arrow_csv.ConvertOptions().null_values, r"\N"]
         return arrow_csv.ConvertOptions(
             column_types=types | text, strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=nulls

@@ -20,6 +20,7 @@ from millrace.pipeline.cluster import rank_server
 from millrace.pipeline.cluster.rank_server import INDUCTOR, PLACE, RANK_MAIN, TRIM, forked, own_environment, serving
 from millrace.pipeline.cluster.signals import STOPPING
 from millrace.tests.contracts.forked_cluster import forked_cluster
+from millrace.tests.contracts.process_ends import command_of
 
 WAIT_S = 200.0
 MORE = {"OF_THIS_TEST": "1"}
@@ -87,7 +88,7 @@ def environment(started_servers: None) -> Iterator[dict[str, str]]:
 def servers() -> list[int]:
     """Processes of this one that are servers of ranks."""
     children = psutil.Process().children(recursive=True)
-    return [child.pid for child in children if rank_server.__name__ in " ".join(child.cmdline())]
+    return [child.pid for child in children if rank_server.__name__ in command_of(child)]
 
 
 @pytest.fixture

@@ -54,6 +54,12 @@ def test_ids_that_are_empty_are_missing_quoted_or_not(tmp_path):
     ]
 
 
+def test_a_late_block_of_another_type_below_a_name_that_holds_the_separator(tmp_path):
+    (tmp_path / "t.csv").write_text('"a;b";"c"\n' + "1;2\n" * 200 + "1;2.5\n")
+    found, _, times = in_blocks(tmp_path / "t.csv", 128)
+    assert times > 1 and found.equals(read_csv(tmp_path / "t.csv", AS_TEXT, "src,dst"))
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".csv.gz"])
 def test_many_blocks_of_which_a_late_one_is_of_another_type(tmp_path, suffix):
     comma, path = "\t" if "tsv" in suffix else ",", tmp_path / f"t{suffix}"
