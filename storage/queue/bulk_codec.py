@@ -104,23 +104,19 @@ def pack_bulk(bulk: Bulk) -> Words:
 class _Reader:
     """Takes sections off a row, one after the other, and refuses to read past its end."""
 
-    def __init__(self, row: Words, at: int, where: str) -> None:
-        self.row, self.at, self.where = row, at, where
+    def __init__(self, row: Words, where: str) -> None:
+        self.row, self.at, self.where = row, HEADER_WORDS, where
+
+    def require(self, holds: bool | np.bool_, what: str) -> None:
+        if not holds:
+            raise StoreError(f"{self.where}: {what}; the row is damaged: sample it again")
 
     def take(self, words: int) -> Words:
         end = self.at + words
-        if end > len(self.row):
-            raise StoreError(
-                f"{self.where}: a section ends at word {end} of {len(self.row)}; the row is damaged: sample it again"
-            )
+        self.require(end <= len(self.row), f"a section ends at word {end} of {len(self.row)}")
         section = self.row[self.at : end]
         self.at += _even(words)
         return section
-
-
-def _require(holds: bool | np.bool_, where: str, what: str) -> None:
-    if not holds:
-        raise StoreError(f"{where}: {what}; the row is damaged: sample it again")
 
 
 def unpack_row(row: Words, where: str = "bulk") -> MiniBatch:
@@ -133,58 +129,46 @@ def unpack_row(row: Words, where: str = "bulk") -> MiniBatch:
     Raises:
         StoreError: the magic number, a count or a bound is wrong.
     """
-    _require(row.dtype == np.int32 and row.ndim == 1, where, f"{row.dtype}{list(row.shape)} seen, int32 [cap] expected")
-    _require(len(row) >= HEADER_WORDS, where, f"{len(row)} words are too few for a header")
+    reader = _Reader(row, where)
+    require = reader.require
+    require(row.dtype == np.int32 and row.ndim == 1, f"{row.dtype}{list(row.shape)} seen, int32 [cap] expected")
+    require(len(row) >= HEADER_WORDS, f"{len(row)} words are too few for a header")
     magic, version, used, epoch, index, flags, num_layers, num_nodes = (int(w) for w in row[:HEADER_WORDS])
-    _require(
-        magic == MAGIC,
-        where,
-        f"magic number {magic:#x} seen, {MAGIC:#x} expected (Zarr reads what is missing as zeros)",
-    )
+    require(magic == MAGIC, f"magic number {magic:#x} seen, {MAGIC:#x} expected (Zarr reads what is missing as zeros)")
     if version != VERSION:
         raise StoreError(
             f"{where} is packed in version {version}; this Millrace reads version {VERSION}: sample it again"
         )
-    _require(HEADER_WORDS <= used <= len(row), where, f"{used} words used of {len(row)}")
-    _require(epoch >= 0 and index >= 0, where, f"epoch {epoch}, index {index}")
-    _require(num_layers >= 1 and num_nodes >= 0, where, f"{num_layers} layers, {num_nodes} nodes")
-    reader = _Reader(row[:used], HEADER_WORDS, where)
+    require(HEADER_WORDS <= used <= len(row), f"{used} words used of {len(row)}")
+    require(epoch >= 0 and index >= 0, f"epoch {epoch}, index {index}")
+    require(num_layers >= 1 and num_nodes >= 0, f"{num_layers} layers, {num_nodes} nodes")
+    reader.row = row[:used]
     counts = reader.take(3 * num_layers).reshape(-1, 3)
     # The header has an even number of words, so padding the counts keeps what follows even.
-    _require((counts >= 0).all() and (counts[:, 0] <= counts[:, 1]).all(), where, f"block sizes {counts.tolist()}")
-    _require(
-        (counts[1:, 1] == counts[:-1, 0]).all() and counts[0, 1] == num_nodes,
-        where,
-        f"block sizes {counts.tolist()} do not chain",
-    )
+    require((counts >= 0).all() and (counts[:, 0] <= counts[:, 1]).all(), f"block sizes {counts.tolist()}")
+    chained = (counts[1:, 1] == counts[:-1, 0]).all() and counts[0, 1] == num_nodes
+    require(chained, f"block sizes {counts.tolist()} do not chain")
     nodes = reader.take(num_nodes * 2).view(np.int64) if flags & WIDE_IDS else reader.take(num_nodes)
-    _require(not num_nodes or nodes.min() >= 0, where, "a node's id is negative")
+    require(not num_nodes or nodes.min() >= 0, "a node's id is negative")
     lists = []
     for num_dst, _, num_edges in counts[: 1 if flags & NESTED else None].tolist():
         words = _edge_list_words(num_dst, num_edges, flags)
         indptr, indices, weight, edge_id = (reader.take(w) for w in words)
-        _require(
-            indptr[0] == 0 and indptr[-1] == num_edges and (np.diff(indptr) >= 0).all(),
-            where,
-            "row pointers do not rise to e",
-        )
+        rising = indptr[0] == 0 and indptr[-1] == num_edges and (np.diff(indptr) >= 0).all()
+        require(rising, "row pointers do not rise to e")
         weights = weight.view(np.float32) if flags & WEIGHT else None
-        _require(weights is None or np.isfinite(weights).all(), where, "an edge's weight is not finite")
+        require(weights is None or np.isfinite(weights).all(), "an edge's weight is not finite")
         lists.append((indptr, indices, weights, edge_id.view(np.int64) if flags & EDGE_ID else None))
-    _require(reader.at == used, where, f"sections end at word {reader.at}, the header says {used}")
+    require(reader.at == used, f"sections end at word {reader.at}, the header says {used}")
     blocks = []
     for i, (num_dst, num_src, num_edges) in enumerate(counts.tolist()):
         own = lists[0 if flags & NESTED else i]
         indptr, indices, _, _ = own
         if flags & NESTED:
-            _require(
-                indptr[num_dst] == num_edges, where, f"block {i} has {num_edges} edges, its rows have {indptr[num_dst]}"
-            )
+            seen = indptr[num_dst]
+            require(seen == num_edges, f"block {i} has {num_edges} edges, its rows have {seen}")
         edges = indices[:num_edges]
-        _require(
-            not num_edges or (edges.min() >= 0 and edges.max() < num_src),
-            where,
-            f"an edge's source in block {i} is out of range",
-        )
+        in_range = not num_edges or (edges.min() >= 0 and edges.max() < num_src)
+        require(in_range, f"an edge's source in block {i} is out of range")
         blocks.append(leading_block(num_dst, nodes[:num_src], num_edges, own))
     return MiniBatch(epoch, index, tuple(blocks), bool(flags & NESTED))

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import zarr
 
@@ -20,6 +20,14 @@ from .bulk_codec import Words
 KIND, BULK_KIND, COMPLETE_KIND = "samples", "bulk", "samples-complete"
 PIECE_BYTES = 1 << 20
 """Bytes that are read at once: whoever checks them finds them in the processor's cache."""
+
+
+class Header(NamedTuple):
+    """What the manifest of a store says, beside its arrays."""
+
+    kind: str
+    fingerprint: Mapping[str, str]
+    meta: Mapping[str, Any]
 
 
 class Location(Protocol):
@@ -43,16 +51,7 @@ class Location(Protocol):
     def rows(self, name: str) -> zarr.Array:
         """Packed rows of a bulk, checked against its manifest. Raises StoreError if they differ."""
 
-    def commit(
-        self,
-        name: str,
-        kind: str,
-        fingerprint: Mapping[str, str],
-        meta: Mapping[str, Any],
-        words: Words | None = None,
-        *,
-        overwrite: bool = False,
-    ) -> None:
+    def commit(self, name: str, header: Header, words: Words | None = None, *, overwrite: bool = False) -> None:
         """Make a store, with or without packed rows. If another process commits it first, it is left alone, or
         overwritten if `overwrite`."""
 
@@ -106,22 +105,13 @@ class FolderLocation:
     def rows(self, name: str) -> zarr.Array:
         return open_store(self.root / name, BULK_KIND).array("rows")
 
-    def commit(
-        self,
-        name: str,
-        kind: str,
-        fingerprint: Mapping[str, str],
-        meta: Mapping[str, Any],
-        words: Words | None = None,
-        *,
-        overwrite: bool = False,
-    ) -> None:
+    def commit(self, name: str, header: Header, words: Words | None = None, *, overwrite: bool = False) -> None:
         folder = self.root / name
         try:
             # A bulk is not synced: if a power cut loses it, it is sampled again, and checksums reveal a torn one.
             with committed_folder(folder, overwrite=overwrite, durable=words is None) as aside:
                 entries = {} if words is None else write_arrays(aside, {"rows": words}, one_shard=True)
-                write_manifest(aside, kind, fingerprint, meta, entries)
+                write_manifest(aside, *header, entries)
         except (InputError, OSError):
             # Another process may have committed the same store a moment before. Anything else there has no manifest.
             if overwrite or not (folder / MANIFEST).exists():

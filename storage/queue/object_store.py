@@ -26,7 +26,7 @@ from ..store.arrays import open_array, write_arrays
 from ..store.manifest import MANIFEST, manifest_text, no_manifest, parse_manifest
 from ..urls import has_secrets, is_url
 from .bulk_codec import Words
-from .location import BULK_KIND, Location, unreadable
+from .location import BULK_KIND, Header, Location, unreadable
 from .zarr import ZarrQueue
 
 if TYPE_CHECKING:
@@ -122,22 +122,13 @@ class ObjectLocation:
             at = StorePath(ObjectStore(self._objects, read_only=True), f"{name}/arrays/rows")
             return open_array(at, "rows", entries, self.path(name))
 
-    def commit(
-        self,
-        name: str,
-        kind: str,
-        fingerprint: Mapping[str, str],
-        meta: Mapping[str, Any],
-        words: Words | None = None,
-        *,
-        overwrite: bool = False,
-    ) -> None:
+    def commit(self, name: str, header: Header, words: Words | None = None, *, overwrite: bool = False) -> None:
         """See `Location.commit`. Two writers of one bulk put the same bytes in the same objects."""
         if not overwrite and self.has(name):
             return
         data: dict[str, Buffer] = {}
         entries = {} if words is None else write_arrays(MemoryStore(data), {"rows": words}, one_shard=True)
-        text = manifest_text(kind, fingerprint, meta, entries).encode()
+        text = manifest_text(*header, entries).encode()
         with self._asking():
             for key, value in data.items():
                 self._obstore.put(

@@ -13,6 +13,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -25,7 +26,7 @@ from ..errors import RunError, StoreError
 from ..store.manifest import are_sizes, require_fingerprint
 from ..store.narrow import FeatureDtype, narrow, stored_dtype, stored_width, widen
 from ..store.npy import HEADER_BYTES, make_npy, npy_bytes, put_npy
-from .location import Location
+from .location import Header, Location
 from .seed_data import NAME as SEEDS
 from .seed_data import SeedData
 
@@ -86,12 +87,11 @@ class _Bulk:
 class PackedRows:
     """The rows of a store of samples. Reading is thread-safe."""
 
-    def __init__(self, location: Location, bulk_size: int, per_epoch: int | None, body: Mapping[str, Any]) -> None:
+    def __init__(self, location: Location, bulk_size: int, body: Mapping[str, Any]) -> None:
         """
         Args:
             location: of the store.
             bulk_size: minibatches of a bulk.
-            per_epoch: minibatches of an epoch, if known.
             body: manifest of the catalogue.
 
         Raises:
@@ -109,42 +109,38 @@ class PackedRows:
         self.is_exact = bool(meta.get("exact"))
         """True if the rows are those of the dataset, to the bit."""
         self.fingerprint: dict[str, str] = body["fingerprint"]
-        self._location, self._bulk_size, self._per_epoch = location, bulk_size, per_epoch
+        self._location, self._bulk_size = location, bulk_size
         self._known: dict[str, _Bulk] = {}
         self._epochs: int | None = None
 
     @classmethod
-    def opened_at(cls, location: Location, bulk_size: int, per_epoch: int | None) -> Self | None:
+    def opened_at(cls, location: Location, bulk_size: int) -> Self | None:
         """The rows of the store at a location; None: it has none."""
         if not location.has(CATALOGUE):
             return None
-        return cls(location, bulk_size, per_epoch, location.manifest(CATALOGUE, KIND))
+        return cls(location, bulk_size, location.manifest(CATALOGUE, KIND))
 
     @classmethod
-    def begun(
-        cls, location: Location, bulk_size: int, per_epoch: int | None, fingerprint: Mapping[str, str], **meta: Any
-    ) -> Self:
+    def begun(cls, location: Location, bulk_size: int, fingerprint: Mapping[str, str], **meta: Any) -> Self:
         """Begin to pack rows, or go on.
 
         Args:
             location: of the store.
             bulk_size: minibatches of a bulk.
-            per_epoch: minibatches of an epoch, if known.
             fingerprint: of the features, and the rows' form.
             meta: the other facts of the catalogue.
 
         Raises:
             StoreError: there are rows of other features, or in another form.
         """
-        location.commit(CATALOGUE, KIND, fingerprint, meta)
+        location.commit(CATALOGUE, Header(KIND, fingerprint, meta))
         body = location.manifest(CATALOGUE, KIND)
         require_fingerprint(location.path(CATALOGUE), body["fingerprint"], fingerprint)
-        return cls(location, bulk_size, per_epoch, body)
+        return cls(location, bulk_size, body)
 
     def cycled(self, epochs: int) -> "PackedRows":
         """The same, where stored epoch e mod `epochs` stands for epoch e."""
-        body = self._location.manifest(CATALOGUE, KIND)
-        found = PackedRows(self._location, self._bulk_size, self._per_epoch, body)
+        found = copy(self)
         found._epochs = epochs
         return found
 
@@ -183,17 +179,15 @@ class PackedRows:
             StoreError: they are not there, or damaged.
             RunError: the file has become shorter, or the disk fails.
         """
-        bulk, at = self._bulk(epoch, index)
-        kept = empty((bulk.offsets[at + 1] - bulk.offsets[at], self.form.columns), self.form.dtype)
-        self._read("rows", epoch, index, bulk.offsets[at] * self.form.row_bytes, kept, bulk.sums[at])
+        kept = empty((self.count(epoch, index), self.form.columns), self.form.dtype)
+        self._read("rows", epoch, index, kept)
         return self.form.opened(kept, dtype)
 
     def degrees(self, epoch: int, index: int) -> Float64Array:
         """[n], or [n, 3] with self loops beside them: degrees of the distinct nodes of a minibatch. See `rows`."""
-        bulk, at = self._bulk(epoch, index)
-        columns = bulk.columns
-        found = np.empty((bulk.offsets[at + 1] - bulk.offsets[at], columns))
-        self._read("degrees", epoch, index, bulk.offsets[at] * columns * 8, found, bulk.degree_sums[at])
+        columns = self._bulk(epoch, index)[0].columns
+        found = np.empty((self.count(epoch, index), columns))
+        self._read("degrees", epoch, index, found)
         return found[:, 0] if columns == 1 else found
 
     def drop_damaged(self, epoch: int, mend: Callable[[str], None]) -> None:
@@ -235,16 +229,15 @@ class PackedRows:
             meta |= {"offsets": writer.offsets, "sums": writer.sums, "degree_sums": writer.degree_sums}
             meta["degree_columns"] = columns
 
-    def _read(
-        self, what: Literal["rows", "degrees"], epoch: int, index: int, first: int, into: Kept, expected: int
-    ) -> None:
+    def _read(self, what: Literal["rows", "degrees"], epoch: int, index: int, into: Kept) -> None:
         """Fill an array, and compare its checksum, which the system's reading ahead leaves time for."""
-        name, seen = self._name(epoch, index), 0
+        (bulk, at), name, seen = self._bulk(epoch, index), self._name(epoch, index), 0
+        file, sums = (ROWS, bulk.sums) if what == "rows" else (DEGREES, bulk.degree_sums)
         if into.nbytes:
-            file, view = ROWS if what == "rows" else DEGREES, into.reshape(-1).view(np.uint8).data
+            first, view = bulk.offsets[at] * into[0].nbytes, into.reshape(-1).view(np.uint8).data
             for piece in self._location.read(name, file, HEADER_BYTES + first, view):
                 seen = zlib.crc32(piece, seen)
-        if seen != expected:
+        if seen != sums[at]:
             where = self._location.path(name)
             raise StoreError(f"{where}: the {what} of minibatch {index} do not match their checksum; {AGAIN}")
 

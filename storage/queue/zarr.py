@@ -26,7 +26,7 @@ from ..minibatch import Bulk, Expected, MiniBatch
 from ..store.manifest import require_fingerprint
 from .base import BoundedQueue, BulkKey, Keep
 from .bulk_codec import Words, pack_bulk, unpack_row
-from .location import BULK_KIND, COMPLETE_KIND, KIND, FolderLocation, Location
+from .location import BULK_KIND, COMPLETE_KIND, KIND, FolderLocation, Header, Location
 from .packed_rows import PackedRows
 
 COMPLETE = "complete"
@@ -135,15 +135,9 @@ class ZarrQueue(BoundedQueue):
         meta = {**(meta or {}), "bulk_size": bulk_size}
         if bulk_size < 1:
             raise InputError(f"queue bulk_size={bulk_size}; expected at least 1")
-        options: dict[str, Any] = {
-            "max_bytes": max_bytes,
-            "keep": keep,
-            "consumers": consumers,
-            "expected": expected,
-            "mend": mend,
-        }
-        self = cls(path, fingerprint, meta, read_only=False, **options)
-        self._location.commit("", KIND, fingerprint, meta)
+        bounds: dict[str, Any] = {"max_bytes": max_bytes, "keep": keep, "consumers": consumers}
+        self = cls(path, fingerprint, meta, read_only=False, expected=expected, mend=mend, **bounds)
+        self._location.commit("", Header(KIND, fingerprint, meta))
         body = self._location.manifest("", KIND)
         require_fingerprint(path, body["fingerprint"], fingerprint)
         require_fingerprint(path, _shape(body["meta"]), _shape(meta))
@@ -159,14 +153,13 @@ class ZarrQueue(BoundedQueue):
     @property
     def packed(self) -> PackedRows | None:
         if self._packed is None:
-            self._packed = PackedRows.opened_at(self._location, self.bulk_size, self.minibatches_per_epoch)
+            self._packed = PackedRows.opened_at(self._location, self.bulk_size)
         return self._packed
 
     def pack(self, fingerprint: Mapping[str, str], mend: Callable[[str], None] | None, **meta: object) -> PackedRows:
         """Begin to pack rows beside the bulks, or go on: see `PackedRows.begun`. `mend` is told of damaged ones, which
         are dropped."""
-        sizes = self.bulk_size, self.minibatches_per_epoch
-        self._packed = PackedRows.begun(self._location, *sizes, fingerprint, **meta)
+        self._packed = PackedRows.begun(self._location, self.bulk_size, fingerprint, **meta)
         if mend is not None:
             for epoch in self.epochs():
                 self._packed.drop_damaged(epoch, mend)
@@ -254,7 +247,8 @@ class ZarrQueue(BoundedQueue):
         assert not self._read_only, "this queue was opened to read"
         counts = {str(epoch): len(self.committed(epoch)) for epoch in self.epochs()}
         try:
-            self._location.commit(COMPLETE, COMPLETE_KIND, self.fingerprint, {"bulks": counts}, overwrite=True)
+            header = Header(COMPLETE_KIND, self.fingerprint, {"bulks": counts})
+            self._location.commit(COMPLETE, header, overwrite=True)
         except (OSError, MillraceError) as e:
             raise RunError(
                 f"cannot finish the minibatches in {self.path} ({e}); {self._remedy}, then run again: what is there "
@@ -308,7 +302,7 @@ class ZarrQueue(BoundedQueue):
             self._complete = None
         meta = {"first_index": bulk.first_index, "last_index": bulk.minibatches[-1].index}
         try:
-            self._location.commit(_name((bulk.epoch, bulk.number)), BULK_KIND, {}, meta, pack_bulk(bulk))
+            self._location.commit(_name((bulk.epoch, bulk.number)), Header(BULK_KIND, {}, meta), pack_bulk(bulk))
         except (OSError, MillraceError) as e:
             raise RunError(
                 f"cannot write bulk {bulk.number} of epoch {bulk.epoch} to {self.path} ({e}); {self._remedy}, then "
