@@ -10,24 +10,23 @@ from torch.utils import _pytree as pytree
 from ...storage.errors import Interrupted
 from ..setup.resume import Pace, position, redistributed
 from ..telemetry.events import Note
-from ..telemetry.timers import Clock
 from .async_losses import StepLosses
 from .context import TrainContext
 from .lost_ranks import is_leader, missing
 from .optimize.phase_optimizer import PhaseOptimizer
-from .progress import COUNTED, POOLED, Progress
+from .progress import COUNTED, POOLED
 
 LEFT_OUT = ("cursor", "memory_bytes", "fetched", "pooled", "ledgers")
 """Fields of `Progress` that a checkpoint does not hold, or holds elsewhere."""
 
 
-def restore(context: TrainContext, progress: Progress, clock: Clock) -> dict[str, Any] | None:
-    """Load the last checkpoint into the model, the progress, the ledger and the clock.
+def restore(context: TrainContext) -> dict[str, Any] | None:
+    """Load the last checkpoint into the model, and into the context's progress, ledger and clock.
 
     Returns:
         The checkpoint's record; None if there is none.
     """
-    group = context.job.group
+    group, progress = context.job.group, context.progress
     found = context.checkpoints.latest() if context.checkpoints else None
     if found is None:
         return None
@@ -47,7 +46,7 @@ def restore(context: TrainContext, progress: Progress, clock: Clock) -> dict[str
     progress.ledgers = redistributed(state["ledgers"], group.size)
     context.job.ledger.restore(progress.ledgers[group.rank])
     for name, seconds in state["seconds"].items():
-        clock.add(name, seconds)
+        context.clock.add(name, seconds)
     context.control.callbacks.run.resumed = True
     context.control.callbacks.load(state.get("callbacks", []))
     if group.rank == 0:
@@ -59,19 +58,15 @@ def restore(context: TrainContext, progress: Progress, clock: Clock) -> dict[str
 class Checkpointer:
     """Writes the checkpoints of one phase."""
 
-    def __init__(
-        self, context: TrainContext, progress: Progress, clock: Clock, losses: StepLosses, pace: Pace, total_steps: int
-    ) -> None:
+    def __init__(self, context: TrainContext, losses: StepLosses, pace: Pace, total_steps: int) -> None:
         """
         Args:
             context: of this rank.
-            progress: written with the model.
-            clock: of this rank.
             losses: on their way from the device; waited for before anything is written.
             pace: of this phase.
             total_steps: of this phase, over all its epochs.
         """
-        self._context, self._progress, self._clock, self._losses = context, progress, clock, losses
+        self._context, self._progress, self._losses = context, context.progress, losses
         self._pace, self._total_steps = pace, total_steps
         self._saved_at = time.monotonic()
         self._stopping = False
@@ -126,7 +121,7 @@ class Checkpointer:
                     "progress": on_host({**state, **totals}),
                     "ledgers": progress.ledgers,
                     "pace": vars(self._pace),
-                    "seconds": self._clock.running_snapshot()[0],
+                    "seconds": context.clock.running_snapshot()[0],
                     **learned,
                     **({"callbacks": on_host(callbacks.state()), "frozen": frozen} if len(callbacks) else {}),
                 },

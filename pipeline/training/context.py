@@ -15,6 +15,7 @@ from ..config.systems import System
 from ..custom.callback import Callbacks, no_callbacks
 from ..telemetry.control import Control
 from ..telemetry.timers import Clock
+from .progress import Progress
 
 Validate = Callable[[nn.Module], Validation]
 """Exact validation of a model. Collective: all ranks call it at the same time and get the same answer."""
@@ -54,6 +55,10 @@ class TrainContext:
     """Read by every rank, written by the leader."""
     validate: Validate | None = None
     control: RankControl = field(default_factory=RankControl)
+    clock: Clock = field(default_factory=Clock)
+    """Counts this rank's seconds."""
+    progress: Progress = field(default_factory=Progress)
+    """Where the rank stands; goes on as it trains."""
 
     @property
     def total_epochs(self) -> int:

@@ -8,7 +8,6 @@ rank in `stages.assignment`.
 from ...stages.messages import PlacedData
 from ...storage.errors import ShortHandedError
 from ..telemetry.events import Note
-from ..telemetry.timers import Clock
 from .checkpointing import restore
 from .context import TrainContext
 from .lost_ranks import missing
@@ -16,7 +15,7 @@ from .phases import PhaseTraining
 from .progress import Progress
 
 
-def train_rank(context: TrainContext, clock: Clock) -> Progress:
+def train_rank(context: TrainContext) -> Progress:
     """Train through all phases, from the last checkpoint if there is one.
 
     Returns:
@@ -27,8 +26,8 @@ def train_rank(context: TrainContext, clock: Clock) -> Progress:
         ShortHandedError: ranks were lost, and the phase has ended without them; the checkpoint is written.
         RunError: a stage failed; the last checkpoint is intact.
     """
-    progress, group = Progress(), context.job.group
-    resumed = restore(context, progress, clock)
+    progress, group = context.progress, context.job.group
+    resumed = restore(context)
     phases = context.system.schedule.phases(context.job.epochs, context.model)
     started = False
     system, before = context.system, resumed if resumed and resumed["optimizer"] else None
@@ -36,10 +35,10 @@ def train_rank(context: TrainContext, clock: Clock) -> Progress:
     for phase in phases[progress.cursor.phase :]:
         if len(phases) > 1 and group.rank == 0:
             context.control.emit(Note(f"phase {phase.number + 1} of {len(phases)}: {phase.name}"))
-        with clock.measure("partition"):
+        with context.clock.measure("partition"):
             if placement is None or system.partition.changes:
                 placement = system.partition.place(context.data, phase, context.job, placement)
-        training = PhaseTraining(context, phase, placement, progress, clock, before)
+        training = PhaseTraining(context, phase, placement, before)
         if resumed is not None:
             training.resume(resumed)
             resumed = None

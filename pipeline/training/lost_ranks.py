@@ -7,7 +7,6 @@ from ...stages.comm.base import Group
 from ...stages.messages import Part, Phase
 from ..telemetry.events import Note
 from .context import TrainContext
-from .progress import Progress
 
 
 def missing(group: Group) -> list[int]:
@@ -23,8 +22,8 @@ def is_leader(group: Group) -> bool:
 class LostRanks:
     """Notices that ranks are gone and keeps the records of them (`Progress.lost`), for one phase."""
 
-    def __init__(self, context: TrainContext, phase: Phase, steps: Steps, progress: Progress) -> None:
-        self._context, self._phase, self._steps, self._progress = context, phase, steps, progress
+    def __init__(self, context: TrainContext, phase: Phase, steps: Steps) -> None:
+        self._context, self._phase, self._steps = context, phase, steps
         self._records: dict[int, dict[str, int]] = {}
 
     def update(self, epoch: int, step: int) -> None:
@@ -36,7 +35,7 @@ class LostRanks:
             seeds, noun = _seeds_of(rank, context.data)
             record = {"rank": rank, "phase": self._phase.number, "epoch": epoch, "step": step, "seeds": seeds}
             self._records[rank] = record | {"epochs": 0}
-            self._progress.lost.append(self._records[rank])
+            context.progress.lost.append(self._records[rank])
             if is_leader(group):
                 where = f"epoch {epoch + 1}, step {step + 1} of {len(self._steps)}"
                 what = f"its {seeds:,} {noun}, and validation, are left out until {self._phase.name} ends"

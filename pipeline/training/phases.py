@@ -16,12 +16,10 @@ from ..custom.callback import Numbers
 from ..setup.resume import Pace
 from ..telemetry.events import EpochDone, Note
 from ..telemetry.metrics_file import finite
-from ..telemetry.timers import Clock
 from .checkpointing import Checkpointer
 from .context import TrainContext, Validate
 from .evaluation import EvaluationStopped
 from .lost_ranks import LostRanks, is_leader, missing
-from .progress import Progress
 from .step import PhaseWork, StepRunner
 
 
@@ -29,27 +27,19 @@ class PhaseTraining:
     """One phase on one rank: the module it trains, its optimiser, and its place in the run."""
 
     def __init__(
-        self,
-        context: TrainContext,
-        phase: Phase,
-        placement: PlacedData,
-        progress: Progress,
-        clock: Clock,
-        before: dict[str, Any] | None,
+        self, context: TrainContext, phase: Phase, placement: PlacedData, before: dict[str, Any] | None
     ) -> None:
         """
         Args:
             context: of this rank.
             phase: to train.
             placement: the phase's data on this rank.
-            progress: of the run, which the phase carries on.
-            clock: of this rank.
             before: state of the optimiser to go on with (`PhaseOptimizer.state_dict`); None: a fresh one.
 
         Raises:
             InputError: there is nothing to train on.
         """
-        self.context, self.phase, self.progress, self.clock = context, phase, progress, clock
+        self.context, self.phase, self.progress, self.clock = context, phase, context.progress, context.clock
         self.module = context.system.schedule.begin(phase, context.model)
         self.placement = placement
         self.steps = context.job.steps(context.system.sample.num_minibatches(placement, context.job))
@@ -57,15 +47,13 @@ class PhaseTraining:
             raise InputError("the train split is empty: there is nothing to train on; choose another split")
         self.fetcher: Fetcher = context.system.fetch.fetcher(placement, context.job, self.module)
         work = PhaseWork(phase, self.module, placement, self.steps, self.fetcher)
-        self.runner = StepRunner(context, work, progress, clock)
+        self.runner = StepRunner(context, work)
         self.phase_optimizer = self.runner.phase_optimizer
         if before is not None:
             self.phase_optimizer.load_state_dict(before)
         self.pace = Pace.from_steps(self.steps)
-        self.checkpoints = Checkpointer(
-            context, progress, clock, self.runner.losses, self.pace, len(self.steps) * phase.epochs
-        )
-        self.lost = LostRanks(context, phase, self.steps, progress)
+        self.checkpoints = Checkpointer(context, self.runner.losses, self.pace, len(self.steps) * phase.epochs)
+        self.lost = LostRanks(context, phase, self.steps)
         if len(context.control.callbacks):
             run = context.control.callbacks.run
             run.phase_optimizer, run.steps_per_epoch = self.phase_optimizer, len(self.steps)

@@ -22,13 +22,11 @@ from ...storage.checkpoint import Cursor
 from ...storage.minibatch import MiniBatch
 from ..setup.result import peak_device_bytes
 from ..telemetry.events import Note, StepDone
-from ..telemetry.timers import Clock
 from .async_losses import StepLosses
 from .checkpointing import Checkpointer
 from .context import TrainContext
 from .evaluation_cost import validation_note
 from .optimize.phase_optimizer import PhaseOptimizer, ScheduleSpan
-from .progress import Progress
 
 MEMORY_NOTE_BYTES = 256 << 20
 """Memory use is reported to the user from this size on."""
@@ -56,15 +54,13 @@ class StepRunner:
 
     feed: Feed
 
-    def __init__(self, context: TrainContext, work: PhaseWork, progress: Progress, clock: Clock) -> None:
+    def __init__(self, context: TrainContext, work: PhaseWork) -> None:
         """
         Args:
             context: of this rank.
             work: of the phase.
-            progress: counts what the steps do.
-            clock: of this rank.
         """
-        self.context, self.progress, self.clock = context, progress, clock
+        self.context, self.progress, self.clock = context, context.progress, context.clock
         self.phase, self.module, self.placement = work.phase, work.module, work.placement
         self.steps, self.fetcher, module = work.steps, work.fetcher, work.module
         self.rules, total_epochs = context.step_rules, context.total_epochs

@@ -43,7 +43,6 @@ from ..setup.result import peak_device_bytes, peak_rss_bytes
 from ..setup.run_folder import CHECKPOINTS, LEARNED, MODEL
 from ..telemetry.control import Control
 from ..telemetry.events import Emit, Note, StageEnded, StageStarted, during
-from ..telemetry.timers import Clock
 from .checkpointing import on_host
 from .context import Member, RankControl, TrainContext
 from .evaluation import EvaluationProgress, Score, scores
@@ -141,8 +140,9 @@ def train_and_evaluate(prepared: Prepared, out: Path, feed: QueueEnd, member: Me
     score = with_all_rows(scores(prepared, system, model, rank_job, out, progress_of), prepared, rank_job, out)
     with callbacks_of(prepared, group, model, out, emit) as callbacks:
         rank_control = RankControl(emit, stop, control.save, callbacks)
-        context = _context_of(prepared, system, rank_job, model, score, rank_control)
-        progress = _train(context, prepared.model.name, member.clock)
+        context = _context_of(prepared, system, rank_job, model, score)
+        context = replace(context, control=rank_control, clock=member.clock)
+        progress = _train(context, prepared.model.name)
         sha256 = parameters_sha256(model)
         if progress.best_state:
             model.load_state_dict(progress.best_state)
@@ -221,9 +221,7 @@ def rank_job_of(prepared: Prepared, out: Path, feed: QueueEnd, member: Member, m
     )
 
 
-def _context_of(
-    prepared: Prepared, system: System, rank_job: RankJob, model: nn.Module, score: Score, control: RankControl
-) -> TrainContext:
+def _context_of(prepared: Prepared, system: System, rank_job: RankJob, model: nn.Module, score: Score) -> TrainContext:
     """Everything that this rank needs to train."""
     measures: Measures = rank_job.measures
 
@@ -240,17 +238,16 @@ def _context_of(
         prepared.update,
         CheckpointStore(folder, prepared.fingerprint, keep=keep, read_only=rank_job.group.rank > 0),
         validate=validate if prepared.outline.splits["val"] else None,
-        control=control,
     )
 
 
-def _train(context: TrainContext, name: str, clock: Clock) -> Progress:
+def _train(context: TrainContext, name: str) -> Progress:
     """Train all phases of the model of that name, and close the queue."""
-    emit, queue = context.control.emit, context.job.queue
+    emit, queue, clock = context.control.emit, context.job.queue, context.clock
     emit(StageStarted("train", f"training {name} with {context.system.name}", context.total_epochs))
     try:
         with clock.measure("train"):
-            progress = train_rank(context, clock)
+            progress = train_rank(context)
     finally:
         if queue is not None:
             queue.close()

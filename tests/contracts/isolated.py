@@ -135,7 +135,7 @@ def train_threads(
         task = "multilabel" if case.labels.ndim == 2 else "multiclass"
         part = CasePeers(case).own(system.parts_before(group.rank))
         trainer = TrainContext(chosen, of, part, mine, UpdatePart(task, train, check=True))
-        return train_rank(trainer, Clock()), mine, group
+        return train_rank(trainer), mine, group
 
     return run_threads(rank, case.parts // system.parts_before(1))
 

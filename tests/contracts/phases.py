@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from millrace.pipeline.assembly.update_part import UpdatePart
 from millrace.pipeline.config.schema import Train
 from millrace.pipeline.config.systems import System
-from millrace.pipeline.telemetry.timers import Clock
 from millrace.pipeline.training.context import TrainContext
 from millrace.pipeline.training.loop import train_rank
 from millrace.pipeline.training.progress import Progress
@@ -159,7 +158,7 @@ def train_ranks(
             UpdatePart(task, train),
             validate=(lambda _: 0.0) if len(case.split.val) else None,
         )
-        progress = train_rank(trainer, Clock())
+        progress = train_rank(trainer)
         if progress.best_state:
             mine.load_state_dict(progress.best_state)
         assert isinstance(own.partition, _Kept)

@@ -122,7 +122,7 @@ def test_the_seeds_of_a_lost_rank_drop_out_of_the_step(victim: int, correction: 
             control=RankControl(tell),
         )
         with pytest.raises(ShortHandedError, match=rf"super-epoch 1 ended without rank {victim}"):
-            train_rank(trainer, Clock())
+            train_rank(trainer)
         ends[group.rank] = flat(mine)
 
     ranks = ThreadedRanks(RANKS)
