@@ -1,6 +1,6 @@
 """The ``model`` argument of Python callers: records, modules and PyG convolutions."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -12,6 +12,9 @@ from ...stages.models.pyg.model import PyGModel
 from ...stages.models.relational import TypedInput
 from ...storage.dataset import Task, counted_outputs
 from ...storage.errors import InputError
+
+if TYPE_CHECKING:
+    from ..setup.model import Outline
 
 
 def as_record_or_module(model: Any) -> Any:
@@ -49,38 +52,26 @@ def _is_convolution(module: nn.Module) -> bool:
     return "MessagePassing" in kinds and {"x", "edge_index"} <= forward_parameters(module).keys()
 
 
-def check_widths(
-    module: nn.Module,
-    num_features: int,
-    num_outputs: int,
-    task: Task,
-    seed: int,
-    edge_width: int = 0,
-    given: TypedInput | None = None,
-    of_pairs: bool = False,
-) -> None:
+def check_widths(module: nn.Module, outline: "Outline", seed: int, given: TypedInput | None) -> None:
     """Refuse a module whose widths do not fit the dataset; lazy parameters of a `PyGModel` get their shapes.
 
     Args:
         module: a user's module, or a `PyGModel`.
-        num_features: F.
-        num_outputs: columns that the task needs.
-        task: the dataset's task; all but multi-class need exactly as many.
+        outline: of the dataset. All tasks but multi-class need exactly as many columns, and so do rows of nodes that a
+            decoder of pairs reads.
         seed: seed of the initial values of lazy parameters.
-        edge_width: D, columns of the edges' features; 0: they have none.
         given: types of the graph, and its features' widths; None: there is one of each.
-        of_pairs: the outputs are rows of nodes that a decoder of pairs reads, and need exactly as many columns.
 
     Raises:
         InputError: the widths do not fit, a user's module has lazy parameters, or there is nothing to train.
     """
+    columns = outline.num_outputs
     if isinstance(module, PyGModel):
-        width = module.fit(num_features, seed, edge_width)
-        if needed := needed_columns(width, task, num_outputs, of_pairs):
+        width = module.fit(outline.num_features, seed, outline.edge_width)
+        if needed := needed_columns(width, outline.task, columns, outline.of_pairs):
             message = f"the last convolution has {width} columns, but {needed}"
-            of = module.convs[-1] if module.network is None else module.network
-            columns = num_outputs if module.network is None else f"out_channels={num_outputs}"
-            raise InputError(f"{message}; make it {type(of).__name__}(..., {columns})")
+            of, option = (module.convs[-1], "") if module.network is None else (module.network, "out_channels=")
+            raise InputError(f"{message}; make it {type(of).__name__}(..., {option}{columns})")
     if isinstance(module, HeteroPyGModel):
         if given is None:
             raise InputError(
@@ -88,10 +79,10 @@ def check_widths(
                 "PyGModel([...]) of convolutions over x and edge_index"
             )
         width = module.fit(given, seed)
-        if needed := needed_columns(width, task, num_outputs, of_pairs):
+        if needed := needed_columns(width, outline.task, columns, outline.of_pairs):
             raise InputError(
                 f"the last layer has {width} columns for '{given.types.node_types[0]}', but {needed}; "
-                f"give it {num_outputs} columns"
+                f"give it {columns} columns"
             )
     check_initialised(module)
     if not any(p.requires_grad for p in module.parameters()):

@@ -38,7 +38,7 @@ from ..datasets.open import divided
 from ..datasets.readers.registry import reader_of
 from ..machine.gpus import own_device
 from ..setup.fingerprint import changed_since
-from ..setup.model import Outline, model_of, typed_input
+from ..setup.model import Outline, model_of, tried_on
 from ..setup.open_data import open_data
 from ..setup.python_inputs import check_module_importable, check_same_data, reading_before, with_kept_dataset
 from ..setup.result import DATA_CARD, Result, read_card, read_result
@@ -187,10 +187,7 @@ class TrainedRun:
     def _check_weights(self, data: Dataset) -> None:
         """Refuse data whose edges have weights where the run's had none, or the other way round, if its model reads
         them."""
-        given, result = data.graph.is_weighted, self.result
-        width = self.config.learned.num_read(result.num_features)
-        outline = Outline(result.dataset, width, result.num_classes, result.task, {}, types=result.types)
-        tried = width, result.num_edge_features, typed_input(self.config, outline)
+        given, tried = data.graph.is_weighted, tried_on(self.config, _outline_of(self.result, self.config))
         if (read_card(self.folder) or {}).get("weighted", given) != given and reads_weights(self.model, tried):
             how, column = ("have weights", "none") if given else ("have no weights", "COLUMN")
             raise InputError(f"the edges of {data.name} {how}, unlike those of {self.folder}; set read.weight={column}")
@@ -346,16 +343,20 @@ def load(
     kernel = "cpu" if device == "cpu" else job.kernel if job.device == "cuda" else "cuda"
     # The parameters are in the run's own folder; the folder in start_from may be gone.
     job = job.model_copy(update={"start_from": None, "device": device, "kernel": kernel})
+    of_host = without_partitioner(job.model_copy(update={"device": "cpu", "kernel": "cpu"}))
+    part = model_of(job, _outline_of(result, job), make_system(of_host), model)
+    return TrainedRun(
+        folder, _with_parameters(part.build(), folder / MODEL, part.name, result).to(device).eval(), job, result
+    )
+
+
+def _outline_of(result: Result, job: Job) -> Outline:
+    """What a run's model was built for."""
     width = job.learned.num_read(result.num_features)
     outline = Outline(result.dataset, width, result.num_classes, result.task, {}, types=result.types)
     if result.labels_of == "edges":
         outline = replace(outline, row_width=job.link.width, pair_width=result.num_pair_features)
-    outline = replace(outline, edge_width=result.num_edge_features)
-    of_host = without_partitioner(job.model_copy(update={"device": "cpu", "kernel": "cpu"}))
-    part = model_of(job, outline, make_system(of_host), model)
-    return TrainedRun(
-        folder, _with_parameters(part.build(), folder / MODEL, part.name, result).to(device).eval(), job, result
-    )
+    return replace(outline, edge_width=result.num_edge_features)
 
 
 def _device(job: Job, asked: str | None, folder: Path, emit: Emit) -> str:

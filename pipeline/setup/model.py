@@ -19,7 +19,7 @@ from ...stages.models.pyg.hetero import HeteroPyGModel
 from ...stages.models.pyg.model import PyGModel
 from ...stages.models.pyg.weights import needs_own_weights
 from ...stages.models.relational import TypedInput
-from ...stages.models.small_graph import check_forward, rows_of_small_graph
+from ...stages.models.small_graph import Tried, check_forward, rows_of_small_graph
 from ...stages.policies import SchedulePolicy
 from ...stages.random import Purpose, stream, torch_seed
 from ...storage.dataset import WITHOUT_ACCURACY, Dataset, Task, outputs_of
@@ -264,16 +264,7 @@ def model_of(job: Job, outline: Outline, system: System, model: object) -> Model
             "each layer a head; expected one of Millrace's models, such as GraphSAGE(...)"
         )
     module, seed = as_model(record), torch_seed(stream(job.seed_of("initial"), Purpose.INIT))
-    check_widths(
-        module,
-        outline.num_features,
-        outline.num_outputs,
-        outline.task,
-        seed,
-        outline.edge_width,
-        given=typed_input(job, outline),
-        of_pairs=outline.of_pairs,
-    )
+    check_widths(module, outline, seed, typed_input(job, outline))
     if outline.of_pairs and not hasattr(module, "decoder"):
         torch.manual_seed(seed)
         module.decoder = head_of(job, outline)
@@ -291,6 +282,11 @@ def typed_input(job: Job, outline: Outline) -> TypedInput | None:
     return given._replace(widths=tuple(map(job.learned.num_read, given.widths)))
 
 
+def tried_on(job: Job, outline: Outline) -> Tried:
+    """Widths and types of the small graph that a module is tried on: see `rows_of_small_graph`."""
+    return outline.num_features, outline.edge_width, typed_input(job, outline)
+
+
 def check_outputs(model: nn.Module, job: Job, outline: Outline, *, own_loss: bool) -> None:
     """Try a user's module, and its decoder of edges, on a small graph. One that fails there is not refused: training
     shows where.
@@ -299,7 +295,7 @@ def check_outputs(model: nn.Module, job: Job, outline: Outline, *, own_loss: boo
         InputError: there are other columns than the task needs, unless the loss is the user's own, or `forward` gives
             other rows than the layers in turn.
     """
-    given = outline.num_features, outline.edge_width, typed_input(job, outline)
+    given = tried_on(job, outline)
     check_forward(model, given)
     if own_loss:
         return

@@ -6,6 +6,7 @@ from torch import nn
 
 import millrace as mr
 from millrace.pipeline.custom.model_argument import as_record_or_module, check_widths
+from millrace.pipeline.setup.model import Outline
 
 pyg = pytest.importorskip("torch_geometric.nn")
 
@@ -81,12 +82,12 @@ def test_what_torch_compile_has_made_is_refused(make):
 )
 def test_what_does_not_fit_a_dataset_is_refused(make, classes, task, told):
     with pytest.raises(mr.InputError, match=told):
-        check_widths(make(), 5, classes, task, 0)
+        check_widths(make(), Outline("g", 5, classes, task, {}), 0, None)
 
 
 def test_rows_of_pairs_have_the_width_that_their_decoder_reads():
     with pytest.raises(mr.InputError, match=r"has 3 columns, but a row that pairs are scored by has link\.width = 2"):
-        check_widths(mr.PyGModel(two()), 5, 2, "multiclass", 0, of_pairs=True)
+        check_widths(mr.PyGModel(two()), Outline("g", 5, 2, "multiclass", {}, row_width=2), 0, None)
 
 
 def test_a_list_of_lazy_convolutions_trains_and_resumes(tmp_path):
