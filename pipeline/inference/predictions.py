@@ -13,7 +13,7 @@ from ...storage.array_kinds import AnyArray, FloatArray, ValueArray
 from ...storage.dataset import SPLITS, Dataset, IdArray, Task, is_labelled
 from ...storage.errors import InputError
 from ...storage.optional import when_present
-from .files import PIECE_ROWS, FileRows, as_column, check_suffix, write_rows
+from .files import PIECE_ROWS, FileRows, called, check_suffix, write_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -165,24 +165,20 @@ class Predictions(FileRows):
         write_rows(path, kind, len(self), self.pieces(PIECE_ROWS), table)
 
     def columns(self) -> dict[str, Any]:
-        found = {"value": self.values} if self.task == "regression" else {"class": self.classes}
+        found = called(self.nodes, self.node_names)
+        found |= {"value": self.values} if self.task == "regression" else {"class": self.classes}
         found |= {} if self.task == "regression" else {"probability": self.probabilities}
-        return self._called() | found | {name: _without_nulls(c) for name, c in self._given(joined=True).items()}
+        return found | {name: _without_nulls(c) for name, c in self._given(joined=True).items()}
 
     @property
     def attributes(self) -> dict[str, Any]:
         return {"class_names": when_present(list, self.class_names)}
 
-    def _called(self) -> dict[str, object]:
-        """Columns that say what a row is of: ids, or lists of names."""
-        names = self.nodes if self.node_names is None else self.node_names
-        return {"node": as_column(names if isinstance(names, np.ndarray) else [*names])}
-
     def table(self, all_probabilities: bool = False, joined: bool = False) -> Any:
         import pyarrow as pa
 
         named = self.class_names
-        columns: dict[str, Any] = self._called()
+        columns = called(self.nodes, self.node_names)
         if self.task == "regression":
             self._require(classes=all_probabilities)
             several = self.values.shape[1] > 1 or named is not None
@@ -247,10 +243,6 @@ class EdgePredictions(Predictions):
     def pairs(self) -> IdArray:
         """int64 [n, 2], `nodes`."""
         return self.nodes
-
-    def _called(self) -> dict[str, Any]:
-        ends = self.nodes if self.node_names is None else self.node_names
-        return {key: as_column(of) for key, of in zip(("src", "dst"), ends.T)}
 
     def __repr__(self) -> str:
         return super().__repr__().replace("nodes", "edges").replace("Predictions", "EdgePredictions", 1)

@@ -104,18 +104,19 @@ def sample_fingerprint(job: Job, dataset: Dataset, system: System) -> dict[str, 
     }
 
 
+def digests_of(dataset: Dataset) -> dict[str, str]:
+    """Digests of a dataset's graph, features, labels and train set, as the fingerprint of a run has them."""
+    digests = DatasetDigests(dataset)
+    own = {"graph": digests["graph"], "features": digests["feature_sample"]}
+    return own | {"labels": digests.combined("labels", "val"), "seeds": sets_digest(dataset, digests)}
+
+
 def changed_since(fingerprint: Mapping[str, str], dataset: Dataset) -> list[str]:
     """Names of what a dataset has otherwise than the data of a run with this fingerprint: edges, features (of the rows
     that `feature_sample_digest` reads), labels, train nodes."""
-    digests = DatasetDigests(dataset)
-    found = {
-        "graph": digests["graph"],
-        "features": digests["feature_sample"],
-        "labels": digests.combined("labels", "val"),
-        "seeds": sets_digest(dataset, digests),
-    }
+    found = digests_of(dataset)
     if dataset.num_edge_features and "edge_features" in fingerprint:  # else no model reads them
-        found["edge_features"] = digests["edge_feature_sample"]
+        found["edge_features"] = DatasetDigests(dataset)["edge_feature_sample"]
     differing = [key for key, value in found.items() if fingerprint.get(key, value) != value]
     if differing:
         # A run of an earlier version has other digests of the same arrays.

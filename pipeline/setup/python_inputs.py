@@ -17,7 +17,7 @@ from ...storage.dataset import Dataset
 from ...storage.dataset_store import KIND
 from ...storage.errors import InputError, StoreError
 from ...storage.features import FeatureStore, MappedFeatures, WidenedFeatures, ZarrFeatures
-from ...storage.fingerprint import DatasetDigests, dataset_fingerprint
+from ...storage.fingerprint import dataset_fingerprint
 from ...storage.node_names import INTEGER_NAMES, name_arrays
 from ...storage.optional import present, when_present
 from ...storage.store.manifest import MANIFEST
@@ -31,6 +31,7 @@ from ...storage.typed.features import TypedFeatures
 from ..config.load import Job
 from ..custom.own_code import DECIDING, OwnCode
 from ..datasets import ReadOptions
+from .fingerprint import digests_of
 from .result import write_json
 
 GIVEN = "given.json"
@@ -187,7 +188,10 @@ def check_same_data(folder: Path, name: str, found: Dataset | None) -> None:
     given = read_given(folder)
     if "dataset" not in given and found is None and Path(name).is_absolute() and not Path(name).exists():
         raise InputError(f"{name}, the dataset of {folder}, is not there any more; give its new place by --dataset")
-    if "dataset" not in given or (found is not None and given["dataset"] == digests_of(found)):
+    if "dataset" not in given:
+        return
+    digests = {} if found is None else digests_of(found)
+    if given["dataset"] == {name: digests.get(name) for name in DIGESTS}:
         return
     message = (
         f"{folder} was trained on a dataset given from Python, '{name}', too large to keep in its folder (above "
@@ -218,16 +222,6 @@ def read_given(folder: Path) -> dict[str, Any]:
             f"{path} is damaged ({e}); resume the run from Python with its dataset and model: resume=True"
         ) from None
     return record
-
-
-def digests_of(dataset: Dataset) -> dict[str, str]:
-    """Digests of a dataset by `DIGESTS`, as in the fingerprint of a run."""
-    digests = DatasetDigests(dataset)
-    return {
-        "graph": digests["graph"],
-        "features": digests["feature_sample"],
-        "labels": digests.combined("labels", "val"),
-    }
 
 
 def _store_of(dataset: Dataset) -> Path | None:

@@ -33,9 +33,8 @@ from ..not_read import idle_sections
 from ..precompute import precompute
 from ..ready import draws_initial
 from ..setup.configure import check_cut_in_file, check_used, sections_of, with_sections
-from ..setup.fingerprint import sets_digest
+from ..setup.fingerprint import digests_of
 from ..setup.open_data import absolute_source
-from ..setup.python_inputs import digests_of
 from ..setup.result import read_result, write_json
 from ..setup.run_folder import locked
 from ..telemetry.console import console_events
@@ -168,7 +167,7 @@ def _keep(dataset: Any, out: Path, emit: Emit) -> None:
     if not (out / DATASET).exists():
         write_dataset(out / DATASET, opened)
         emit(Note(f"the dataset is written to {out / DATASET}, where all runs read it"))
-    elif _digests(opened) != _digests(open_dataset(out / DATASET)):
+    elif digests_of(opened) != digests_of(open_dataset(out / DATASET)):
         raise InputError(f"{out} holds a sweep over other data; give the same data to go on, or choose another --out")
 
 
@@ -195,10 +194,6 @@ def _begin(out: Path, planned: Sequence[Point]) -> None:
     elif any(p.name != ".lock" for p in out.iterdir()):
         raise InputError(f"{out} is not empty and holds no sweep; choose another --out")
     write_json(path, record)
-
-
-def _digests(dataset: Dataset) -> dict[str, str]:
-    return {**digests_of(dataset), "seeds": sets_digest(dataset)}
 
 
 def _check_done(planned: Sequence[Point], out: Path, code: Mapping[str, Any]) -> None:
