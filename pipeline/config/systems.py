@@ -31,6 +31,14 @@ NO_MINIBATCHES = (
     Cannot(OF_SYSTEM, Need.DEVICE_DRAWS, "samples nothing", False),
 )
 """Rows of a system that samples nothing."""
+FULL_BATCHES = (
+    Cannot(OF_SYSTEM, Need.LINKS, "trains all pairs at once, each of which would see its own edge"),
+    Cannot(OF_SYSTEM, Need.TIMES, "samples nothing", False),
+    Cannot(OF_SYSTEM, Need.OWNED, "keeps each row on the rank that trains its node"),
+    Cannot(OF_SYSTEM, Need.COMPILE, "trains on full batches, whose layers exchange rows between ranks or are fixed"),
+    *NO_MINIBATCHES,
+)
+"""Rows of a system whose steps are over all edges of all ranks."""
 
 
 @dataclass(frozen=True)

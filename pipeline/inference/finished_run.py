@@ -12,7 +12,7 @@ from torch import nn
 
 from ...stages.learned.beside import WithLearned
 from ...stages.models.small_graph import reads_weights
-from ...storage.dataset import SPLITS, TASKS, Dataset, Split, counted_outputs, is_labelled
+from ...storage.dataset import SPLITS, Dataset, Split, counted_outputs, is_labelled
 from ...storage.dataset_store import KIND, features_access, graph_access
 from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures, ReorderedFeatures
@@ -403,23 +403,16 @@ def _with_outline(record: dict[str, object], job: Job) -> dict[str, object]:
 def _as_result(record: dict[str, Any], folder: Path) -> Result:
     known = {f.name for f in fields(Result)}
     needed = {f.name for f in fields(Result) if f.default is MISSING and f.default_factory is MISSING}
-    if needed - record.keys() or not _sound(
-        **{name: record[name] for name in ("num_features", "num_classes", "task", "class_names")}
-    ):
+    if needed - record.keys() or not _sound(record):
         again = f"write it again by `millrace run --resume --out {folder}`"
         raise StoreError(f"{folder / RESULT} is of another version, or damaged; {again}")
     return Result(**{name: value for name, value in record.items() if name in known})
 
 
-def _sound(num_features: Any, num_classes: Any, task: Any, class_names: Any) -> bool:
-    """True if a model can be built, and its classes named, with these values."""
-    named = (
-        isinstance(class_names, list)
-        and len(class_names) == num_classes
-        and all(isinstance(name, str) for name in class_names)
-    )
-    widths = all(type(n) is int and n > 0 for n in (num_features, num_classes))
-    return widths and task in TASKS and (class_names is None or named)
+def _sound(record: Mapping[str, Any]) -> bool:
+    """True if a model can be built, and its classes named, with a result's values, whose types `read_result` checks."""
+    classes, names = record["num_classes"], record["class_names"]
+    return record["num_features"] > 0 and classes > 0 and (names is None or len(names) == classes)
 
 
 def _with_parameters(model: nn.Module, path: Path, name: str, result: Result) -> nn.Module:

@@ -173,16 +173,22 @@ def with_edges(job: Job, system: System, model: Any, dataset: Dataset) -> tuple[
                 "out"
             )
         job, model = _with_edge_width(job, model, width)
-    sampler: Any = system.sample.sampler
-    if sampler is not None:
-        if "edge_ids" not in {f.name for f in fields(sampler)}:
-            raise InputError(
-                f"the model {name} reads {'weights' if weights else 'features'} of edges, but the sampler "
-                f"{sampler.name} does not keep which edges it drew; use another sampler"
-            )
-        system = system.drawn_by(replace(sampler, edge_ids=True))
+    system = keeping_positions(system, f"the model {name} reads {'weights' if weights else 'features'} of edges")
+    if system.sample.sampler is not None:
         job = job.model_copy(update={"sampler": {**job.sampler, "edge_ids": True}})
     return job, system, model
+
+
+def keeping_positions(system: System, why: str) -> System:
+    """The system with a sampler, if it has one, that keeps the positions of the edges it draws. Raises InputError,
+    which begins with `why`, if it cannot."""
+    sampler: Any = system.sample.sampler
+    if sampler is None:
+        return system
+    if "edge_ids" not in {f.name for f in fields(sampler)}:
+        lacks = f"the sampler {sampler.name} does not keep which edges it drew"
+        raise InputError(f"{why}, but {lacks}; use another sampler")
+    return system.drawn_by(replace(sampler, edge_ids=True))
 
 
 def _with_edge_width(job: Job, model: Any, width: int) -> tuple[Job, Any]:

@@ -1,13 +1,12 @@
 """Assembly of a job as far as its minibatches: its data, and how they are drawn, before there is a model."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...stages.capabilities import Need
 from ...stages.feed.queue_feed import BulkSpan
 from ...stages.sample.base import check_kernel, reads_times
 from ...storage.dataset import Dataset
-from ...storage.errors import InputError
 from ...storage.fingerprint import DatasetDigests
 from ...storage.queue.seed_data import SampledDataset
 from ...storage.typed.graph_types import GraphTypes
@@ -19,6 +18,7 @@ from ..config.refusals import refuse
 from ..config.systems import SYSTEMS, System
 from .checks import check_links, check_times, check_topology, check_types
 from .fingerprint import sample_fingerprint
+from .model import keeping_positions
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -152,12 +152,4 @@ def sampling_of(job: Job, dataset: Dataset, system: System, *, stored: bool = Fa
 
 def keeping_edges(system: System, types: GraphTypes) -> System:
     """The system with a sampler that keeps the positions of edges, by which a graph with types knows relations."""
-    sampler: Any = system.sample.sampler
-    if types.is_single or sampler is None:
-        return system
-    if "edge_ids" not in {f.name for f in fields(sampler)}:
-        raise InputError(
-            f"the graph has several relations, but the sampler {sampler.name} does not keep which edges it drew; "
-            "use another sampler"
-        )
-    return system.drawn_by(replace(sampler, edge_ids=True))
+    return system if types.is_single else keeping_positions(system, "the graph has several relations")

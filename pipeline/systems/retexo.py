@@ -20,7 +20,7 @@ from ...stages.schedule.policies import LayerByLayer
 from ...storage.errors import InputError
 from ..config.capabilities import OF_SYSTEM, Form
 from ..config.schema import Section
-from ..config.systems import NO_MINIBATCHES, Clients, Inputs, Registered, System
+from ..config.systems import FULL_BATCHES, Clients, Inputs, Registered, System
 
 
 def retexo(
@@ -128,7 +128,6 @@ class _Retexo(Registered):
     options = RetexoOptions
     samples = False
     cannot = (
-        Cannot(OF_SYSTEM, Need.LINKS, "trains all pairs at once, each of which would see its own edge"),
         Cannot(
             OF_SYSTEM,
             Need.EDGE_LABELS,
@@ -137,14 +136,9 @@ class _Retexo(Registered):
         Cannot(
             OF_SYSTEM, Need.TYPES, "trains each layer on aggregates of all in-edges, which do not tell relations apart"
         ),
-        Cannot(OF_SYSTEM, Need.TIMES, "samples nothing", False),
         Cannot(OF_SYSTEM, Need.EDGE_FEATURES, "gives its layers rows of nodes only"),
         Cannot(OF_SYSTEM, Need.LEARNED, "does not train one set of rows in steps of all ranks together"),
-        Cannot(OF_SYSTEM, Need.OWNED, "keeps each row on the rank that trains its node"),
-        Cannot(
-            OF_SYSTEM, Need.COMPILE, "trains on full batches, whose layers exchange rows between ranks or are fixed"
-        ),
-        *NO_MINIBATCHES,
+        *FULL_BATCHES,
     )
     forms = tuple(
         Form(name, chosen, "leave graph out", (Cannot(OF_SYSTEM, Need.MAPPED, because),))

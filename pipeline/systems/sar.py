@@ -21,7 +21,7 @@ from ...storage.errors import InputError
 from ..config.capabilities import OF_SYSTEM, Form
 from ..config.job import Job
 from ..config.schema import Section
-from ..config.systems import NO_MINIBATCHES, Inputs, Registered, System
+from ..config.systems import FULL_BATCHES, Inputs, Registered, System
 
 
 def sar(
@@ -96,15 +96,7 @@ class _Sar(Registered):
     about = "full batch, each rank visiting the others in turn"
     options = SarOptions
     samples = False
-    cannot = (
-        Cannot(OF_SYSTEM, Need.LINKS, "trains all pairs at once, each of which would see its own edge"),
-        Cannot(OF_SYSTEM, Need.TIMES, "samples nothing", False),
-        Cannot(OF_SYSTEM, Need.OWNED, "keeps each row on the rank that trains its node"),
-        Cannot(
-            OF_SYSTEM, Need.COMPILE, "trains on full batches, whose layers exchange rows between ranks or are fixed"
-        ),
-        *NO_MINIBATCHES,
-    )
+    cannot = FULL_BATCHES
     forms = (
         Form(
             "one rank",

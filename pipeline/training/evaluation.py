@@ -28,7 +28,7 @@ from ...stages.placement.row_blocks import BlockRows, Grid, numbered
 from ...stages.placement.sharded import Share, share
 from ...stages.policies import FetchPolicy
 from ...storage.errors import Interrupted
-from ...storage.features import CountedFeatures, FeatureStore
+from ...storage.features import CountedFeatures
 from ...storage.links.pairs import Pairs
 from ...storage.store.bytes_left import fits_in_memory
 from ..config.systems import System
@@ -80,14 +80,8 @@ def scores(
             grid = Grid(job.group.size, prepared.system.replication)
             job = replace(job, group=grid.subgroup(job.group, "evaluation"))
         part = cache(lambda: _whole_of(data, system, job))
-        return _together(
-            prepared,
-            lambda: _share_of(system, data, model, job) if trains_on_it else _all_of(part(), job),
-            lambda: numbered(part(), job.group, job.arrays.graph),
-            job,
-            model,
-            data.features,
-        )
+        held = cache(lambda: _share_of(system, data, model, job) if trains_on_it else _all_of(part(), job))
+        return _together(prepared, held, lambda: numbered(part(), job.group, job.arrays.graph), job, model)
     return _by_leaders(prepared, system.fetch, model, job, out, progress)
 
 
@@ -200,15 +194,11 @@ def _by_leaders(
 
 
 def _together(
-    prepared: Prepared,
-    shared: Callable[[], Share],
-    numbered_part: Callable[[], BlockRows],
-    job: RankJob,
-    model: nn.Module,
-    features: FeatureStore | None = None,
+    prepared: Prepared, shared: Callable[[], Share], blocks: Callable[[], BlockRows], job: RankJob, model: nn.Module
 ) -> Score:
     """Each rank evaluates its own rows, on its device if the model is there and all ranks have room; of pairs, the
-    first one scores all. `features` are those of its part, of which learnt ones change."""
+    first one scores all. Learnt features of its part change."""
+    features = prepared.data.features
 
     @cache
     def visits() -> Visits:
@@ -223,7 +213,7 @@ def _together(
     @cache
     def block() -> BlockRows:
         with job.group.counting("evaluation"):
-            return numbered_part()
+            return blocks()
 
     def pairs() -> Pairs:
         found = block().pairs

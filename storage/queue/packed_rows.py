@@ -10,6 +10,7 @@ A minibatch's rows are read at once, and their checksum is compared each time.
 """
 
 import os
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -111,7 +112,7 @@ class PackedRows:
         self.fingerprint: dict[str, str] = body["fingerprint"]
         self._location, self._bulk_size = location, bulk_size
         self._known: dict[str, _Bulk] = {}
-        self._epochs: int | None = None
+        self._epochs = sys.maxsize
 
     @classmethod
     def opened_at(cls, location: Location, bulk_size: int) -> Self | None:
@@ -242,8 +243,7 @@ class PackedRows:
             raise StoreError(f"{where}: the {what} of minibatch {index} do not match their checksum; {AGAIN}")
 
     def _name(self, epoch: int, index: int) -> str:
-        epoch = epoch if self._epochs is None else epoch % self._epochs
-        return f"epoch-{epoch}/rows-{index // self._bulk_size}"
+        return f"epoch-{epoch % self._epochs}/rows-{index // self._bulk_size}"
 
     def _bulk(self, epoch: int, index: int) -> tuple[_Bulk, int]:
         """The bulk of a minibatch, and its place there."""
