@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from ...stages.capabilities import Need
 from ...stages.models import MODELS
-from ...stages.models.base import reads_edges
+from ...stages.models.base import ModelConfig, reads_edges
 from ...stages.partition.registry import PARTITIONERS
 from ...stages.sample import SAMPLERS
 from ...storage.errors import InputError, StoreError, closest
@@ -263,13 +263,13 @@ def resolve(table: Mapping[str, Any]) -> Job:
     if reads_edges(model_record) and "edge_ids" in known:
         sampler["edge_ids"] = True
     sampler_record = build("sampler", SAMPLERS, sampler)
-    return job.model_copy(
-        update={
-            "model": {"name": model.get("name", "sage"), **plain(model_record)},
-            "sampler": {"name": sampler.get("name", "neighbor"), **plain(sampler_record)},
-            "executor": job.executor or ("inline" if job.ranks == 1 else "dask"),
-        }
-    )
+    return _described(job, model_record, {"name": sampler.get("name", "neighbor"), **plain(sampler_record)})
+
+
+def _described(job: Job, model: ModelConfig, sampler: dict[str, Any]) -> Job:
+    """The job with all options of its model and its sampler, and an executor."""
+    table, executor = {"name": job.model.get("name", "sage"), **plain(model)}, "inline" if job.ranks == 1 else "dask"
+    return job.model_copy(update={"model": table, "sampler": sampler, "executor": job.executor or executor})
 
 
 def _named_sampler(table: Mapping[str, Any]) -> type | None:
@@ -299,14 +299,7 @@ def _without_sampler(job: Job, table: Mapping[str, Any]) -> Job:
                 "step; leave it out"
             )
     PARTITIONERS.find(str(job.partition.method), "configuration key 'partition.method'")
-    record = build("model", MODELS, job.model)
-    return job.model_copy(
-        update={
-            "model": {"name": job.model.get("name", "sage"), **plain(record)},
-            "sampler": {},
-            "executor": job.executor or ("inline" if job.ranks == 1 else "dask"),
-        }
-    )
+    return _described(job, build("model", MODELS, job.model), {})
 
 
 def parse_fanout(text: str, option: str = "fanout") -> list[int]:

@@ -89,13 +89,10 @@ class TrainedRun:
         learned = self.config.learned
         # Learnt rows are put beside arrays of a plain dataset.
         stays = not learned.width and (source is None or not labelled)
-        data = (
-            source
-            if isinstance(source, Dataset)
-            else self._own(emit, stays)
-            if source is None
-            else self._other(source, emit, stays, labelled, options)
-        )
+        if source is None:
+            data = self._own(emit, stays)
+        else:
+            data = source if isinstance(source, Dataset) else self._other(source, emit, stays, labelled, options)
         if isinstance(data, LazyDataset) and source is not data and not (lazy or data.is_large):
             data = data.as_read()
         is_read = source is not None and (isinstance(source, Dataset) or _is_clean(source))

@@ -249,18 +249,13 @@ def lock_queue_folder(prepared: Sampling, samples: str | Path | None) -> Iterato
         StoreError: the folder holds something else, or minibatches made from something else.
     """
     q = prepared.job.queue
-    if (
-        samples is not None
-        or q.kind != "zarr"
-        or q.location is None
-        or is_url(q.location)
-        or not prepared.has_minibatches
-    ):
+    folder = q.location if samples is None and q.kind == "zarr" and prepared.has_minibatches else None
+    if folder is None or is_url(folder):
         yield
         return
     # The queue is made first: a folder with nothing but a lock is not a queue.
-    shared_queue(prepared, q.location, max_bytes=q.max_bytes, keep="all", sweep=False).close()
-    with locked(Path(q.location)):
+    shared_queue(prepared, folder, max_bytes=q.max_bytes, keep="all", sweep=False).close()
+    with locked(Path(folder)):
         yield
 
 

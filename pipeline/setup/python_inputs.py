@@ -51,20 +51,14 @@ def job_for_dataset(job: Job, dataset: Dataset, folder: Path) -> Job:
     if store is None and job.executor != "dask" and _num_bytes(dataset) > KEPT_BYTES:
         return job.model_copy(update={"dataset": dataset.name})
     path = folder.resolve() / KEPT if store is None else store
-    features = job.features
-    if features != "owned":
-        # Ranks that map the rows share their pages; `keep_inputs` writes them in a form that can be mapped.
-        features = (
-            dataset_store.features_access(store)
-            if store is not None
-            else "mapped"
-            if job.executor == "dask" or features == "zarr"
-            else features
-        )
     # What the caller has mapped, ranks map too.
-    graph = "mapped" if is_map(dataset.graph.indptr) else job.graph
+    features, graph = job.features, "mapped" if is_map(dataset.graph.indptr) else job.graph
     if store is not None:
+        features = features if features == "owned" else dataset_store.features_access(store)
         dataset_store.check_graph_access(open_store(store, KIND), graph)
+    elif features == "zarr" or (features != "owned" and job.executor == "dask"):
+        # Ranks that map the rows share their pages; `keep_inputs` writes them in a form that can be mapped.
+        features = "mapped"
     # The data are read and cleaned already. A split that was asked for is made again, of a store that holds another one
     # or of the same dataset, passed once more; pairs keep theirs.
     update = {"dataset": str(path), "features": features, "graph": graph, "read": ReadOptions()}
