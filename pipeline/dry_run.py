@@ -8,7 +8,7 @@ from typing import Any
 from ..storage.dataset import Dataset
 from .config.load import Job
 from .config.systems import System
-from .custom.own_code import own_code, split_loss, split_options
+from .custom.own_code import own_code, split_code
 from .ready import RunCall, ready_to_run
 from .telemetry.events import Emit, Note, silent
 
@@ -43,9 +43,9 @@ def dry_run(
         InputError: as `run` does.
         StoreError: the run cannot be resumed.
     """
-    loss, options = split_loss(loss, options)
-    optimizer, scheduler, metrics, options = split_options(optimizer, scheduler, metrics, options, config)
-    code = own_code(loss=loss, optimizer=optimizer, scheduler=scheduler, metrics=metrics, callbacks=callbacks)
+    own = {"loss": loss, "optimizer": optimizer, "scheduler": scheduler, "metrics": metrics}
+    own, options = split_code(own, options, config)
+    code = own_code(**own, callbacks=callbacks)
     call = RunCall(
         dataset, system, model, code, out=out, resume=resume, samples=samples, config=config, options=options
     )

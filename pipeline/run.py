@@ -22,7 +22,7 @@ from ..storage.stored.learned_nodes import write_nodes
 from .config.load import Job
 from .config.named_code import allowing
 from .config.systems import System
-from .custom.own_code import own_code, split_loss, split_options
+from .custom.own_code import own_code, split_code
 from .machine.deadline import checkpoints_in
 from .ready import RunCall, ready_to_run
 from .report.model_card import CARD, data_section, model_card
@@ -123,9 +123,9 @@ def run(
         InputError: the data, model, system and configuration do not go together.
         RunError: the run failed; it can be resumed.
     """
-    loss, options = split_loss(loss, options)
-    optimizer, scheduler, metrics, options = split_options(optimizer, scheduler, metrics, options, config)
-    code = own_code(loss=loss, optimizer=optimizer, scheduler=scheduler, metrics=metrics, callbacks=callbacks)
+    own = {"loss": loss, "optimizer": optimizer, "scheduler": scheduler, "metrics": metrics}
+    own, options = split_code(own, options, config)
+    code = own_code(**own, callbacks=callbacks)
     call = RunCall(
         dataset, system, model, code, out=out, resume=resume, samples=samples, config=config, options=options
     )

@@ -9,7 +9,7 @@ from ..storage.store.paths import expanded
 from ..storage.urls import is_url
 from .config.load import Job
 from .config.systems import System
-from .custom.own_code import split_loss, split_options
+from .custom.own_code import split_code
 from .precompute import precompute
 from .ready import RunCall, configured
 from .setup.configure import check_cut_in_file, check_used
@@ -55,9 +55,8 @@ def sample(
     own = {key: options.pop(key, None) for key in ("system", "model")}
     if isinstance(own["system"], System):
         check_cut_in_file(own["system"], "samples take")
-    _, options = split_loss(options.pop("loss", None), options)
-    given = [options.pop(key, None) for key in ("optimizer", "scheduler", "metrics")]
-    *_, options = split_options(given[0], given[1], given[2], options, config)
+    given = {key: options.pop(key, None) for key in ("loss", "optimizer", "scheduler", "metrics")}
+    _, options = split_code(given, options, config)
     job, _ = configured(RunCall(dataset, **own, config=config, options=options))
     check_used([job], trains=False)
     place = str(out) if is_url(out) else expanded(out)

@@ -100,7 +100,7 @@ def _train(job: Path | None, flags: Flags, overrides: list[str] | None, given: _
     arguments |= (own := from_code_flags(given.code))
     if not resume:
         check_used([resolved], trains=True)
-        check_beside(table.get("train", {}), own.get("optimizer"), own.get("scheduler"))
+        check_beside(table.get("train", {}), own)
     if dry:
         with Terminal() as terminal:
             return dry_run(**arguments, emit=terminal)

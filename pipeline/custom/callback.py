@@ -153,10 +153,8 @@ class Callbacks:
 
     def step(self, epoch: int, step: int, loss: float | None) -> None:
         """An optimiser step was taken."""
-        run = self.run
-        run.epoch, run.step, run.loss = epoch, step, loss
-        for method in self._calls["step"]:
-            method(run)
+        self.run.epoch, self.run.step, self.run.loss = epoch, step, loss
+        self.call("step")
 
     def state(self) -> list[Any]:
         """States for a checkpoint."""

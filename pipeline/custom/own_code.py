@@ -80,69 +80,62 @@ def own_code(
     return OwnCode(loss, optimizer, scheduler, measured, called, digests, names=names)
 
 
-def split_options(
-    optimizer: Any, scheduler: Any, metrics: Any, options: Mapping[str, Any], config: Any = None
-) -> tuple[Any, Any, Any, dict[str, Any]]:
-    """Tell code from configuration among arguments that may be either: an optimiser of torch by name, the address of a
-    Dask scheduler, and built-in metrics are keys.
+def split_code(
+    given: Mapping[str, Any], options: Mapping[str, Any], config: Any = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tell code from configuration among arguments that may be either: a loss by its name or its options, an optimiser
+    of torch by name, the address of a Dask scheduler, and built-in metrics are keys.
 
     Args:
-        optimizer: as it was given.
-        scheduler: likewise.
-        metrics: likewise.
+        given: arguments of `own_code`, as they were given.
         options: keys, shorthands and tables.
         config: the table that these change; of one that is resolved, nobody knows what was given.
 
     Returns:
-        Optimizer, scheduler and metrics that are code, and the options with those that are not.
+        The arguments that are code, and the options with those that are not.
 
     Raises:
         InputError: keys are given beside the code that takes their place.
     """
-    options = dict(options)
-    is_cluster = is_held(scheduler) or isinstance(scheduler, Path) or str(scheduler).endswith(".json")
-    if is_cluster or (isinstance(scheduler, str) and not NAME.fullmatch(scheduler)):
-        options["scheduler"] = scheduler
-    if isinstance(optimizer, str) and not NAME.fullmatch(optimizer):
-        options["optimizer"] = optimizer
-    optimizer = None if "optimizer" in options else optimizer
-    scheduler = None if "scheduler" in options else scheduler
+    code, options = present_items(given), dict(options)
+    loss, scheduler, metrics = (code.get(key) for key in ("loss", "scheduler", "metrics"))
+    if isinstance(loss, Mapping) or _is_key(loss):
+        options["loss"] = code.pop("loss")
+    if is_held(scheduler) or isinstance(scheduler, Path) or str(scheduler).endswith(".json") or _is_key(scheduler):
+        options["scheduler"] = code.pop("scheduler")
+    if _is_key(code.get("optimizer")):
+        options["optimizer"] = code.pop("optimizer")
     if named := {key: options.pop(key) for key in ("scheduler", "cluster", "client") if key in options}:
         options["cluster"] = cluster_table(**named)
     if metrics is not None and not isinstance(metrics, Mapping):
         every = [metrics] if isinstance(metrics, str) or callable(metrics) else list(metrics)
-        if known := [m for m in every if isinstance(m, str) and not NAME.fullmatch(m)]:
+        if known := [m for m in every if _is_key(m)]:
             options["metrics"] = known
-        metrics = [m for m in every if not isinstance(m, str) or NAME.fullmatch(m)]
+        code["metrics"] = [m for m in every if not _is_key(m)]
     tables = [t for t in (options, config) if isinstance(t, Mapping)]
     within = [t["train"] for t in tables if isinstance(t.get("train"), Mapping)]
-    check_beside({key for table in (*tables, *within) for key in table}, optimizer, scheduler)
-    return optimizer, scheduler, metrics, options
+    check_beside({key for table in (*tables, *within) for key in table}, code)
+    return code, options
 
 
-def check_beside(keys: Collection[str], optimizer: Any, scheduler: Any) -> None:
+def _is_key(value: object) -> bool:
+    """True for a text that names no code."""
+    return isinstance(value, str) and not NAME.fullmatch(value)
+
+
+def check_beside(keys: Collection[str], code: Mapping[str, Any]) -> None:
     """Refuse keys of `train` that are given beside the code that takes their place.
 
     Raises:
         InputError: names the keys.
     """
-    for kind, value in (("optimizer", optimizer), ("scheduler", scheduler)):
-        beside = [key for key in INSTEAD_OF[kind] if key in keys]
-        if value is not None and beside:
+    for kind, keys_of_kind in INSTEAD_OF.items():
+        beside = [key for key in keys_of_kind if key in keys]
+        if kind in code and beside:
             raise InputError(
-                f"{' and '.join(beside)} would not reach the {kind}, which is your own ({_name_of(value)}); set it "
-                "there"
+                f"{' and '.join(beside)} would not reach the {kind}, which is your own ({_name_of(code[kind])}); set "
+                "it there"
             )
-
-
-def split_loss(loss: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Tell a loss that is code from one of ``train.loss``, by its name or its options.
-
-    Returns:
-        The loss if it is code, and the options, with the loss if it is not.
-    """
-    is_key = isinstance(loss, Mapping) or (isinstance(loss, str) and not NAME.fullmatch(loss))
-    return (None, {**options, "loss": loss}) if is_key else (loss, dict(options))
 
 
 def from_code_flags(flags: Sequence[str] | None) -> dict[str, Any]:

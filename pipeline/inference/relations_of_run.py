@@ -9,6 +9,7 @@ import numpy as np
 
 from ...storage.dataset import Dataset, IdArray
 from ...storage.errors import InputError
+from ...storage.optional import when_present
 from ...storage.plural import listed
 from ...storage.typed.graph_types import SINGLE, GraphTypes, RelationType
 from ..datasets.pairs import predicted_number, relation_text
@@ -81,11 +82,6 @@ class Asked:
     """Its place among those that the run predicts; None: there is one."""
 
     @property
-    def number(self) -> int | None:
-        """Its number in the graph; None: the run predicts one."""
-        return None if self.place is None else self.types.one_predicted
-
-    @property
     def name(self) -> str:
         """Its name, or three names joined by commas where others are called so too."""
         every, number = self.types.relations, self.types.one_predicted
@@ -104,17 +100,13 @@ def asked(types: GraphTypes, relation: Relation | None, folder: Path) -> Asked:
     Raises:
         InputError: the run predicts several, and none is named; or others.
     """
-    if types.is_single:
-        if relation is not None:
-            raise InputError(f"relation is {relation!r}, but {folder} has one type of edges; leave it out")
-        return Asked(types)
-    if relation is None:
-        if types.predicts_several:
-            some = listed([types.relations[r][1] for r in types.predicted])
-            raise InputError(f"{folder} predicts links of several relations; say which, as relation: {some}")
-        return Asked(types)
-    number = predicted_number(types, relation)
-    if not types.predicts_several:
+    if types.is_single and relation is not None:
+        raise InputError(f"relation is {relation!r}, but {folder} has one type of edges; leave it out")
+    if types.predicts_several and relation is None:
+        some = listed([types.relations[r][1] for r in types.predicted])
+        raise InputError(f"{folder} predicts links of several relations; say which, as relation: {some}")
+    number = when_present(lambda relation: predicted_number(types, relation), relation)
+    if number is None or not types.predicts_several:
         return Asked(types)
     return Asked(types.predicting(number), types.predicted.index(number))
 

@@ -19,14 +19,14 @@ from ...storage.dataset import Dataset
 from ...storage.dataset_store import write_dataset
 from ...storage.errors import InputError, StoreError, first_line, whole_number
 from ...storage.fingerprint import digest_record
-from ...storage.optional import present, present_items
+from ...storage.optional import present
 from ...storage.store.paths import local_folder
 from ...storage.store.regular import file_bytes
 from ..config.load import Job
 from ..config.records import is_record, make_system, negatives_of, table_of
 from ..config.systems import SYSTEMS, System
 from ..custom.model_argument import as_record_or_module
-from ..custom.own_code import check_beside, split_loss, split_options
+from ..custom.own_code import check_beside, split_code
 from ..custom.user_module import module_named
 from ..dry_run import dry_run
 from ..not_read import idle_sections
@@ -104,12 +104,10 @@ def sweep(
     from ..config.aliases import full_key, with_options
 
     grid, out = grid or {}, local_folder(out)
-    loss, options = split_loss(options.pop("loss", None), options)
-    given = [options.pop(key, None) for key in ("optimizer", "scheduler", "metrics")]
-    *may_be_code, options = split_options(given[0], given[1], given[2], options)
+    given = {key: options.pop(key, None) for key in ("loss", "optimizer", "scheduler", "metrics")}
+    found, options = split_code(given, options)
     code = {"callbacks": options.pop("callbacks")} if "callbacks" in options else {}
-    code |= present_items({"loss": loss})
-    code |= {k: v for k, v in zip(("optimizer", "scheduler", "metrics"), may_be_code) if v}
+    code |= {k: v for k, v in found.items() if k == "loss" or v}
     # Neither a name of Millrace's own nor a table of its options.
     if not isinstance(options.get("model", ""), str | Mapping) or ":" in options.get("model", ""):
         code["model"] = options.pop("model")
@@ -128,7 +126,7 @@ def sweep(
         base["dataset"] = str(dataset)
     train, varied = base.get("train"), [full_key(key.split("."), None) for key in grid]
     keys = {path[-1] for path in varied if path[0] == "train"} | set(train if isinstance(train, Mapping) else ())
-    check_beside(keys, may_be_code[0], may_be_code[1])
+    check_beside(keys, code)
     planned = points(base, grid, seeds)
     check_used([p.job for p in planned], trains=True)
     own = None if isinstance(code.get("model"), str) else as_record_or_module(code.get("model"))

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 import millrace as mr
-from millrace.pipeline.custom.own_code import from_code_flags, own_code, split_options
+from millrace.pipeline.custom.own_code import from_code_flags, own_code, split_code
 from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.setup.prepare import prepare
 from millrace.pipeline.setup.python_inputs import check_code_given, keep_inputs
@@ -100,12 +100,13 @@ def test_methods_that_nothing_calls_are_refused():
 
 
 def test_configuration_is_told_from_code():
-    kept = split_options("adamw", "tcp://host:8786", ["loss", "macro_f1"], {"epochs": 3})
+    given = {"optimizer": "adamw", "scheduler": "tcp://host:8786", "metrics": ["loss", "macro_f1"]}
+    kept = split_code({**given, "loss": "mse"}, {"epochs": 3})
     keys = {"optimizer": "adamw", "cluster": {"scheduler": "tcp://host:8786"}, "metrics": ["loss", "macro_f1"]}
-    assert kept == (None, None, [], {"epochs": 3, **keys})
-    assert split_options(None, "head-node:8786", None, {})[3] == {"cluster": {"scheduler": "head-node:8786"}}
-    code = split_options("torch.optim:SGD", "my.code:make", ["my.code:share"], {})
-    assert code == ("torch.optim:SGD", "my.code:make", ["my.code:share"], {})
+    assert kept == ({"metrics": []}, {"epochs": 3, "loss": "mse", **keys})
+    assert split_code({"scheduler": "head-node:8786"}, {}) == ({}, {"cluster": {"scheduler": "head-node:8786"}})
+    code = {"optimizer": "torch.optim:SGD", "scheduler": "my.code:make", "metrics": ["my.code:share"], "loss": len}
+    assert split_code({**code, "callbacks": None}, {}) == (code, {})
 
 
 @pytest.mark.parametrize(
@@ -117,15 +118,15 @@ def test_configuration_is_told_from_code():
 )
 def test_keys_beside_code_in_their_place_are_refused(options, sentence):
     with pytest.raises(InputError, match=sentence):
-        split_options(torch.optim.SGD, None, None, options)
+        split_code({"optimizer": torch.optim.SGD}, options)
 
 
 def test_keys_of_a_configuration_beside_code_are_refused():
     with pytest.raises(InputError, match="lr would not reach the optimizer"):
-        split_options(torch.optim.SGD, None, None, {}, {"train": {"lr": 0.1}})
+        split_code({"optimizer": torch.optim.SGD}, {}, {"train": {"lr": 0.1}})
     with pytest.raises(InputError, match="schedule would not reach the scheduler"):
-        split_options(None, torch.optim.lr_scheduler.StepLR, None, {}, {"train": {"schedule": "cosine"}})
-    assert split_options(None, None, None, {}, {"train": {"lr": 0.1, "schedule": "cosine"}})[3] == {}
+        split_code({"scheduler": torch.optim.lr_scheduler.StepLR}, {}, {"train": {"schedule": "cosine"}})
+    assert split_code({}, {}, {"train": {"lr": 0.1, "schedule": "cosine"}}) == ({}, {})
 
 
 @pytest.mark.parametrize(
