@@ -75,21 +75,17 @@ def needs_of(
         needs[Need.TIMES] = Asked(f"the sampler {sampler.name} draws edges by their times")
     if reads_edges:
         needs[Need.EDGE_FEATURES] = Asked("the model reads features of edges")
-    if job.learned.width:
-        needs[Need.LEARNED] = Asked(f"learned.width is {job.learned.width}", "learned")
-    if job.features == "owned":
-        needs[Need.OWNED] = Asked("features is 'owned'", "features")
-    if job.graph == "mapped":
-        needs[Need.MAPPED] = Asked("graph is 'mapped'", "graph")
-    if job.queue.kind != "memory":
-        needs[Need.QUEUE] = QUEUE_GIVEN
-    if job.device != "cpu":
-        needs[Need.DEVICE] = Asked(f"device is '{job.device}'", "device")
-    if job.kernel in ("cuda", "cugraph") and "kernel" in job.model_fields_set:
-        needs[Need.DEVICE_DRAWS] = Asked(f'kernel is "{job.kernel}"', "kernel")
-    if job.train.compile:
-        needs[Need.COMPILE] = Asked("train.compile is true", "train.compile")
-    return needs
+    draws = job.kernel in ("cuda", "cugraph") and "kernel" in job.model_fields_set
+    of_job = (
+        (Need.LEARNED, job.learned.width > 0, Asked(f"learned.width is {job.learned.width}", "learned")),
+        (Need.OWNED, job.features == "owned", Asked("features is 'owned'", "features")),
+        (Need.MAPPED, job.graph == "mapped", Asked("graph is 'mapped'", "graph")),
+        (Need.QUEUE, job.queue.kind != "memory", QUEUE_GIVEN),
+        (Need.DEVICE, job.device != "cpu", Asked(f"device is '{job.device}'", "device")),
+        (Need.DEVICE_DRAWS, draws, Asked(f'kernel is "{job.kernel}"', "kernel")),
+        (Need.COMPILE, job.train.compile, Asked("train.compile is true", "train.compile")),
+    )
+    return needs | {need: asked for need, is_asked, asked in of_job if is_asked}
 
 
 def rows(entry: Any, job: Job | None = None) -> Iterator[tuple[Cannot, str]]:

@@ -165,10 +165,9 @@ def ends_at(wanted: PairArray, times: object, read: object, found: Opened, train
 def ends_called(wanted: PairArray, data: Dataset) -> ValueArray | None:
     """[n, 2], names of the nodes of pairs, where their dataset has names: int64 where they are integers, else text; or
     objects, if those of one end are integers and those of the other one text."""
-    columns = [names_of(end, data) for end in wanted.T]
-    if any(column is None for column in columns):
+    arrays = [np.asarray(names) for names in present(names_of(end, data) for end in wanted.T)]
+    if not arrays:
         return None
-    arrays = [np.asarray(column) for column in columns]
     mixed = len({a.dtype.kind for a in arrays}) > 1
     return np.stack([a.astype(object) if mixed else a for a in arrays], axis=1)
 

@@ -168,14 +168,18 @@ def check_update(job: Job, system: System, outline: Outline, model: nn.Module) -
             f"train.schedule.warmup is {train.schedule.warmup:g} epochs of {job.epochs}, which leaves none for "
             f"'{train.schedule.name}'; lower it"
         )
-    if not system.reduce.has_local_optimizers:
-        return
     for key in ("clip_norm", "ema", "schedule"):
         if getattr(train, key) != Train.model_fields[key].get_default():
-            raise InputError(
-                f"train.{key} is set, but clients under system '{system.name}' step with optimisers of their own, "
-                "which are made anew in every round; leave it out"
-            )
+            _check_one_optimizer(system, f"train.{key} is set")
+
+
+def _check_one_optimizer(system: System, given: str) -> None:
+    """Refuse what is given for an optimiser that takes all steps, where clients have their own."""
+    if system.reduce.has_local_optimizers:
+        raise InputError(
+            f"{given}, but clients under system '{system.name}' step with optimisers of their own, which are made anew "
+            "in every round; leave it out"
+        )
 
 
 def check_metrics(train: Train, outline: Outline, code: OwnCode) -> None:
@@ -234,11 +238,7 @@ def check_own_code(
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = made_optimizer(code, parameters)
     if code.scheduler is not None:
-        if system.reduce.has_local_optimizers:
-            raise InputError(
-                f"a scheduler is given, but clients under system '{system.name}' step with optimisers of their own, "
-                "which are made anew in every round; leave it out"
-            )
+        _check_one_optimizer(system, "a scheduler is given")
         made = made_scheduler(code, optimizer or torch.optim.SGD(parameters, lr=train.lr))
         if made.follow_metric:
             _check_plateau(job, system, outline, made.by_epoch[0].mode)

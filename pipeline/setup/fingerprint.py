@@ -128,18 +128,14 @@ def changed_since(fingerprint: Mapping[str, str], dataset: Dataset) -> list[str]
 
 def of_version_1(fingerprint: Mapping[str, str], dataset: Dataset) -> dict[str, str]:
     """The same fingerprint as checkpoints of schema version 1 have it: with other digests of arrays."""
-    x = dataset.features.gather(sampled_rows(dataset.num_nodes))
+    x, split = dataset.features.gather(sampled_rows(dataset.num_nodes)), dataset.split
     return {
         **fingerprint,
-        **_sets_of_version_1(dataset),
+        "seeds": _flat(train=split.train),
+        "labels": _flat(labels=dataset.labels, val=split.val),
         "graph": flat_graph_digest(dataset.graph),
         "features": _flat(shape=np.array([dataset.num_nodes, x.shape[1]]), rows=x),
     }
-
-
-def _sets_of_version_1(dataset: Dataset) -> dict[str, str]:
-    split = dataset.split
-    return {"seeds": _flat(train=split.train), "labels": _flat(labels=dataset.labels, val=split.val)}
 
 
 def _flat(**arrays: ValueArray) -> str:
