@@ -153,13 +153,10 @@ def ends_at(wanted: PairArray, times: object, read: object, found: Opened, train
     if times is not None and not temporal:
         raise InputError(f"times are given, but {trained.folder} was trained without them; leave them out")
     graph, given = found.data.graph, read if times is None else times
-    if not temporal:
-        return Ends.from_pairs(wanted, None, graph.num_nodes)
-    if given is None:
-        return Ends.from_pairs(wanted, np.full(len(wanted), np.inf), graph.num_nodes)
-    return Ends.from_pairs(
-        wanted, like_edges(as_moments(given, "times", len(wanted), graph.time_unit), graph), graph.num_nodes
-    )
+    moments = np.full(len(wanted), np.inf) if temporal else None
+    if temporal and given is not None:
+        moments = like_edges(as_moments(given, "times", len(wanted), graph.time_unit), graph)
+    return Ends.from_pairs(wanted, moments, graph.num_nodes)
 
 
 def ends_called(wanted: PairArray, data: Dataset) -> ValueArray | None:

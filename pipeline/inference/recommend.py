@@ -168,9 +168,8 @@ def _open(trained: TrainedRun, wanted: Wanted, call: Call, of_text: bool = False
         )
     sources = _sources(nodes_of_text(nodes, data, False) if of_text else nodes, data, of_sources, of)
     ids = np.arange(among.start, among.stop)
-    ids = (
-        ids if sources.size and among.start <= sources.min() <= sources.max() < among.stop else np.union1d(ids, sources)
-    )
+    if not sources.size or sources.min() < among.start or sources.max() >= among.stop:
+        ids = np.union1d(ids, sources)
     name = f"{counted(len(ids), 'node')} of {data.name} by {trained.result.model}"
     with during(StageStarted("predict", f"computing the rows of {name}"), emit):
         moments = np.repeat(before(np.array([np.inf]) if when is None else when), len(ids)) if temporal else None
