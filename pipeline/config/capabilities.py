@@ -71,12 +71,11 @@ def needs_of(
             needs[Need.LINKS] = Asked("the task is link")
         elif dataset.has_edge_labels:
             needs[Need.EDGE_LABELS] = Asked("labels are of edges")
-    if sampler is not None and reads_times(sampler):
+    if reads_times(sampler):
         needs[Need.TIMES] = Asked(f"the sampler {sampler.name} draws edges by their times")
-    if reads_edges:
-        needs[Need.EDGE_FEATURES] = Asked("the model reads features of edges")
     draws = job.kernel in ("cuda", "cugraph") and "kernel" in job.model_fields_set
-    of_job = (
+    others = (
+        (Need.EDGE_FEATURES, reads_edges, Asked("the model reads features of edges")),
         (Need.LEARNED, job.learned.width > 0, Asked(f"learned.width is {job.learned.width}", "learned")),
         (Need.OWNED, job.features == "owned", Asked("features is 'owned'", "features")),
         (Need.MAPPED, job.graph == "mapped", Asked("graph is 'mapped'", "graph")),
@@ -85,7 +84,7 @@ def needs_of(
         (Need.DEVICE_DRAWS, draws, Asked(f'kernel is "{job.kernel}"', "kernel")),
         (Need.COMPILE, job.train.compile, Asked("train.compile is true", "train.compile")),
     )
-    return needs | {need: asked for need, is_asked, asked in of_job if is_asked}
+    return needs | {need: asked for need, is_asked, asked in others if is_asked}
 
 
 def rows(entry: Any, job: Job | None = None) -> Iterator[tuple[Cannot, str]]:
