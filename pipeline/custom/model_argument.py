@@ -1,6 +1,6 @@
 """The ``model`` argument of Python callers: records, modules and PyG convolutions."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -12,9 +12,6 @@ from ...stages.models.pyg.model import PyGModel
 from ...stages.models.relational import TypedInput
 from ...storage.dataset import Task, counted_outputs
 from ...storage.errors import InputError
-
-if TYPE_CHECKING:
-    from ..setup.model import Outline
 
 
 def as_record_or_module(model: Any) -> Any:
@@ -52,13 +49,13 @@ def _is_convolution(module: nn.Module) -> bool:
     return "MessagePassing" in kinds and {"x", "edge_index"} <= forward_parameters(module).keys()
 
 
-def check_widths(module: nn.Module, outline: "Outline", seed: int, given: TypedInput | None) -> None:
+def check_widths(module: nn.Module, outline: Any, seed: int, given: TypedInput | None) -> None:
     """Refuse a module whose widths do not fit the dataset; lazy parameters of a `PyGModel` get their shapes.
 
     Args:
         module: a user's module, or a `PyGModel`.
-        outline: of the dataset. All tasks but multi-class need exactly as many columns, and so do rows of nodes that a
-            decoder of pairs reads.
+        outline: an `Outline`, of the dataset. All tasks but multi-class need exactly as many columns, and so do rows
+            of nodes that a decoder of pairs reads.
         seed: seed of the initial values of lazy parameters.
         given: types of the graph, and its features' widths; None: there is one of each.
 

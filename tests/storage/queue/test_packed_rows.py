@@ -52,7 +52,7 @@ def test_each_minibatch_gets_its_rows_and_degrees(form: str, columns: int, tmp_p
     assert again is not None and again.committed(0) == {1} and again.is_exact
     for at, count in enumerate(COUNTS):
         for read in (packed, again, again.cycled(1)):
-            epoch = 4 if read._epochs else 0
+            epoch = 4 if read._epochs == 1 else 0
             assert read.count(epoch, 3 + at) == count
             found = read.rows(epoch, 3 + at, np.float64)
             wanted = rows_of(count) if form in ("float32", "float64") else widen(narrow(rows_of(count), form), form)
