@@ -51,7 +51,9 @@ def there_and_here(group: Gloo) -> tuple[float, list[Any], list[int]]:
     model = model.train().to(DEVICE)
     with torch.no_grad():
         difference = (together._rows_of(model.eval(), there) - on_host).abs().max()
-    prepared: Any = SimpleNamespace(outline=SimpleNamespace(splits={"val": True}, task="node", of_pairs=False))
+    prepared: Any = SimpleNamespace(
+        data=SimpleNamespace(features=None), outline=SimpleNamespace(splits={"val": True}, task="node", of_pairs=False)
+    )
     job: Any = SimpleNamespace(group=made, device=DEVICE, num_layers=2, measures=Measures())
 
     def score() -> Any:

@@ -162,7 +162,7 @@ def test_no_memory_is_taken_for_rows_that_the_file_does_not_hold(tmp_path: Path,
     body = manifest_of(store)
     body["meta"][key] = 1 << 40 if key == "width" else [0, *(1 << 40 for _ in body["meta"]["sums"])]
     sign(store, body)
-    packed = PackedRows.opened_at(FolderLocation(tmp_path / "s"), 3, None)
+    packed = PackedRows.opened_at(FolderLocation(tmp_path / "s"), 3)
     assert packed is not None
     with pytest.raises(RunError, match="it ends there"):
         packed.rows(0, 3, np.float32)
