@@ -12,14 +12,13 @@ and written once.
 """
 
 import functools
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .runtime.triton_rng import aligned
+from .runtime.triton_rng import aligned, launch
 
 RELU, ELU = tl.constexpr(1), tl.constexpr(2)
 ACTIVATIONS = {"none": 0, "relu": RELU.value, "elu": ELU.value}
@@ -229,8 +228,7 @@ def rows_by_weight(
     unit = aligned(width, *x.stride()[:2], *y.stride()[:2], w_head, w_row)
     # More registers of a thread would leave a multiprocessor one program at a time.
     tile = NARROW if columns <= NARROW["BD"] else {"BM": 128, "BD": 64, "BK": 32, "num_warps": 8, "maxnreg": 128}
-    launched: Any = _rows_by_weight[-(-columns // tile["BD"]) * -(-n // tile["BM"]), heads]
-    launched(
+    launch(_rows_by_weight, -(-columns // tile["BD"]) * -(-n // tile["BM"]), heads)(
         x, ids, result, weight, bias, out, n, columns, width // unit, x.stride(1) // unit, x.stride(0) // unit,
         y.stride(1) // unit, y.stride(0) // unit, w_row // unit, w_head // unit, out.stride(0), UNIT=unit,
         TRANSPOSED=transposed, ACTIVATION=ACTIVATIONS[activation], GRADIENT=ACTIVATIONS[of], LOW=low, num_stages=3,
@@ -277,8 +275,7 @@ def sums_over_rows(
     sums = g.new_empty(pieces, whole + (heads * columns if with_bias else 0))
     y = g if result is None else result
     unit = aligned(columns, width, *g.stride()[:2], *y.stride()[:2], *a.stride()[:2])
-    launched: Any = _sums_over_rows[tiles, pieces, heads]
-    launched(
+    launch(_sums_over_rows, tiles, pieces, heads)(
         g, ids, result, a, sums, sums[:, whole:] if with_bias else None, n, piece, sums.stride(0), columns // unit,
         width // unit, g.stride(1) // unit, g.stride(0) // unit, y.stride(1) // unit, y.stride(0) // unit,
         a.stride(1) // unit, a.stride(0) // unit,

@@ -1,11 +1,11 @@
 """Gathers rows of a matrix from a device's memory, from page-locked host memory, or from both."""
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from ..runtime.triton_rng import launch
 
 TILE, WIDEST = 2048, 1024
 """Numbers of a program, several of each thread under way at once; maximum number of columns."""
@@ -60,7 +60,7 @@ def gather_rows(base: Tensor, ids: Tensor, cache: Cache | None = None, out: Tens
     columns = min(1 << (width - 1).bit_length(), WIDEST)
     rows = TILE // columns
     if n and width:
-        launched: Any = _gather_rows[-(-n // rows), -(-width // columns)]
         kept, slot = (None, None) if cache is None else (cache.rows, cache.slot)
-        launched(base, kept, slot, ids, out, n, F=width, STRIDE=base.stride(0), BR=rows, BF=columns)
+        shape = {"F": width, "STRIDE": base.stride(0), "BR": rows, "BF": columns}
+        launch(_gather_rows, -(-n // rows), -(-width // columns))(base, kept, slot, ids, out, n, **shape)
     return out

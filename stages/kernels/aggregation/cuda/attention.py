@@ -14,12 +14,11 @@ For the backward pass see `cuda.attention_backward`. Heads that share their rows
 kernels, with a stride of 0 from head to head.
 """
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...runtime.triton_rng import launch
 from ..attention_args import AttentionEdges, DeviceEdges
 from .edge_dropout import edge_name, own_name, survives
 from .softmax import dots, leaky, log_denominators
@@ -113,19 +112,16 @@ def sum_attended(
     shape = head_tile(heads, width, COLUMNS)
     shape["UNROLL"] = unrolled(shape, 2 * HELD)
 
-    def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
+    def walk(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
         n = len(begin)
-        if n and heads and width:
-            grid = -(-n // shape["BR"]) * -(-heads // shape["BH"]), -(-width // shape["BD"])
-            launched: Any = _attend_rows[grid]
-            launched(
-                begin, end, rows, lists.indices, *names, rule.key, z, ids, *logits, log_sum, before if whole else None,
-                result, n, lists.num_edges, H=heads, D=width, Z_ROW=z.stride(0), Z_HEAD=z.stride(1), LIMIT=lists.limit,
-                SLOPE=rule.slope, THRESHOLD=rule.threshold, KEEP=rule.keep_scale, TO_ROWS=whole, OWN=own and whole,
-                SKIP=own, **shape,
-            )  # fmt: skip
+        launch(_attend_rows, -(-n // shape["BR"]) * -(-heads // shape["BH"]), -(-width // shape["BD"]))(
+            begin, end, rows, lists.indices, *names, rule.key, z, ids, *logits, log_sum, before if whole else None,
+            result, n, lists.num_edges, H=heads, D=width, Z_ROW=z.stride(0), Z_HEAD=z.stride(1), LIMIT=lists.limit,
+            SLOPE=rule.slope, THRESHOLD=rule.threshold, KEEP=rule.keep_scale, TO_ROWS=whole, OWN=own and whole,
+            SKIP=own, **shape,
+        )  # fmt: skip
 
-    sum_lists(lists, at, out, launch)
+    sum_lists(lists, at, out, walk)
 
 
 def attend_into(

@@ -6,12 +6,11 @@ nothing else, by destination. So rows are gathered once, and the numbers of the 
 while an average list is shorter than a head is wide. See `cuda.attention` for the forward pass.
 """
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...runtime.triton_rng import launch
 from ..attention_args import AttentionEdges, BackwardRows, DeviceEdges
 from ..lists import DeviceLists
 from .edge_dropout import edge_name, own_name, survives
@@ -156,15 +155,13 @@ def _sum_edges(there: DeviceLists, at: Tensor | None, d_edge: Tensor, d_own: Ten
     shape["BE"] = max(32 // shape["BH"], 4)
     shape["BR"] = max(128 // (shape["BE"] * shape["BH"]), 1)
 
-    def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
-        if len(begin) and heads:
-            launched: Any = _edges_to_dst[(-(-len(begin) // shape["BR"]),)]
-            launched(
-                begin, end, rows, d_edge, d_own if whole else None, result, len(begin), H=heads, LIMIT=there.limit,
-                TO_ROWS=whole, num_warps=1, **shape,
-            )  # fmt: skip
+    def walk(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
+        launch(_edges_to_dst, -(-len(begin) // shape["BR"]))(
+            begin, end, rows, d_edge, d_own if whole else None, result, len(begin), H=heads, LIMIT=there.limit,
+            TO_ROWS=whole, num_warps=1, **shape,
+        )  # fmt: skip
 
-    sum_lists(there, at, d_dst, launch)
+    sum_lists(there, at, d_dst, walk)
 
 
 def gradients_by_src(
@@ -190,13 +187,12 @@ def gradients_by_src(
     d_edge = z.new_empty(there.num_edges, heads)
     d_own = z.new_empty(there.num_dst, heads) if own else None
 
-    def launch(begin: Tensor, end: Tensor, rows: Tensor | None, whole: bool) -> tuple[Tensor, Tensor]:
+    def walk(begin: Tensor, end: Tensor, rows: Tensor | None, whole: bool) -> tuple[Tensor, Tensor]:
         n = len(begin)
         dz, d_src = z.new_empty(n, *z.shape[2 if shared else 1 :]), z.new_empty(n, heads)
         if n and heads:
             groups = 1 if shared else -(-heads // shape["BH"])
-            launched: Any = _backward_src[(-(-n // shape["BR"]) * groups,)]
-            launched(
+            launch(_backward_src, -(-n // shape["BR"]) * groups)(
                 begin, end, rows, back.indices, position, *names, rule.key, z, a_src, logit_src, logit_dst, log_sum,
                 grad, delta, dz, d_src, d_edge, d_own if whole else None, n, there.num_edges, there.num_dst, H=heads,
                 D=width, Z_ROW=z.stride(0), Z_HEAD=z.stride(1), LIMIT=there.limit, SLOPE=rule.slope,
@@ -204,11 +200,10 @@ def gradients_by_src(
             )  # fmt: skip
         return dz, d_src
 
-    dz, d_src = launch(back.begin, back.end, None, True)
+    dz, d_src = walk(back.begin, back.end, None, True)
     if (rest := back.rest) is not None:
-        for result, partial in zip((dz, d_src), launch(rest.begin, rest.end, rest.of, False)):
-            flat = partial.flatten(1)
-            add_lists(rest.pieces, rest.long, flat, result.view(len(result), -1), flat.shape[1], add=True)
+        for result, partial in zip((dz, d_src), walk(rest.begin, rest.end, rest.of, False)):
+            add_lists(rest.pieces, rest.long, partial.flatten(1), result.view(len(result), -1), add=True)
     _sum_edges(there, at, d_edge, d_own, d_dst)
     return dz, d_src
 

@@ -4,8 +4,6 @@ A row of x is read once for all heads of a program. Rows that need no gradient, 
 of their own: along the lists by destination, whose sums of rows give the gradient of `a_src` at once.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -13,6 +11,7 @@ from torch import Tensor
 
 from ....memory.lazy_rows import device_base_and_ids, head
 from ... import products_cuda
+from ...runtime.triton_rng import launch
 from ..attention_args import AttentionEdges, BackwardRows, DeviceEdges, SharedAttention
 from .attention import sum_attended
 from .attention_backward import gradients_by_src, one_edge
@@ -97,19 +96,17 @@ def _gradients_of_constant_rows(
     shape = head_tile(heads, width) | {"ROWS": _TILES}
     d_src, d_dst = x.new_zeros(heads, width), torch.zeros_like(made.logit_dst)
 
-    def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
-        if len(begin) and heads:
-            programs = -(-len(begin) // (shape["BR"] * shape["ROWS"]))
-            weighted = x.new_empty(programs, heads, width)
-            launched: Any = _backward_shared_dst[(programs * -(-heads // shape["BH"]),)]
-            launched(
-                begin, end, rows, lists.indices, *names, rule.key, x, ids, *logits, grad, out, result, weighted,
-                len(begin), lists.num_edges, H=heads, D=width, X_ROW=x.stride(0), LIMIT=lists.limit,
-                SLOPE=rule.slope, THRESHOLD=rule.threshold, KEEP=rule.keep_scale, **shape,
-            )  # fmt: skip
-            d_src.add_(weighted.sum(0))
+    def walk(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
+        programs = -(-len(begin) // (shape["BR"] * shape["ROWS"]))
+        weighted = x.new_empty(programs, heads, width)
+        launch(_backward_shared_dst, programs * -(-heads // shape["BH"]))(
+            begin, end, rows, lists.indices, *names, rule.key, x, ids, *logits, grad, out, result, weighted,
+            len(begin), lists.num_edges, H=heads, D=width, X_ROW=x.stride(0), LIMIT=lists.limit,
+            SLOPE=rule.slope, THRESHOLD=rule.threshold, KEEP=rule.keep_scale, **shape,
+        )  # fmt: skip
+        d_src.add_(weighted.sum(0))
 
-    sum_lists(lists, None, d_dst, launch)
+    sum_lists(lists, None, d_dst, walk)
     return d_src, d_dst
 
 

@@ -15,8 +15,6 @@ Reading rows of x bounds all of these kernels: e rows of D numbers, against one 
   pass stores a number for each edge and head on the way (`attention_backward`), freed when it returns.
 """
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -24,12 +22,13 @@ from torch import Tensor
 
 from .....storage.optional import moved, taken
 from ....memory.lazy_rows import LazyRows, device_base_and_ids
+from ...runtime.triton_rng import launch
 from ..lists import DeviceLists, InLists, IntArray, WeightedLists, on_device, rows_on
 from .attention import attend_into
 from .attention_backward import attend_from
 from .attention_shared import attend_shared, attend_shared_backward
 from .softmax import add_outer, dots, weighted_sum
-from .sums import ADDED, BESIDE, FROM_BESIDE, NOTHING, UNROLL, add_lists, row_of, sum_lists, tile
+from .sums import ADDED, BESIDE, FROM_BESIDE, NOTHING, UNROLL, Weights, add_lists, row_of, sum_lists, tile, walk_lists
 
 __all__ = [
     "add_outer", "add_rows", "attend_from", "attend_into", "attend_shared", "attend_shared_backward", "dots", "maximum",
@@ -39,9 +38,9 @@ __all__ = [
 
 
 def _sum(of: WeightedLists, x: Tensor, columns: int, kind: tl.constexpr, own: Tensor | None = None) -> Tensor:
-    (base, ids), lists, width = device_base_and_ids(x), of.lists, x.shape[1]
-    out, options = base.new_empty(lists.num_dst, columns), {"kind": kind, "own": own, "own_rows": lists.num_dst}
-    add_lists(lists.to_device(x.device), None, base, out, width, of.coef, of.row_scale, ids=ids, **options)
+    lists, out = of.lists, torch.empty(of.lists.num_dst, columns, dtype=x.dtype, device=x.device)
+    by = Weights(of.coef, of.row_scale, None, kind, own, lists.num_dst)
+    add_lists(lists.to_device(x.device), None, x, out, by)
     return out
 
 
@@ -49,9 +48,8 @@ def _gradient(of: WeightedLists, grad: Tensor, width: int, kind: tl.constexpr, o
     """Sums along the transposed lists, over rows of the result."""
     lists, rows = of.lists, rows_on(of.rows, grad.device)
     back, edge = lists.to_device(grad.device).transposed
-    back, weight = back.over_rows(rows), moved(taken(of.coef, edge), grad.dtype)
-    out, options = grad.new_empty(lists.num_src, width), {"kind": kind, "own": own, "own_rows": lists.num_dst}
-    add_lists(back, None, grad, out, width, weight, source_scale=of.row_scale, **options)
+    weight, out = moved(taken(of.coef, edge), grad.dtype), grad.new_empty(lists.num_src, width)
+    add_lists(back.over_rows(rows), None, grad, out, Weights(weight, None, of.row_scale, kind, own, lists.num_dst))
     return out
 
 
@@ -73,9 +71,8 @@ def spmm_beside_backward(of: WeightedLists, grad: Tensor) -> Tensor:
 
 def spmm_into(of: WeightedLists, x: Tensor, out: Tensor) -> None:
     assert out.is_contiguous() and out.shape[1] >= x.shape[1]
-    add_lists(
-        of.lists.to_device(x.device), rows_on(of.rows, x.device), x, out, x.shape[1], of.coef, of.row_scale, add=True
-    )
+    by = Weights(of.coef, of.row_scale)
+    add_lists(of.lists.to_device(x.device), rows_on(of.rows, x.device), x, out, by, add=True)
 
 
 def spmm_from(of: WeightedLists, grad: Tensor, width: int) -> Tensor:
@@ -130,21 +127,18 @@ def _maxima(
     width = x.shape[1]
     rows_per, columns = tile(width)
 
-    def launch(begin: Tensor, end: Tensor, rows: Tensor | None, best: Tensor, winner: Tensor, whole: bool) -> None:
-        n, kind = len(begin), 0 if position is None else position.ndim
-        if n and width:
-            launched: Any = _max_rows[-(-n // rows_per), -(-width // columns)]
-            launched(
-                begin, end, rows, lists.indices, position, x, best, winner, n, width, LIMIT=lists.limit, TO_ROWS=whole,
-                INTO=into and whole, POSITION=kind, BR=rows_per, BF=columns,
-            )  # fmt: skip
+    winners, kind = [], 0 if position is None else position.ndim
 
-    launch(lists.begin, lists.end, rows, out, arg, True)
-    if (rest := lists.rest) is not None:
-        shape = len(rest.of), width
-        best, winner = out.new_empty(shape), arg.new_empty(shape)
-        launch(rest.begin, rest.end, None, best, winner, False)
-        _maxima(rest.pieces, rest.rows_at(rows, rest.long), winner, best, out, arg, True)
+    def walk(begin: Tensor, end: Tensor, rows: Tensor | None, best: Tensor, whole: bool) -> None:
+        winners.append(arg if whole else arg.new_empty(best.shape))
+        launch(_max_rows, -(-len(begin) // rows_per), -(-width // columns))(
+            begin, end, rows if whole else None, lists.indices, position, x, best, winners[-1], len(begin), width,
+            LIMIT=lists.limit, TO_ROWS=whole, INTO=into and whole, POSITION=kind, BR=rows_per, BF=columns,
+        )  # fmt: skip
+
+    if (found := walk_lists(lists, rows, out, walk)) is not None:
+        rest, best = found
+        _maxima(rest.pieces, rest.rows_at(rows, rest.long), winners[-1], best, out, arg, True)
 
 
 def maximum(lists: InLists, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -201,13 +195,12 @@ def maximum_from(lists: InLists, rows: IntArray | None, edge: IntArray | None, a
     rows_per, columns = tile(width)
     shape = {"LIMIT": back.limit, "UNROLL": UNROLL, "BR": rows_per, "BF": columns}
 
-    def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
+    def walk(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
         n = len(begin)
-        if n and width:
-            launched: Any = _max_backward_rows[-(-n // rows_per), -(-width // columns)]
-            launched(begin, end, dst, positions, given, arg, grad, result, n, width, **shape)
+        grid = -(-n // rows_per), -(-width // columns)
+        launch(_max_backward_rows, *grid)(begin, end, dst, positions, given, arg, grad, result, n, width, **shape)
 
-    sum_lists(back, None, out, launch)
+    sum_lists(back, None, out, walk)
     return out
 
 

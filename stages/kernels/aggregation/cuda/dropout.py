@@ -4,14 +4,12 @@ A program has a tile of rows x columns. A row's word of 64 bits is computed once
 two multiplications of 32 bits, less than its memory traffic.
 """
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from ....memory.lazy_rows import device_base_and_ids
-from ...runtime.triton_rng import node_word
+from ...runtime.triton_rng import launch, node_word
 from ..lists import IntArray, on_device
 from .sums import tile
 
@@ -65,22 +63,10 @@ def scale_kept(x: Tensor, key: int | Tensor, p: float, names: IntArray | Tensor 
         names = on_device(names, base.device)
     if rows and width:
         rows_per, columns = tile(width)
-        launched: Any = _scale_kept_rows[triton.cdiv(rows, rows_per), triton.cdiv(width, columns)]
         at, key = (key, 0) if isinstance(key, Tensor) else (None, key)
         signed = key - 2**64 if key >= 2**63 else key
         threshold = min(round(p * 2**32), 2**32 - 1)
-        launched(
-            base,
-            ids,
-            names,
-            at,
-            out,
-            rows,
-            width,
-            signed,
-            THRESHOLD=threshold,
-            SCALE=1.0 / (1.0 - p),
-            BR=rows_per,
-            BF=columns,
-        )
+        constants = {"THRESHOLD": threshold, "SCALE": 1.0 / (1.0 - p), "BR": rows_per, "BF": columns}
+        grid = triton.cdiv(rows, rows_per), triton.cdiv(width, columns)
+        launch(_scale_kept_rows, *grid)(base, ids, names, at, out, rows, width, signed, **constants)
     return out

@@ -1,14 +1,13 @@
 """Logits, inner products and softmax denominators in Triton. Same results as `cpu.softmax`."""
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ...runtime.triton_rng import launch
 from ..attention_args import DeviceEdges
-from .sums import COLUMNS, HELD, UNROLL, head_tile, row_of
+from .sums import COLUMNS, HELD, UNROLL, head_tile, row_of, walk_lists
 
 _LANES = tl.constexpr(32)
 
@@ -43,10 +42,10 @@ def dots(x: Tensor, y: Tensor) -> Tensor:
     # Four warps for as much as attention gives to one: nothing is read twice here.
     shape = {name: head_tile(heads, width, COLUMNS)[name] for name in ("BH", "BD")}
     shape["BR"] = max(HELD // (shape["BH"] * shape["BD"]), 1)
-    launched: Any = _dot_rows[-(-n // shape["BR"]), -(-heads // shape["BH"])]
     y_row = y.stride(0) if len(y) == n else 0
     strides = {"X_ROW": x.stride(0), "X_HEAD": x.stride(1), "Y_ROW": y_row, "Y_HEAD": y.stride(1)}
-    launched(x, y, out, n, H=heads, D=width, **strides, **shape)
+    grid = -(-n // shape["BR"]), -(-heads // shape["BH"])
+    launch(_dot_rows, *grid)(x, y, out, n, H=heads, D=width, **strides, **shape)
     return out
 
 
@@ -120,18 +119,14 @@ def log_denominators(edges: DeviceEdges, logits: tuple[Tensor, Tensor | None], l
     lanes = triton.next_power_of_2(max(heads, 1))
     rows_per = max(_LANES.value // lanes, 1)
 
-    def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
-        if len(begin) and heads:
-            launched: Any = _log_sums[(-(-len(begin) // rows_per),)]
-            launched(
-                begin, end, rows, lists.indices, *logits, result, len(begin), heads, LIMIT=lists.limit,
-                SLOPE=rule.slope, TO_ROWS=whole, INTO=into and whole, OWN=own and whole, SKIP=own, UNROLL=UNROLL,
-                BR=rows_per, BH=lanes, num_warps=1,
-            )  # fmt: skip
+    def walk(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
+        launch(_log_sums, -(-len(begin) // rows_per))(
+            begin, end, rows, lists.indices, *logits, result, len(begin), heads, LIMIT=lists.limit, SLOPE=rule.slope,
+            TO_ROWS=whole, INTO=into and whole, OWN=own and whole, SKIP=own, UNROLL=UNROLL, BR=rows_per, BH=lanes,
+            num_warps=1,
+        )  # fmt: skip
 
-    launch(lists.begin, lists.end, rows, log_sum, True)
-    if (rest := lists.rest) is not None:
-        partial = log_sum.new_empty(len(rest.of), heads)
-        launch(rest.begin, rest.end, rest.rows_at(rows, rest.of), partial, False)
+    if (found := walk_lists(lists, rows, log_sum, walk)) is not None:
+        rest, partial = found
         pieces = edges._replace(lists=rest.pieces, rows=rest.rows_at(rows, rest.long), own=False)
         log_denominators(pieces, (partial, None), log_sum, True)

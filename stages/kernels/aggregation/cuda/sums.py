@@ -2,14 +2,15 @@
 `cuda.backend`."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...runtime.triton_rng import aligned
-from ..lists import DeviceLists
+from ....memory.lazy_rows import device_base_and_ids
+from ...runtime.triton_rng import aligned, launch
+from ..lists import DeviceLists, Rest
 
 UNROLL, SUMMED = 4, 2
 """Edges of each row that are read at a time, at most, and where rows are summed: many lists have one or two."""
@@ -121,69 +122,75 @@ def _sum_rows(
     tl.store(place, total, both)
 
 
+class Weights(NamedTuple):
+    """Factors of the rows that are summed, and what is added to the first rows of the result."""
+
+    coef: Tensor | None = None
+    """[e]."""
+    row_scale: Tensor | None = None
+    """[N] of x's dtype."""
+    source_scale: Tensor | None = None
+    """[S] of x's dtype, beside `coef`: ``source_scale[indices[e]]``."""
+    kind: tl.constexpr = NOTHING
+    """Addition to the first `own_rows` rows."""
+    own: Tensor | None = None
+    """[own_rows] of x's dtype, if `kind` needs it."""
+    own_rows: int = 0
+
+
+PLAIN = Weights()
+
+
 def add_lists(
-    lists: DeviceLists,
-    rows: Tensor | None,
-    x: Tensor,
-    out: Tensor,
-    width: int,
-    coef: Tensor | None = None,
-    row_scale: Tensor | None = None,
-    add: bool = False,
-    kind: tl.constexpr = NOTHING,
-    own: Tensor | None = None,
-    own_rows: int = 0,
-    ids: Tensor | None = None,
-    source_scale: Tensor | None = None,
+    lists: DeviceLists, rows: Tensor | None, x: Tensor, out: Tensor, by: Weights = PLAIN, add: bool = False
 ) -> None:
-    """``out[rows[i], :width] (+)= row_scale[rows[i]] * sum over edges e of list i of coef[e] * x[indices[e], :width]``.
+    """``out[rows[i], :width] (+)= row_scale[rows[i]] * sum over edges e of list i of coef[e] * x[indices[e], :width]``;
+    `width` is the columns of x or of out, whichever has fewer.
 
     Args:
         lists: n lists over S rows.
         rows: [n], distinct, or -1, whose lists are skipped; list i belongs to row i when absent.
-        x: [S, >= width], with contiguous rows.
+        x: [S, >= width], with contiguous rows, or lazy rows (`stages.memory.lazy_rows`), which are read in place.
         out: [N, >= width], with contiguous rows, of x's dtype.
-        width: columns.
-        coef: [e].
-        row_scale: [N] of x's dtype.
+        by: factors and additions.
         add: add to `out`, rather than overwrite it.
-        kind: addition to the first `own_rows` rows.
-        own: [own_rows] of x's dtype, if `kind` needs it.
-        own_rows: see `kind`.
-        ids: [S]; row u of x is then ``x[ids[u]]``, that of `own` and beside it too.
-        source_scale: [S] of x's dtype, beside `coef`: ``source_scale[indices[e]]``.
     """
+    base, ids = device_base_and_ids(x)
+    width = min(x.shape[1], out.shape[1])
     rows_per, columns = tile(width)
 
-    def launch(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
-        n = begin.shape[0]
-        if n and width:
-            unit = aligned(width, x.stride(0), result.stride(0))
-            launched: Any = _sum_rows[-(-n // rows_per), -(-width // columns)]
-            launched(
-                begin, end, rows, lists.indices, coef, x, ids, row_scale, source_scale, own, result, n,
-                width // unit, x.stride(0) // unit, result.stride(0) // unit, own_rows if whole else 0, UNIT=unit,
-                LIMIT=lists.limit, TO_ROWS=whole, ADD=add and whole, KIND=kind if whole else NOTHING, UNROLL=SUMMED,
-                BR=rows_per, BF=columns,
-            )  # fmt: skip
+    def walk(begin: Tensor, end: Tensor, rows: Tensor | None, result: Tensor, whole: bool) -> None:
+        n, unit = begin.shape[0], aligned(width, base.stride(0), result.stride(0))
+        launch(_sum_rows, -(-n // rows_per), -(-width // columns))(
+            begin, end, rows, lists.indices, by.coef, base, ids, by.row_scale, by.source_scale, by.own, result, n,
+            width // unit, base.stride(0) // unit, result.stride(0) // unit, by.own_rows if whole else 0, UNIT=unit,
+            LIMIT=lists.limit, TO_ROWS=whole, ADD=add and whole, KIND=by.kind if whole else NOTHING, UNROLL=SUMMED,
+            BR=rows_per, BF=columns,
+        )  # fmt: skip
 
-    launch(lists.begin, lists.end, rows, out, True)
-    if (rest := lists.rest) is not None:
-        partial = out.new_empty(len(rest.of), width)
-        launch(rest.begin, rest.end, rest.rows_at(rows, rest.of), partial, False)
-        add_lists(rest.pieces, rest.rows_at(rows, rest.long), partial, out, width, add=True)
+    sum_lists(lists, rows, out[:, :width], walk)
 
 
-Launch = Callable[[Tensor, Tensor, Tensor | None, Tensor, bool], None]
+Walk = Callable[[Tensor, Tensor, Tensor | None, Tensor, bool], None]
 """Launches a kernel: begin and end of each list, its row or None, where sums are stored, and whether these are rows of
 the result, not of pieces."""
 
 
-def sum_lists(lists: DeviceLists, rows: Tensor | None, out: Tensor, launch: Launch) -> None:
-    """Sums of lists in `out`, [N, ...]: of the begin of each, then of the pieces of long ones, which are added."""
-    launch(lists.begin, lists.end, rows, out, True)
-    if (rest := lists.rest) is not None:
-        partial = out.new_empty(len(rest.of), *out.shape[1:])
-        launch(rest.begin, rest.end, rest.rows_at(rows, rest.of), partial, False)
-        pieces = partial.flatten(1)
-        add_lists(rest.pieces, rest.rows_at(rows, rest.long), pieces, out.view(len(out), -1), pieces.shape[1], add=True)
+def walk_lists(lists: DeviceLists, rows: Tensor | None, out: Tensor, walk: Walk) -> tuple[Rest, Tensor] | None:
+    """Results of lists in `out`, [N, ...]: of the begin of each. Returns the pieces of long ones, and their results."""
+    if not (lists.num_dst and out.numel()):
+        return None
+    walk(lists.begin, lists.end, rows, out, True)
+    rest = lists.rest
+    if rest is None or not len(rest.of):
+        return None
+    partial = out.new_empty(len(rest.of), *out.shape[1:])
+    walk(rest.begin, rest.end, rest.rows_at(rows, rest.of), partial, False)
+    return rest, partial
+
+
+def sum_lists(lists: DeviceLists, rows: Tensor | None, out: Tensor, walk: Walk) -> None:
+    """`walk_lists`, whose results of pieces are added."""
+    if (found := walk_lists(lists, rows, out, walk)) is not None:
+        rest, partial = found
+        add_lists(rest.pieces, rest.rows_at(rows, rest.long), partial.flatten(1), out.view(len(out), -1), add=True)
