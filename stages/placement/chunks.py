@@ -9,7 +9,8 @@ super-epoch to super-epoch (`chunk_schedule.ChunkSchedule`). It sees no other no
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from functools import cached_property
+from itertools import accumulate, groupby
 from typing import ClassVar
 
 import numpy as np
@@ -61,6 +62,49 @@ class Chunk:
     def num_nodes(self) -> int:
         """N."""
         return len(self.degree)
+
+
+@dataclass(frozen=True, eq=False)
+class Visible:
+    """Some chunks, and the nodes around them that are visible too."""
+
+    chunks: dict[int, Chunk]
+    """By number, in the order of their nodes."""
+    around: dict[int, dict[int, IdArray]]
+    """Of each, names of its visible sources outside, by owner."""
+
+    @cached_property
+    def starts(self) -> dict[int, int]:
+        """First node of each chunk."""
+        sizes = [chunk.num_nodes for chunk in self.chunks.values()]
+        return dict(zip(self.chunks, accumulate(sizes, initial=0)))
+
+    @cached_property
+    def halo(self) -> IdArray:
+        """Names of all nodes outside, ascending; their nodes follow the chunks'."""
+        names = (each for of in self.around.values() for each in of.values())
+        return np.unique(np.concatenate([np.empty(0, np.int64), *names]))
+
+    @property
+    def num_owned(self) -> int:
+        """Nodes of all chunks."""
+        return sum(chunk.num_nodes for chunk in self.chunks.values())
+
+    def places(self) -> Iterator[tuple[int, int, IdArray]]:
+        """Shards that are present, each as its chunk, its number, and the node of each of its sources, or -1."""
+        starts, halo = self.starts, self.halo
+        for c, chunk in self.chunks.items():
+            for s in range(chunk.shards.num_parts):
+                if s in starts:
+                    place = starts[s] + (np.arange(chunk.num_nodes) if s == c else sources_of(chunk.shards, s))
+                elif s in self.around[c]:
+                    names = (s << 40) + sources_of(chunk.shards, s)
+                    at = np.searchsorted(halo, names)
+                    there = halo[np.minimum(at, len(halo) - 1)] == names if len(halo) else np.zeros(len(names), bool)
+                    place = np.where(there, self.num_owned + at, -1)
+                else:
+                    continue
+                yield c, s, place
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,13 +172,13 @@ class Chunks(PartitionPolicy):
         """See `PartitionPolicy.place`. Reads count in the channel ``store``: nothing comes over the network."""
         if isinstance(data, Placement):
             v = data.graph.num_nodes
-            whole = {name: getattr(data, name) for name in ("graph", "features", "labels", "degree", "split")}
+            names = ("graph", "features", "labels", "degree", "split", "edge_features")
+            whole = {name: getattr(data, name) for name in names}
             return Isolated(
                 **whole,
                 num_base=v,
                 num_visible=v,
                 coverage=torch.ones(v, dtype=torch.float64),
-                edge_features=data.edge_features,
                 seen=when_present(SeenPairs.all, data.pairs),
             )
         rank, t = job.group.rank, phase.number
@@ -172,25 +216,21 @@ class Chunks(PartitionPolicy):
         job: RankJob,
     ) -> Isolated:
         """Graph of these chunks, in their order, with the halo that the policy adds."""
-        starts, visible = {}, 0
-        for c, chunk in chunks.items():
-            starts[c], visible = visible, visible + chunk.num_nodes
         # Nodes outside are named by owner and local id until all are known.
         around = {c: self._around(chunk.shards, [*chunks], halo_key) for c, chunk in chunks.items()}
-        halo = np.unique(
-            np.concatenate([np.empty(0, np.int64), *(names for of in around.values() for names in of.values())])
-        )
-        nodes = visible + len(halo)
-        graph, present, loops = _join_graph(chunks, starts, around, halo, visible, job.arrays.graph)
+        of = Visible(chunks, around)
+        starts, visible, halo = of.starts, of.num_owned, of.halo
+        graph, present, loops = _join_graph(of, job.arrays.graph)
         edges = None
         if chunks[base[0]].edge_features is not None:
-            rows = _join_edge_rows(chunks, starts, around, halo, visible, graph.indptr, arrays=job.arrays)
+            rows = _join_edge_rows(of, graph.indptr, job.arrays)
             edges = ArrayFeatures(rows)
             job.ledger.add("store", "features", rows.nbytes)
         like = chunks[base[0]].features
-        features = job.arrays.features((nodes, like.num_features), like.dtype)
+        features = job.arrays.features((visible + len(halo), like.num_features), like.dtype)
+        rows_of = {c: features[starts[c] : starts[c] + chunk.num_nodes] for c, chunk in chunks.items()}
         for c, chunk in chunks.items():
-            chunk.features.gather(np.arange(chunk.num_nodes), out=features[starts[c] : starts[c] + chunk.num_nodes])
+            chunk.features.gather(np.arange(chunk.num_nodes), out=rows_of[c])
         halo_degree = self._halo_rows(halo, data, job, features[visible:])
         degree = np.concatenate([*(c.weighted_degree for c in chunks.values()), halo_degree])
         if degree.ndim > 1 and not has_loops(degree):
@@ -220,10 +260,7 @@ class Chunks(PartitionPolicy):
             base=base,
             variable=variable,
             edge_features=edges,
-            kept={
-                c: replace(chunk, features=ArrayFeatures(features[starts[c] : starts[c] + chunk.num_nodes]))
-                for c, chunk in chunks.items()
-            },
+            kept={c: replace(chunk, features=ArrayFeatures(rows_of[c])) for c, chunk in chunks.items()},
             seen=seen,
         )
 
@@ -300,82 +337,35 @@ def sources_of(shards: EdgeShards, s: int) -> IdArray:
     return shards.sources[int(shards.source_splits[s]) : int(shards.source_splits[s + 1])].astype(np.int64)
 
 
-def _join_graph(
-    chunks: dict[int, Chunk],
-    starts: dict[int, int],
-    around: dict[int, dict[int, IdArray]],
-    halo: IdArray,
-    visible: int,
-    empty: Empty,
-) -> tuple[Graph, IdArray, IdArray]:
-    """The graph of some chunks and their halo.
-
-    Args:
-        chunks: by number, in the order of their nodes.
-        starts: first node of each.
-        around: of each, names of its visible sources outside, by owner.
-        halo: those of all chunks, ascending; their nodes follow the chunks'.
-        visible: nodes of all chunks.
-        empty: makes the arrays of edges.
-
-    Returns:
-        The graph, and two int64 [nodes]: in-edges of each node with its loops, and loops.
-    """
-    nodes = visible + len(halo)
+def _join_graph(of: Visible, empty: Empty) -> tuple[Graph, IdArray, IdArray]:
+    """The graph of some chunks and their halo, in arrays that `empty` makes, and two int64 [nodes]: in-edges of each
+    node with its loops, and loops."""
+    nodes = of.num_owned + len(of.halo)
 
     def shards() -> Iterator[tuple[Lists, Float32Array]]:
-        for c, s, place in _places(chunks, starts, around, halo, visible):
-            rows, counts, indices, weight = lists_of(chunks[c].shards, s)
-            yield (rows, counts, indices, place, starts[c]), weight
+        for c, s, place in of.places():
+            rows, counts, indices, weight = lists_of(of.chunks[c].shards, s)
+            yield (rows, counts, indices, place, of.starts[c]), weight
 
     present, loops = np.zeros(nodes, np.int64), np.zeros(nodes, np.int64)
     for shard, _ in shards():
         join.count_edges(*shard, present)
     indptr = starts_of(present)
     cursor, sources = indptr[:-1].copy(), empty(int(indptr[-1]), index_dtype(nodes))
-    weighted = next(iter(chunks.values())).shards.edge_weight is not None
+    weighted = next(iter(of.chunks.values())).shards.edge_weight is not None
     weights = empty(len(sources) if weighted else 0, np.float32)
     for shard, weight in shards():
         join.join_edges(*shard, weight, cursor, sources, weights, loops)
     return Graph(indptr, sources, weights if weighted else None), present, loops
 
 
-def _places(
-    chunks: dict[int, Chunk], starts: dict[int, int], around: dict[int, dict[int, IdArray]], halo: IdArray, visible: int
-) -> Iterator[tuple[int, int, IdArray]]:
-    """Shards that are present, each as its chunk, its number, and the node of each of its sources, or -1. Arguments of
-    `_join_graph`."""
-    for c, chunk in chunks.items():
-        for s in range(chunk.shards.num_parts):
-            if s in chunks:
-                place = starts[s] + (np.arange(chunk.num_nodes) if s == c else sources_of(chunk.shards, s))
-            elif s in around[c]:
-                names = (s << 40) + sources_of(chunk.shards, s)
-                at = np.searchsorted(halo, names)
-                there = halo[np.minimum(at, len(halo) - 1)] == names if len(halo) else np.zeros(len(names), bool)
-                place = np.where(there, visible + at, -1)
-            else:
-                continue
-            yield c, s, place
-
-
-def _join_edge_rows(
-    chunks: dict[int, Chunk],
-    starts: dict[int, int],
-    around: dict[int, dict[int, IdArray]],
-    halo: IdArray,
-    visible: int,
-    indptr: IdArray,
-    arrays: Arrays,
-) -> FloatArray:
-    """Features of the edges of the graph that `_join_graph` makes of the same arguments, in its order; `indptr` is that
-    graph's."""
-    like = next(iter(chunks.values())).edge_features
+def _join_edge_rows(of: Visible, indptr: IdArray, arrays: Arrays) -> FloatArray:
+    """Features of the edges of the graph that `_join_graph` makes, in its order; `indptr` is that graph's."""
+    like = next(iter(of.chunks.values())).edge_features
     assert like is not None
     cursor, out = indptr[:-1].copy(), arrays.features((int(indptr[-1]), like.num_features), like.dtype)
-    places = _places(chunks, starts, around, halo, visible)
-    for c, shards_of in groupby(places, lambda found: found[0]):
-        shards, store = chunks[c].shards, chunks[c].edge_features
+    for c, shards_of in groupby(of.places(), lambda found: found[0]):
+        shards, store = of.chunks[c].shards, of.chunks[c].edge_features
         assert store is not None
         # Where each of the chunk's edges lies in the result: edges of a row come in the order of the shards.
         where = arrays.graph(shards.num_edges, np.int64)
@@ -385,7 +375,7 @@ def _join_edge_rows(
             ends, at = np.cumsum(counts, dtype=np.int64), shards.edge[int(shards.edge_splits[s]) :]
             for some in pieces(0, len(indices)):
                 present = some.start + np.flatnonzero(place[indices[some]] >= 0)
-                row = starts[c] + rows[np.searchsorted(ends, present, side="right")].astype(np.int64)
+                row = of.starts[c] + rows[np.searchsorted(ends, present, side="right")].astype(np.int64)
                 first = np.flatnonzero(np.diff(row, prepend=-1))
                 count = np.diff(first, append=len(row))
                 where[at[present]] = cursor[row] + np.arange(len(row)) - np.repeat(first, count)

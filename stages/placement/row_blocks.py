@@ -171,37 +171,27 @@ class Blocks(PartitionPolicy):
         # On a device the training thread speaks to them.
         column = grid.subgroup(job.group, "column", same_thread=not job.on_host)
         row = grid.across(job.group, "row", same_thread=not job.on_host) if self.rows_meet else None
+        more: dict[str, Any] = {"column": column, "row": row}
         if isinstance(data, Placement):
             if grid.blocks > 1:
                 raise InputError(
                     f"{grid.blocks} blocks are to be held, but each rank got the whole graph; cut it into parts first"
                 )
-            whole = {name: getattr(data, name) for name in ("graph", "features", "labels", "degree")}
-            weight = data.graph.edge_weight
+            names = ("graph", "features", "labels", "degree", "edge_features", "pairs")
+            more |= {name: getattr(data, name) for name in names} | {"heaviest": _heaviest(data.graph)}
             book, edge_book = (RangeBook(np.array([0, n])) for n in (data.graph.num_nodes, data.graph.num_edges))
-            heaviest = 1.0 if weight is None else float(weight.max(initial=0.0))
-            return BlockRows(
-                **whole,
-                split=_only_train(data.split.train),
-                book=book,
-                heaviest=heaviest,
-                column=column,
-                row=row,
-                edge_book=edge_book,
-                edge_features=data.edge_features,
-                pairs=data.pairs,
-            )
+            return BlockRows(split=_only_train(data.split.train), book=book, edge_book=edge_book, **more)
         shards = data.shards
         sizes = np.zeros((4, grid.blocks))
         sizes[:, column.rank] = (
             shards.num_owned,
             shards.num_edges,
-            1.0 if shards.edge_weight is None else shards.edge_weight.max(initial=0.0),
+            _heaviest(shards),
             data.owned[0] if shards.num_owned else -1,
         )
         # Each entry comes from one rank: nothing is rounded.
         column.all_reduce(torch.from_numpy(sizes.reshape(-1)), "control")
-        book = RangeBook(np.concatenate([[0], np.cumsum(sizes[0])]).astype(np.int64))
+        book, edge_book = (RangeBook(starts_of(each.astype(np.int64))) for each in sizes[:2])
         # If every block's first node is where ranges of these sizes begin, blocks are ranges: no id below it has
         # another owner.
         ranges = bool((sizes[3] == book.offsets[:-1])[sizes[0] > 0].all())
@@ -226,14 +216,13 @@ class Blocks(PartitionPolicy):
             _only_train(torch.cat(message).numpy() if pairs is None else pairs.sets["train"]),
             book=book,
             block=shards.part,
-            first_edge=int(sizes[1, : column.rank].sum()),
+            first_edge=int(edge_book.offsets[column.rank]),
             heaviest=float(sizes[2].max(initial=0.0)),
             train_labels=torch.cat(labels),
-            column=column,
-            row=row,
-            edge_book=RangeBook(np.concatenate([[0], np.cumsum(sizes[1])]).astype(np.int64)),
+            edge_book=edge_book,
             edge_features=edges,
             pairs=pairs,
+            **more,
         )
 
 
@@ -243,7 +232,7 @@ def numbered(part: Part, group: Group, empty: Empty = in_memory) -> BlockRows:
     sizes = np.zeros(group.size)
     sizes[group.rank] = len(part.owned)
     group.all_reduce(torch.from_numpy(sizes), "control")
-    book = RangeBook(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
+    book = RangeBook(starts_of(sizes.astype(np.int64)))
     graph, _ = rows_of(part.shards, book, types=_types_of(part, group), empty=empty)
     assert part.pairs is not None
     pairs, degree = _renumbered(part.pairs, part, book, group), torch.from_numpy(graph.degree)
@@ -256,6 +245,11 @@ def _renumbered(pairs: Pairs, part: Part, book: RangeBook, group: Group) -> Pair
     new = np.empty(book.num_nodes, np.int64)
     new[torch.cat(old).numpy()] = np.arange(book.num_nodes)
     return pairs.renumbered(new)
+
+
+def _heaviest(edges: Graph | EdgeShards) -> float:
+    """The largest weight of some edges."""
+    return 1.0 if edges.edge_weight is None else float(edges.edge_weight.max(initial=0.0))
 
 
 def _only_train(ids: Any) -> Split:
