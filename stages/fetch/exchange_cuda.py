@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...storage.features import FeatureStore
 from ...storage.minibatch import MiniBatch
-from ...storage.optional import when_present
+from ...storage.optional import taken, when_present
 from ...storage.partition.book import RangeBook
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.minibatch_cuda.rows import Cache, gather_rows
@@ -226,7 +226,7 @@ class UnitsOnDevice(Units):
         bulk, q = unit.bulks[work.epoch, work.index]
         bulk.await_here()
         if among is not None:
-            got = Collected(got.rows, got.place[among], None if got.degree is None else got.degree[among])
+            got = Collected(got.rows, got.place[among], taken(got.degree, among))
         return bulk, q, got
 
     @property

@@ -225,7 +225,7 @@ class Visits(Fetcher):
         self._halos: dict[int, Halo] = {}
         self._waited_s = 0.0
         self._ring = Ring(group, prefetch_bytes, device)
-        self._pairs = None if share.pairs is None else self._of_pairs(share.pairs)
+        self._pairs = when_present(self._of_pairs, share.pairs)
 
     def fetch(self, work: FullBatch) -> Fetched:
         ring = Ring(self.group, self._ahead_bytes, self._device)
@@ -250,9 +250,8 @@ class Visits(Fetcher):
     def _of_pairs(self, pairs: SharedPairs) -> tuple[Tensor, PairsToScore]:
         """Labels of the rank's edges, and these, on the device."""
         positions = torch.from_numpy(pairs.positions[:, None])
-        values, features = (
-            None if a is None else to_device(a, self.device) for a in (pairs.labels.values, pairs.labels.features)
-        )
+        known = pairs.labels.values, pairs.labels.features
+        values, features = (when_present(lambda a: to_device(a, self.device), each) for each in known)
         assert values is not None
         there = None if self._device is None else positions.to(self._device)
         return values, PairsToScore(positions, None, there, labelled=True, features=features)

@@ -9,6 +9,7 @@ from torch import Tensor
 from ...storage.array_kinds import IdArray, IntArray, Mask
 from ...storage.graph import edges_of_rows, starts_of
 from ...storage.minibatch import Block
+from ...storage.optional import taken
 from ..comm.base import Group
 from ..kernels.aggregation.attention_args import EdgeNumbers
 from ..kernels.aggregation.lists import InLists
@@ -92,7 +93,7 @@ class Boundary:
         if present is not None:
             kept = np.flatnonzero(present[lists.indices] & present[lists.rows])
             counts = np.bincount(lists.rows[kept], minlength=lists.num_dst)
-            weight = None if weight is None else weight[torch.from_numpy(kept)]
+            weight = taken(weight, torch.from_numpy(kept))
             sums = counts if weight is None else np.bincount(lists.rows[kept], weight.numpy(), lists.num_dst)
             lists, edge = InLists.from_arrays(starts_of(counts), lists.indices[kept], lists.num_src), edge[kept]
             if degree.ndim > 1:

@@ -13,6 +13,7 @@ from ...storage.array_kinds import FloatArray, IdArray
 from ...storage.dataset import SPLITS, Split
 from ...storage.errors import InputError, StoreError
 from ...storage.features import ArrayFeatures, CountedFeatures, FeatureStore
+from ...storage.optional import moved
 from ...storage.partition.book import RangeBook
 from ...storage.partition.edge_shards import shard_edges
 from ...storage.partition.partition import extract_partition
@@ -55,8 +56,7 @@ class Share:
     def to_device(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
         """`x`, `labels` and `edge_rows` in the memory of `device`; copied once."""
         if device not in self._copies:
-            edges = None if self.edge_rows is None else self.edge_rows.to(device)
-            self._copies[device] = self.x.to(device), self.labels.to(device), edges
+            self._copies[device] = self.x.to(device), self.labels.to(device), moved(self.edge_rows, device)
         return self._copies[device]
 
     def new_bytes_on(self, device: torch.device) -> int:

@@ -38,15 +38,7 @@ class LayerMinibatch:
         return new
 
     def sample(self, weighted: bool, keep_positions: bool) -> LayerSample:
-        indptr, indices, weight, positions = zip(*self.blocks)
-        return LayerSample(
-            self.nodes,
-            tuple(self.ends),
-            indptr,
-            indices,
-            weight if weighted else None,
-            positions if keep_positions else None,
-        )
+        return LayerSample.from_blocks(self.nodes, self.ends, self.blocks, weighted, keep_positions)
 
 
 class LayerDraw:

@@ -10,7 +10,7 @@ import numpy as np
 from ....storage.array_kinds import IntArray
 from ....storage.features import FeatureStore, MappedFeatures
 from ....storage.minibatch import MiniBatch
-from ....storage.optional import present
+from ....storage.optional import present, when_present
 from ....storage.store.bytes_left import bytes_left
 from ....storage.store.row_file import WINDOW_BYTES, Reads
 from ....storage.typed.features import reads_together, stores_on_disk
@@ -185,7 +185,7 @@ class RowsFromDisk(RowsAhead):
                 f"memory that is left allows {self._ahead_bytes / 2**20:,.1f} MiB: reading and training take turns; "
                 f"set bulk.prefetch_bytes={4 * num_bytes + WINDOW_BYTES} or more if there is room"
             )
-        edges = None if self._rows_of_edges is None else self._rows_of_edges.collect(self._edges_of(work))
+        edges = when_present(lambda rows: rows.collect(self._edges_of(work)), self._rows_of_edges)
         return {(m.epoch, m.index): got for m, got in zip(work, found)}, edges
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from ....storage.array_kinds import Int32Array, IntArray
 from ....storage.errors import RunError
 from ....storage.minibatch import MiniBatch
-from ....storage.optional import present
+from ....storage.optional import present, taken, when_present
 from ....storage.store.row_file import Reads
 from ...assignment import Steps
 from ...comm.base import Group
@@ -258,12 +258,12 @@ class RowsAhead(Units):
     def _collected(self, unit: Unit, work: list[MiniBatch]) -> Got:
         nodes, places = united(work)
         got = self._source.collect(nodes)
-        edges = None if self._of_edges is None else self._of_edges.collect(self._edges_of(work))
+        edges = when_present(lambda rows: rows.collect(self._edges_of(work)), self._of_edges)
         if len(work) < 2:
             return {(m.epoch, m.index): got for m in work}, edges
         found = {}
         for m, place in zip(work, places):
-            degree = None if got.degree is None else got.degree[torch.from_numpy(place).long()]
+            degree = taken(got.degree, torch.from_numpy(place).long())
             found[m.epoch, m.index] = Collected(got.rows, got.place[place], degree)
         return found, edges
 

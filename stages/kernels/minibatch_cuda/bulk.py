@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ....storage.optional import present, taken, when_present
 from ..aggregation.lists import CHUNK, DeviceLists, Rest
 from ..runtime.device_memory import to_device
 from ..sampling.device_samples import Counts, DeviceList, Rows, prefix_sums
@@ -59,14 +60,8 @@ class ResidentBulk:
             until: returns the degrees of all nodes until the moments of their trees, float64, where samples go by time.
             trees: what it reads besides: the tree of each node, int32 [n], and the moment of each tree.
         """
-        self.nodes, self.node_ends, self.lists, self.edge_ends, self.weight = (
-            rows.nodes,
-            node_ends,
-            lists,
-            edge_ends,
-            weight,
-        )
-        self.nested = nested
+        self.nodes, self.node_ends, self.lists = rows.nodes, node_ends, lists
+        self.edge_ends, self.weight, self.nested = edge_ends, weight, nested
         """True if all hops are leading rows of one list."""
         self.device = rows.nodes.device
         self.longest = bound if bound is not None and bound <= CHUNK else max(_longest(x) for x in lists)
@@ -74,7 +69,7 @@ class ResidentBulk:
         self._node_at = prefix_sums(node_ends[-1])
         self._row_at = [prefix_sums(x.rows + 1) for x in lists]
         self._edge_at = [x.edge_at for x in lists]
-        self._until, self._trees = None if until is None else cache(until), trees
+        self._until, self._trees = when_present(cache, until), trees
         self._there: dict[int, Transposed] = {}
         self._inverse: dict[torch.dtype, list[Tensor]] = {}
         self._ready: torch.cuda.Event | None = None
@@ -98,13 +93,8 @@ class ResidentBulk:
     @property
     def tensors(self) -> list[Tensor]:
         """All tensors on the device, except those that are made later."""
-        parts = [
-            self.nodes,
-            *(t for x in self.lists for t in (x.indptr, x.indices, x.positions) if t is not None),
-            *(self.weight or ()),
-            *self._trees,
-        ]
-        return parts
+        of_lists = present(t for x in self.lists for t in (x.indptr, x.indices, x.positions))
+        return [self.nodes, *of_lists, *(self.weight or ()), *self._trees]
 
     def nbytes(self, q: int) -> int:
         """Bytes of minibatch q."""
@@ -153,12 +143,12 @@ class ResidentBulk:
 
     def weight_of(self, q: int, h: int) -> Tensor | None:
         """float32 [e], weights of the edges of hop h of minibatch q, or None."""
-        return None if self.weight is None else self.weight[self._at(h)][self._slices(q, h)[1]]
+        return taken(self.arrays(h)[1], self._slices(q, h)[1])
 
     def positions_of(self, q: int, h: int) -> Tensor | None:
         """int64 [e], positions in the graph's edge arrays, if known."""
         positions = self.lists[self._at(h)].positions
-        return None if positions is None else positions[self._slices(q, h)[1]]
+        return taken(positions, self._slices(q, h)[1])
 
     def inverse_kept(self, q: int, h: int, dtype: torch.dtype) -> Tensor:
         """[num_dst] of `dtype`, 1 / max(kept edges, 1); computed once for every row of every list, in the layout of

@@ -5,8 +5,10 @@ their own, and so is the added loop beside a loop of the graph). Entries of W o 
 fractional bits, so that sums of them do not depend on any order.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, log
+from typing import Any
 
 import numpy as np
 
@@ -52,6 +54,14 @@ class LayerSample:
             )
             for h in reversed(range(len(self.indptr)))
         )
+
+    @classmethod
+    def from_blocks(
+        cls, nodes: IntArray, node_ends: Sequence[int], blocks: Iterable[Sequence[Any]], weighted: bool, positions: bool
+    ) -> "LayerSample":
+        """Of the lists, indices, weights and positions of each block; weights and positions if they are asked for."""
+        indptr, indices, weight, at = zip(*blocks)
+        return cls(nodes, tuple(node_ends), indptr, indices, weight if weighted else None, at if positions else None)
 
     @property
     def empty_rows(self) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from ....storage.array_kinds import IdArray, IntArray
 from ....storage.graph import Graph, edges_of_rows
+from ....storage.optional import taken
 from ..runtime.once_per_graph import once_per_graph
 
 
@@ -62,7 +63,7 @@ class Sparse:
     def packed(self) -> "Sparse":
         """The same matrix, whose rows follow each other in `columns`."""
         indptr, at = edges_of_rows(self.start, self.lengths)
-        return Sparse(indptr[:-1], indptr[1:], self.columns[at], None if self.values is None else self.values[at])
+        return Sparse(indptr[:-1], indptr[1:], self.columns[at], taken(self.values, at))
 
     def with_values(self, values: IdArray) -> "Sparse":
         """A packed matrix with other values; entries that are 0 are dropped."""

@@ -107,10 +107,7 @@ class _Scratch:
         self._space, self._thread = space, thread
         V = graph.num_nodes
         self.ids = graph.indices.dtype
-        self.seen, self.drawn = (
-            self.take("seen", (V + 63) // 64, np.uint64),
-            self.take("drawn", (V + 63) // 64, np.uint64),
-        )
+        self.seen, self.drawn = (self.take(name, (V + 63) // 64, np.uint64) for name in ("seen", "drawn"))
         self.seen[:] = 0
         self.drawn[:] = 0
         self.local = self.take("local", V, np.int32)
@@ -142,14 +139,7 @@ class _Layers:
         out = nodes[:n].copy()
         _clear(scratch.seen, out)
         weighted = self.debias != "none" or self.graph.edge_weight is not None
-        return LayerSample(
-            out,
-            tuple(ends),
-            tuple(b[0] for b in blocks),
-            tuple(b[1] for b in blocks),
-            tuple(b[2] for b in blocks) if weighted else None,
-            tuple(b[3] for b in blocks) if self.keep else None,
-        )
+        return LayerSample.from_blocks(out, ends, blocks, weighted, self.keep)
 
     def _draw(self, nodes: AnyArray, n: int, key: int, s: int) -> tuple[Drawn, int]:
         scratch, common = self.scratch, self.rates.common
@@ -192,12 +182,11 @@ class _Layers:
         graph, scratch = self.graph, self.scratch
         indptr, sources, weight, degree, scale, one = self.rates.common
         row_ends = np.zeros(n + 1, np.int32)
-        size, row, e = 1 << 14, 0, 0
+        size, row, e, weighted = 1 << 14, 0, 0, weight is not None
         while True:
             edges = scratch.take("edges", size, scratch.ids, keep=e)
-            values = scratch.take(
-                "values", size if weight is not None else 1, np.float32, keep=e if weight is not None else 0
-            )
+            room, kept = (size, e) if weighted else (1, 0)
+            values = scratch.take("values", room, np.float32, keep=kept)
             places = scratch.take("places", size, np.int64, keep=e) if self.keep else None
             row, e = _extract(indptr, sources, weight, nodes, row, n, scratch.seen, row_ends, edges, values, places, e)
             if row == n:
@@ -206,7 +195,7 @@ class _Layers:
         indices = np.empty(e, np.int32)
         _renumber(edges, scratch.local, indices)
         positions = None if places is None else places[:e].copy()
-        if self.debias == "none" and weight is None:
+        if self.debias == "none" and not weighted:
             return row_ends, indices, np.empty(0, np.float32), positions
         mass = np.empty(m, np.int64)
         if self.every_row:
@@ -215,20 +204,8 @@ class _Layers:
             add_up(indptr, weight, degree, scale, one, nodes, n, row_ends, indices, values, mass)
         # `normalise` of the reference multiplies by the inverse, so this does too. Without seeds there is no mass.
         factor = factors(self.debias, mass.astype(np.float64) * (1.0 / max(total, 1)), nodes[:m], n, drawn)
-        out = np.empty(e, np.float32)
-        weigh(
-            indptr,
-            self.rates.sums,
-            nodes,
-            n,
-            row_ends,
-            indices,
-            weight is not None,
-            values,
-            factor,
-            same_scale(self.debias),
-            out,
-        )
+        out, scaled = np.empty(e, np.float32), same_scale(self.debias)
+        weigh(indptr, self.rates.sums, nodes, n, row_ends, indices, weighted, values, factor, scaled, out)
         return row_ends, indices, out, positions
 
 

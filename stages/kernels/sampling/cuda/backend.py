@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-from .....storage.array_kinds import IdArray, NumberArray, WordArray
+from .....storage.array_kinds import IdArray, IntArray, NumberArray, WordArray
 from .....storage.graph import Graph
 from .....storage.optional import when_present
 from ...runtime.device_memory import to_device
 from ...runtime.triton_rng import device
 from ..device_graph import DeviceGraph, number_on_device, on_device
-from ..device_samples import Rows, prefix_sums
+from ..device_samples import DeviceLayers, DeviceSample, Rows, prefix_sums
 from ..device_times import DeviceTimes, TimedSample, place_times, times_on_device
 from ..draws import BulkDraws, LaborDraws, LayerDraws, NeighborDraws
 from ..layerwise import LayerSample
@@ -70,17 +70,21 @@ def _cut(values: Tensor | None, counts: IdArray) -> list[Any]:
     return np.split(values.cpu().numpy(), prefix_sums(counts)[1:-1])
 
 
-def _samples(made: sample_cuda.DeviceSample) -> list[NeighborSample]:
-    nodes = _cut(made.rows.nodes, made.node_ends[-1])
-    ends = np.stack(made.node_ends, axis=1).tolist()
-    lists = [
-        [
-            EdgeList(*parts)
-            for parts in zip(_cut(x.indptr, x.rows + 1), _cut(x.indices, x.edges), _cut(x.positions, x.edges))
-        ]
-        for x in made.lists
-    ]
-    return [NeighborSample(nodes[q], tuple(ends[q]), tuple(x[q] for x in lists)) for q in range(len(nodes))]
+def _minibatches(
+    made: DeviceSample | DeviceLayers, weights: Sequence[Tensor] | None, positions: bool = True
+) -> Iterator[tuple[IntArray, tuple[int, ...], tuple[EdgeList, ...]]]:
+    """Nodes, their numbers before each hop, and lists of each minibatch, on the host."""
+    of_lists = []
+    for x, weight in zip(made.lists, [None] * len(made.lists) if weights is None else weights):
+        at = x.positions if positions else None
+        edges = (_cut(values, x.edges) for values in (x.indices, at, weight))
+        of_lists.append([EdgeList(*parts) for parts in zip(_cut(x.indptr, x.rows + 1), *edges)])
+    ends = map(tuple, np.stack(made.node_ends, axis=1).tolist())
+    return zip(_cut(made.rows.nodes, made.node_ends[-1]), ends, zip(*of_lists))
+
+
+def _samples(made: DeviceSample, weights: Sequence[Tensor] | None = None) -> list[NeighborSample]:
+    return [NeighborSample(*each) for each in _minibatches(made, weights)]
 
 
 def relation_weights(
@@ -96,9 +100,7 @@ def relation_weights(
     return weights(segments_of(graph), positions, indptr, drawn)
 
 
-def relation_weights_of(
-    graph: Graph, made: sample_cuda.DeviceSample, by_relation: IdArray | None = None
-) -> list[Tensor]:
+def relation_weights_of(graph: Graph, made: DeviceSample, by_relation: IdArray | None = None) -> list[Tensor]:
     """`relation_weights` of each list of some minibatches; of Poisson draws with these fanouts, if they are given."""
     to = made.rows.nodes.device
     fanout = None if by_relation is None else to_device(by_relation, to)
@@ -106,18 +108,7 @@ def relation_weights_of(
     return [relation_weights(graph, x.positions, x.indptr, d) for x, d in zip(made.lists, drawn)]
 
 
-def _with_weights(
-    graph: Graph, made: sample_cuda.DeviceSample, by_relation: IdArray | None = None
-) -> list[NeighborSample]:
-    """`_samples` with `relation_weights_of`."""
-    found = [_cut(w, x.edges) for w, x in zip(relation_weights_of(graph, made, by_relation), made.lists)]
-    return [
-        with_fields(s, lists=tuple(with_fields(x, weight=w[q]) for x, w in zip(s.lists, found)))
-        for q, s in enumerate(_samples(made))
-    ]
-
-
-def neighbor_pieces(graph: Graph, asked: NeighborDraws) -> Iterator[tuple[slice, sample_cuda.DeviceSample]]:
+def neighbor_pieces(graph: Graph, asked: NeighborDraws) -> Iterator[tuple[slice, DeviceSample]]:
     """`neighbor` with its result on the device, in pieces: ranges of minibatches, each with its samples. Positions
     are there if weights are asked for."""
     on = on_device(graph)
@@ -136,14 +127,14 @@ def neighbor(graph: Graph, asked: NeighborDraws) -> list[NeighborSample]:
     """
     pieces = neighbor_pieces(graph, asked)
     if not graph.types.is_single:
-        return [s for _, made in pieces for s in _with_weights(graph, made)]
+        return [s for _, made in pieces for s in _samples(made, relation_weights_of(graph, made))]
     samples = [s for _, made in pieces for s in _samples(made)]
     if not asked.keep_weights or graph.edge_weight is None:
         return samples
     return with_weights(samples, graph.edge_weight, asked.keep_positions)
 
 
-def labor_pieces(graph: Graph, asked: LaborDraws) -> Iterator[tuple[slice, sample_cuda.DeviceSample]]:
+def labor_pieces(graph: Graph, asked: LaborDraws) -> Iterator[tuple[slice, DeviceSample]]:
     """`labor` with its result on the device; see `neighbor_pieces`. Positions are there in any case; there are no
     `iterations`."""
     assert not asked.iterations, "see `stages.sample.base.check_kernel`"
@@ -164,30 +155,18 @@ def labor(graph: Graph, asked: LaborDraws) -> list[NeighborSample]:
     if graph.types.is_single:
         return [s for _, made in pieces for s in _samples(made)]
     fanout_of = np.asarray(asked.fanout) if asked.poisson else None
-    return [s for _, made in pieces for s in _with_weights(graph, made, fanout_of)]
+    return [s for _, made in pieces for s in _samples(made, relation_weights_of(graph, made, fanout_of))]
 
 
-def _layers(made: layerwise_cuda.DeviceLayers, keep_positions: bool) -> list[LayerSample]:
-    nodes = _cut(made.rows.nodes, made.node_ends[-1])
-    ends = np.stack(made.node_ends, axis=1).tolist()
-    indptr = [_cut(x.indptr, x.rows + 1) for x in made.lists]
-    indices = [_cut(x.indices, x.edges) for x in made.lists]
-    weight = None if made.weight is None else [_cut(w, x.edges) for w, x in zip(made.weight, made.lists)]
-    positions = [_cut(x.positions, x.edges) for x in made.lists] if keep_positions else None
-    return [
-        LayerSample(
-            nodes[q],
-            tuple(ends[q]),
-            tuple(x[q] for x in indptr),
-            tuple(x[q] for x in indices),
-            None if weight is None else tuple(x[q] for x in weight),
-            None if positions is None else tuple(x[q] for x in positions),
-        )
-        for q in range(len(nodes))
-    ]
+def _layers(made: DeviceLayers, keep_positions: bool) -> list[LayerSample]:
+    weighted, found = made.weight is not None, []
+    for nodes, ends, lists in _minibatches(made, made.weight, keep_positions):
+        blocks = ((x.indptr, x.indices, x.weight, x.positions) for x in lists)
+        found.append(LayerSample.from_blocks(nodes, ends, blocks, weighted, keep_positions))
+    return found
 
 
-def layer_pieces(graph: Graph, asked: LayerDraws) -> Iterator[tuple[slice, layerwise_cuda.DeviceLayers]]:
+def layer_pieces(graph: Graph, asked: LayerDraws) -> Iterator[tuple[slice, DeviceLayers]]:
     """`layers` with its result on the device; see `neighbor_pieces`."""
     known = terms(graph)
     for piece, seeds, part in _pieces(known.graph, asked):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .....storage.array_kinds import IntArray, WordArray
 from .....storage.graph import Graph
+from .....storage.optional import taken, when_present
 from ....random import GOLDEN, M1, M2, NODE
 from ...runtime.device_memory import to_device, wait_for_copies
 from ...runtime.once_per_graph import once_per_graph
@@ -67,15 +68,8 @@ class DeviceSparse(Sparse):
         at = np.append(self.start, len(columns))
         for a, b in zip(ends[:-1], ends[1:]):
             e = slice(int(at[a]), int(at[b]))
-            found.append(
-                DeviceSparse(
-                    self.start[a:b] - e.start,
-                    self.stop[a:b] - e.start,
-                    columns[e],
-                    None if values is None else values[e],
-                    _Slice(self, e),
-                )
-            )
+            start, stop = self.start[a:b] - e.start, self.stop[a:b] - e.start
+            found.append(DeviceSparse(start, stop, columns[e], taken(values, e), _Slice(self, e)))
         return found
 
     @cached_property
@@ -97,7 +91,7 @@ class DeviceSparse(Sparse):
             return self
         _, at = _entries(self.start, self.lengths, columns.device)
         ends = np.concatenate([[0], np.cumsum(self.lengths)])
-        return DeviceSparse(ends[:-1], ends[1:], columns[at], None if values is None else values[at])
+        return DeviceSparse(ends[:-1], ends[1:], columns[at], taken(values, at))
 
 
 class _Slice:
@@ -112,7 +106,7 @@ class _Slice:
 
     @property
     def values(self) -> IdArray | None:
-        return None if self._of.values is None else self._of.values[self._entries]
+        return taken(self._of.values, self._entries)
 
 
 @once_per_graph
@@ -124,7 +118,7 @@ def adjacency(graph: Graph) -> DeviceSparse:
     """
     host, there = sparse.adjacency(graph), in_memory(graph, "samplers written as matrices")
     columns = there.indices if host.columns is graph.indices else to_device(host.columns, there.device)
-    values = None if host.values is None else to_device(host.values, there.device)
+    values = when_present(lambda known: to_device(known, there.device), host.values)
     wait_for_copies(there.device)
     return DeviceSparse(host.start, host.stop, columns, values, host)
 
@@ -134,7 +128,7 @@ def _on_device(M: Sparse) -> DeviceSparse:
     if isinstance(M, DeviceSparse):
         return M
     M = M.packed()
-    values = None if M.values is None else to_device(M.values, device())
+    values = when_present(lambda known: to_device(known, device()), M.values)
     return DeviceSparse(M.start, M.stop, to_device(M.columns, device()), values, M)
 
 

@@ -162,17 +162,8 @@ async def named(known: Counts, tables: Tables, dtype: torch.dtype, beside: Tenso
     nodes = torch.empty(int(new.sum()), dtype=dtype, device=device)
     rows = Rows(nodes, torch.empty(len(nodes), dtype=torch.int32, device=device))
     if len(nodes):
-        launch(_name, len(counts))(
-            tables.found,
-            tables.local,
-            offsets,
-            to_device(known, device),
-            rows.nodes,
-            rows.owner,
-            tables.programs,
-            BLOCK=SCAN,
-            num_warps=SCAN_WARPS,
-        )
+        args = (tables.found, tables.local, offsets, to_device(known, device), rows.nodes, rows.owner, tables.programs)
+        launch(_name, len(counts))(*args, BLOCK=SCAN, num_warps=SCAN_WARPS)
     return Group(rows, new), message[: len(beside)]
 
 

@@ -20,6 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .....storage.optional import taken
 from ...runtime.device_memory import ToHost, completed, to_device
 from ...runtime.triton_rng import TILE, launch, programs, row_of, tile_of_rows
 from ..device_samples import Counts, Rows, prefix_sums
@@ -294,7 +295,7 @@ async def _grow(
         node, tree = key - tree * V, tree.int()
         new_group = Group(Rows(key, minibatch[tree.long()]), new)
         known.add(key, new_group.rows.owner, new)
-        positions = None if drawn.positions is None else drawn.positions[:num_edges]
+        positions = taken(drawn.positions, slice(num_edges))
         if weighs:
             weights.append(_weights(times, of, kept, positions, weight, num_edges))
         sources = known.numbers(drawn.sources[:num_edges])

@@ -6,6 +6,7 @@ import scipy.sparse as sp
 
 from .....storage.array_kinds import IntArray, WordArray
 from .....storage.graph import Graph
+from .....storage.optional import taken
 from ....random import draw, draw_word, node_words
 from .. import exponential_race
 from ..numbering import DenseNumbering
@@ -94,5 +95,5 @@ def induced(graph: Graph, known: DenseNumbering, keep_positions: bool = False) -
     kept = [row[number[graph.indices[row]] >= 0] for row in rows]
     positions = np.concatenate([np.empty(0, np.int64), *kept])
     indptr = np.cumsum([0, *map(len, kept)]).astype(np.int32)
-    weight = None if graph.edge_weight is None else graph.edge_weight[positions]
+    weight = taken(graph.edge_weight, positions)
     return EdgeList(indptr, number[graph.indices[positions]], positions if keep_positions else None, weight)

@@ -15,6 +15,7 @@ import numpy as np
 from .....storage.array_kinds import AnyArray, IdArray, IntArray, NumberArray
 from .....storage.errors import RunError
 from .....storage.graph import Graph, index_dtype
+from .....storage.optional import taken
 from ....rapids import TO_SAMPLE, count_gpus
 from ...runtime.once_per_graph import once_per_graph
 from ..draws import NeighborDraws
@@ -165,7 +166,7 @@ def _by_row(rows: IntArray, sources: IntArray, place: IdArray | None, num_rows: 
     order = np.argsort(rows, kind="stable")
     indptr = np.zeros(num_rows + 1, np.int32)
     np.cumsum(np.bincount(rows, minlength=num_rows), out=indptr[1:])
-    return EdgeList(indptr, sources[order].astype(np.int32), None if place is None else place[order])
+    return EdgeList(indptr, sources[order].astype(np.int32), taken(place, order))
 
 
 @once_per_graph
