@@ -28,6 +28,7 @@ from ..memory.meter import TensorBytes
 from ..models.base import layered
 from ..neighbourhood.base import Neighbourhood
 from ..neighbourhood.full_batch import FullBatch, Shard, View
+from ..policies import InputRows
 
 ROWS = (256, 512)
 """Rows of the two trial runs: few enough for one block of a product (`dense`), so that both have as many blocks."""
@@ -43,23 +44,15 @@ Hoods = Callable[[int, FullBatch, Any], Sequence[Neighbourhood]]
 """Makes the layers' neighbourhoods, from the scale, a full batch and a group."""
 
 
-def step_bytes(
-    module: nn.Module,
-    batch: FullBatch,
-    size: int,
-    num_features: int,
-    dtype: torch.dtype,
-    neighbourhoods: Hoods,
-    learns_features: bool = False,
-) -> int:
+def step_bytes(module: nn.Module, batch: FullBatch, size: int, given: InputRows, neighbourhoods: Hoods) -> int:
     """Peak bytes of tensors in one forward and backward pass of the module, which is not changed, beside the features,
-    the graph and the model itself. `learns_features`: features get gradients too."""
+    the graph and the model itself, on one of `size` ranks."""
     rows = max(view.num_src for view in batch.layers)
 
     def trial(scale: float) -> list[Change]:
         small, group, log = _smaller(batch, scale), _Absent(batch.rank, size), _Log()
         tried = copy.deepcopy(module).cpu().train()
-        h = torch.zeros((small.layers[0].num_src, num_features), dtype=dtype, requires_grad=learns_features)
+        h = _zeros(given, small.layers[0].num_src)
         with reusing(log), _Elsewhere(log):
             for i, neighbourhood in enumerate(neighbourhoods(max(1, int(scale)), small, group)):
                 h = layered(tried).layer(i, neighbourhood, h)
@@ -77,6 +70,11 @@ def step_bytes(
         return round(_peak([(number, a + beyond * (b - a)) for (number, a), (_, b) in zip(few, many)]))
     # The tensors depend on the number of rows.
     return max(0, round(_peak(few) + beyond * (_peak(many) - _peak(few))))
+
+
+def _zeros(given: InputRows, count: int) -> Tensor:
+    """So many rows of features."""
+    return torch.zeros((count, given.num_features), dtype=given.dtype, requires_grad=given.are_learned)
 
 
 class _Log(Arena):
@@ -182,23 +180,16 @@ FEW, SENT, READ = 8, 2, 3
 """Rows of the two ranks of `row_traffic`: all, those sent and those read, chosen to tell apart what travels."""
 
 
-def row_traffic(
-    module: nn.Module,
-    num_features: int,
-    dtype: torch.dtype,
-    neighbourhoods: Hoods,
-    own_edges: bool = True,
-    learns_features: bool = False,
-) -> list[tuple[int, int]]:
+def row_traffic(module: nn.Module, given: InputRows, neighbourhoods: Hoods) -> list[tuple[int, int]]:
     """Bytes that travel per row between ranks in a training step, layer by layer.
 
-    Each layer runs by itself on a handful of rows, on one of two ranks; the other contributes only zeros. With
-    `own_edges` rows of the rank have edges to themselves too. See `step_bytes` for the others.
+    Each layer runs by itself on a handful of rows, on one of two ranks; the other contributes only zeros. Rows of the
+    rank have edges to themselves too, unless the graph has types.
 
     Returns: For each layer, from the input on, bytes that the owner of a row sends for each rank that reads it, and
         bytes that come back.
     """
-    ids, count = np.arange(FEW), FEW * own_edges
+    ids, count = np.arange(FEW), FEW * given.types.is_single
     near, far = np.arange(count, dtype=np.int32), np.arange(READ, dtype=np.int32)
     own = Shard(InLists.from_arrays(np.minimum(np.arange(FEW + 1), count), near, FEW), None, near, None)
     remote = Shard(InLists.from_arrays(np.arange(READ + 1), far, READ), far, far + count, None)
@@ -208,7 +199,7 @@ def row_traffic(
     layers = layered(module).num_layers
     degree = torch.from_numpy(view.kept.astype(np.float64))
     batch = FullBatch(0, ids, ids, FEW, EdgeNumbers(ids, ids, None), view, layers=(view,) * layers, degree_rows=degree)
-    h, found = torch.zeros((FEW, num_features), dtype=dtype, requires_grad=learns_features), []
+    h, found = _zeros(given, FEW), []
     state = torch.default_generator.get_state()
     try:
         for i, neighbourhood in enumerate(neighbourhoods(1, batch, group)):

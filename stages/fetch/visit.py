@@ -82,7 +82,7 @@ class VisitFetch(FetchPolicy):
 
     def row_traffic(self, module: nn.Module, given: InputRows) -> list[tuple[int, int]]:
         """See `FetchPolicy.row_traffic`. ``auto`` counts as ``halo``."""
-        num_features, dtype, edge_width, types, learns_features = given
+        num_features, dtype, edge_width, types, _ = given
         wanted = self.for_layers(layered(module).num_layers)
         modes: tuple[Mode, ...] = tuple("halo" if m == "auto" or reads_blocks(module) else m for m in wanted)
 
@@ -96,7 +96,7 @@ class VisitFetch(FetchPolicy):
             share = Share(batch, rows, labels, {}, edge_rows=edge_rows, types=of)
             return Visits(share, modes, self.prefetch_bytes, absent).fetch(batch).neighbourhoods
 
-        return row_traffic(module, num_features, dtype, visits, types.is_single, learns_features)
+        return row_traffic(module, given, visits)
 
     def _chosen(self, placement: Share, job: RankJob, module: nn.Module) -> tuple[Mode, ...]:
         """The mode of each layer."""
@@ -163,8 +163,8 @@ def plan(
             return Visits(small, candidate, policy.prefetch_bytes // scale, absent).fetch(batch).neighbourhoods
 
         try:
-            rows = share.x.shape[1], share.x.dtype
-            found = step_bytes(module, share.graph, group.size, *rows, visits, learns_features)
+            given = InputRows(share.x.shape[1], share.x.dtype, are_learned=learns_features)
+            found = step_bytes(module, share.graph, group.size, given, visits)
         except Exception:  # a user's module may not be copyable; all ranks must reach the table above
             return UNKNOWN
         return found if device is None else found + _edge_numbers(module, share, candidate)

@@ -102,14 +102,8 @@ class Boundary:
             degree = torch.from_numpy(sums)
         degree = degree.to(torch.float64)
         # Over all nodes, on any rank: coefficients must not depend on the owners.
-        return Edges(
-            lists,
-            edge,
-            weight,
-            torch.cat([degree, self.ask(degree, "graph", self.group)]).to(self.dtype),
-            self.names,
-            self.batch.numbers,
-        )
+        degree = torch.cat([degree, self.ask(degree, "graph", self.group)]).to(self.dtype)
+        return Edges(lists, edge, weight, degree, self.names, self.batch.numbers)
 
 
 @dataclass(frozen=True, eq=False)

@@ -296,9 +296,8 @@ def load(part: Part, job: RankJob) -> Chunk:
     degree = np.bincount(shards.rows, shards.counts, minlength=n).astype(np.int64)
     weighted = degree.astype(np.float64)
     if shards.edge_weight is not None:
-        weighted = np.bincount(
-            np.repeat(shards.rows, shards.counts), shards.edge_weight.astype(np.float64), minlength=n
-        ).astype(np.float64)
+        of_edges, weight = np.repeat(shards.rows, shards.counts), shards.edge_weight.astype(np.float64)
+        weighted = np.bincount(of_edges, weight, minlength=n).astype(np.float64)
     if job.reads_loops:
         rows, counts, indices, weight = lists_of(shards, shards.part)
         of_edges = np.repeat(rows, counts)
@@ -306,16 +305,8 @@ def load(part: Part, job: RankJob) -> Chunk:
         of_loops = np.ones(len(loops)) if shards.edge_weight is None else weight[loops]
         weighted = degree_rows(weighted, of_edges[loops], of_loops)
     count(job.ledger, shards.nbytes, n * part.features.num_features * part.features.dtype.itemsize)
-    return Chunk(
-        shards,
-        part.features,
-        part.labels,
-        degree,
-        weighted,
-        part.split,
-        edge_features=part.edge_features,
-        owned=part.owned,
-    )
+    features, labels, edges, owned = part.features, part.labels, part.edge_features, part.owned
+    return Chunk(shards, features, labels, degree, weighted, part.split, edge_features=edges, owned=owned)
 
 
 def count(ledger: Ledger, graph_bytes: int, features_bytes: int) -> None:

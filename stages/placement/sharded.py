@@ -13,7 +13,7 @@ from ...storage.array_kinds import FloatArray, IdArray
 from ...storage.dataset import SPLITS, Split
 from ...storage.errors import InputError, StoreError
 from ...storage.features import ArrayFeatures, CountedFeatures, FeatureStore
-from ...storage.optional import moved
+from ...storage.optional import moved, when_present
 from ...storage.partition.book import RangeBook
 from ...storage.partition.edge_shards import shard_edges
 from ...storage.partition.partition import extract_partition
@@ -101,27 +101,17 @@ class Sharded(PartitionPolicy):
             return before
         part = whole_part(data, job) if isinstance(data, Placement) else data
         pairs = part.pairs
+        seeds = part.split.train if pairs is None else seeds_of(pairs, part.owned)
+        prune, loops, empty = self.prune and not job.needs_all_rows, job.reads_loops, job.arrays.graph
         batch = arrange(
-            part.shards,
-            part.owned,
-            part.split.train if pairs is None else seeds_of(pairs, part.owned),
-            job.num_layers,
-            self.prune and not job.needs_all_rows,
-            job.group,
-            reads_loops=job.reads_loops,
-            empty=job.arrays.graph,
+            part.shards, part.owned, seeds, job.num_layers, prune, job.group, reads_loops=loops, empty=empty
         )
-        rows, of_edges = (
-            None if store is None else CountedFeatures(store, job.ledger, "store")
-            for store in (part.features, part.edge_features)
-        )
-        assert rows is not None
+        rows = CountedFeatures(part.features, job.ledger, "store")
+        of_edges = when_present(lambda store: CountedFeatures(store, job.ledger, "store"), part.edge_features)
         held = share(replace(part, features=rows, edge_features=of_edges), batch, job.arrays.features)
-        return (
-            held
-            if pairs is None
-            else replace(held, pairs=SharedPairs.divided(pairs, part.owned, batch.order, job.group))
-        )
+        if pairs is not None:
+            held = replace(held, pairs=SharedPairs.divided(pairs, part.owned, batch.order, job.group))
+        return held
 
 
 def share(part: Part, batch: FullBatch, empty: Empty = in_memory) -> Share:
@@ -130,14 +120,9 @@ def share(part: Part, batch: FullBatch, empty: Empty = in_memory) -> Share:
     place[batch.order] = np.arange(len(place))
     splits = {name: torch.from_numpy(place[getattr(part.split, name)]) for name in SPLITS}
     features = empty((len(batch.order), part.features.num_features), part.features.dtype)
-    return Share(
-        batch,
-        ArrayFeatures(part.features.gather(batch.order, out=features)),
-        part.labels[torch.from_numpy(batch.order)],
-        splits,
-        edge_rows=None if part.edge_features is None else torch.from_numpy(_all_rows(part.edge_features, empty)),
-        types=types_of(part, batch.order),
-    )
+    rows, labels = part.features.gather(batch.order, out=features), part.labels[torch.from_numpy(batch.order)]
+    edges = when_present(lambda of: torch.from_numpy(_all_rows(of, empty)), part.edge_features)
+    return Share(batch, ArrayFeatures(rows), labels, splits, edge_rows=edges, types=types_of(part, batch.order))
 
 
 def _all_rows(features: FeatureStore, empty: Empty) -> FloatArray:

@@ -52,11 +52,7 @@ def is_of_use(table: Mapping[str, Any]) -> bool:
         value = table.get(section)
         return value.get("name") if isinstance(value, Mapping) else value
 
-    expected = {
-        "device": (None, "cpu"),
-        "dtype": (None, "float32"),
-        "kernel": (None, "cpu"),
-    }
+    expected = {"device": (None, "cpu"), "dtype": (None, "float32"), "kernel": (None, "cpu")}
     named = name_of("model") in (None, "sage") and name_of("sampler") in (None, "neighbor")
     return named and all(table.get(key) in values for key, values in expected.items())
 

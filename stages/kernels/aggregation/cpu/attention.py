@@ -176,10 +176,8 @@ def _weighted_chunks(weight, z, partial, lo, hi):
 def weighted_sum(weight: Tensor, z: Tensor) -> Tensor:
     """sum over u of weight[u, h] * z[u, h]: [S, H], [S, H, D] -> [H, D], always added in the same order."""
     partial = np.zeros((num_chunks(len(z)), *z.shape[1:]), z.numpy().dtype)
-    args = (weight.numpy(), z.numpy(), partial)
-    parallel(
-        _weighted_chunks, [(*args, a, b) for a, b in even_parts(len(partial), CHUNK_ROWS * z.shape[1] * z.shape[2])]
-    )
+    args, width = (weight.numpy(), z.numpy(), partial), CHUNK_ROWS * z.shape[1:].numel()
+    parallel(_weighted_chunks, [(*args, a, b) for a, b in even_parts(len(partial), width)])
     return torch.from_numpy(partial.sum(axis=0))
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .....storage.array_kinds import AnyArray, Float64Array, IdArray, Mask
+from .....storage.array_kinds import AnyArray, IdArray, Mask
 from ...runtime.intrinsics import prefetch, widened
 from ...runtime.jit import njit
 from ...runtime.threads import parallel
@@ -133,7 +133,8 @@ def mark_sources(indptr: AnyArray, indices: AnyArray, rows: IdArray, mask: Mask)
 
 
 @njit(**_JIT)
-def _ascend(indptr, indices, rows):
+def lists_ascend(indptr, indices, rows):
+    """True if the sources of each of `rows` are in ascending order."""
     for i in range(len(rows)):
         for e in range(indptr[rows[i]] + 1, indptr[rows[i] + 1]):
             if indices[_U(e)] < indices[_U(e - 1)]:
@@ -141,23 +142,14 @@ def _ascend(indptr, indices, rows):
     return True
 
 
-def lists_ascend(indptr: AnyArray, indices: AnyArray, rows: IdArray) -> bool:
-    """True if the sources of each of `rows` are in ascending order."""
-    return _ascend(indptr, indices, rows)
-
-
 @njit(**_JIT)
-def _row_sums(indptr, weight, dst, out):
+def row_sums(indptr, weight, dst, out):
+    """Sum of the weights of each destination's in-edges, into float64 [n]."""
     for i in range(len(dst)):
         total = 0.0
         for e in range(indptr[dst[i]], indptr[dst[i] + 1]):
             total += weight[_U(e)]
         out[i] = total
-
-
-def row_sums(indptr: AnyArray, weight: AnyArray, dst: IdArray, out: Float64Array) -> None:
-    """Sum of the weights of each destination's in-edges, into float64 [n]."""
-    _row_sums(indptr, weight, dst, out)
 
 
 @njit(inline="always")

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from .....storage.array_kinds import AnyArray, IdArray
 from .....storage.errors import RunError
-from .....storage.graph import Graph
+from .....storage.graph import Graph, starts_of
+from .....storage.optional import present
 from .....storage.store.npy import file_of
 from .....storage.store.row_file import RowFile
 from ...runtime.intrinsics import ones, trailing_zeros
@@ -122,8 +123,7 @@ class Bulk:
         self.spans = spans_of_threads(self.k)
         """Minibatches of each thread."""
         threads = len(self.spans)
-        offsets = np.zeros(self.k + 1, np.int64)
-        np.cumsum([len(s) for s in seeds], out=offsets[1:])
+        offsets = starts_of([len(s) for s in seeds])
         flat = np.concatenate([np.asarray(s, np.int64) for s in seeds]) if self.k else np.empty(0, np.int64)
         self.node_end = np.diff(offsets)
         """int64 [k], nodes known so far."""
@@ -250,6 +250,15 @@ class Bulk:
         parallel(_copy_rows, [(tasks[a:b],) for a, b in self.spans])
         return parts
 
+    def results(self, of_edges: AnyArray, first: IdArray, last: IdArray, kept: bool) -> list[Any]:
+        """For every minibatch q of_edges[q, first[q]:last[q]], copied unless they lie where results do; None unless
+        they were kept."""
+        if not kept:
+            return [None] * self.k
+        if self.final:
+            return [of_edges[q, first[q] : last[q]] for q in range(self.k)]
+        return self.copied(of_edges, first, last - first, 0, of_edges.dtype)
+
 
 def _copy_rows(tasks: list[tuple[Any, int, Any, int]]) -> None:
     for row, begin, target, base in tasks:
@@ -259,8 +268,8 @@ def _copy_rows(tasks: list[tuple[Any, int, Any, int]]) -> None:
 @once_per_graph
 def _files_of(graph: Graph) -> tuple[RowFile | None, list[RowFile]]:
     """Files that `indptr` and the arrays of edges are maps of."""
-    found = (file_of(a) for a in (graph.indices, graph.edge_weight, graph.edge_type) if a is not None)
-    return file_of(graph.indptr), [file for file in found if file is not None]
+    arrays = present((graph.indices, graph.edge_weight, graph.edge_type))
+    return file_of(graph.indptr), present(map(file_of, arrays))
 
 
 Draw = Callable[[Bulk, int, list[IdArray]], None]
@@ -299,16 +308,8 @@ def sample_hops(bulk: Bulk, hops: int, expand: str, draw: Draw) -> list[Neighbor
     for ends, rows, first, last in spans:
         indptr = bulk.copied(ends, 0, rows + 1, first, np.int32)
         indices = [bulk.target[q, first[q] : last[q]] for q in range(k)]
-        positions: Any = [None] * k
-        weight: Any = [None] * k
-        if bulk.final:
-            positions = [bulk.positions[q, first[q] : last[q]] for q in range(k)]
-            weight = [bulk.weight[q, first[q] : last[q]] for q in range(k)]
-        else:
-            if bulk.keep:
-                positions = bulk.copied(bulk.positions, first, last - first, 0, np.int64)
-            if bulk.keep_weight:
-                weight = bulk.copied(bulk.weight, first, last - first, 0, np.float32)
+        positions = bulk.results(bulk.positions, first, last, bulk.keep)
+        weight = bulk.results(bulk.weight, first, last, bulk.keep_weight)
         lists.append([EdgeList(*parts) for parts in zip(indptr, indices, positions, weight)])
     nodes = bulk.copied(bulk.nodes, 0, bulk.node_end, 0, bulk.graph.indices.dtype)
     counts = np.stack(node_ends[1:], axis=1).tolist()
