@@ -37,6 +37,7 @@ from .step_memory import row_traffic, step_bytes
 Mode = Literal["rematerialize", "keep", "halo"]
 """Ways for a layer to read rows of other ranks: one rank after the other, and again in the backward pass; one after the
 other, kept for the backward pass; all in one exchange."""
+Modes = tuple[Mode, ...]
 PREFETCH_BYTES = 64 << 20
 UNKNOWN = 1 << 50
 """Size of a step whose memory could not be determined: fits nowhere."""
@@ -208,12 +209,7 @@ class Visits(Fetcher):
     the row's name, not of its owner."""
 
     def __init__(
-        self,
-        share: Share,
-        modes: tuple[Mode, ...],
-        prefetch_bytes: int,
-        group: Group,
-        device: torch.device | None = None,
+        self, share: Share, modes: Modes, prefetch_bytes: int, group: Group, device: torch.device | None = None
     ) -> None:
         """There is a mode for each layer, whose rows go to the device, or stay on the host."""
         self.share, self._modes, self._ahead_bytes, self.group = share, modes, prefetch_bytes, group

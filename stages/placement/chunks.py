@@ -36,6 +36,8 @@ from ..self_loops import COLUMNS, degree_rows, has_loops
 from .base import PartitionPolicy, PartTraffic
 from .chunk_schedule import ChunkSchedule, Rotation
 
+Numbers = tuple[int, ...]
+"""Numbers of chunks."""
 Lists = tuple[Int32Array, Int32Array, Int32Array, IdArray, int]
 """Rows of a shard, edges of each, their sources' positions, each source's node, and the first node of the chunk."""
 
@@ -118,9 +120,8 @@ class Isolated(Placement):
     coverage: Tensor = field(default_factory=lambda: torch.empty(0))
     """float64 [V], the share of each node's in-edges in the whole graph that is present. Self loops do not count, those
     of a halo node count as one, and a node without any is covered."""
-    base: tuple[int, ...] = ()
-    variable: tuple[int, ...] = ()
-    """Numbers of the chunks."""
+    base: Numbers = ()
+    variable: Numbers = ()
     kept: Mapping[int, Chunk] = field(default_factory=dict)
     """By number, chunks that are also visible in the next super-epoch, if it is not being prepared yet; their features
     are views of these."""
@@ -207,13 +208,7 @@ class Chunks(PartitionPolicy):
         return self._joined(chunks, base, variable, stream(job.seed, Purpose.HALO, t, job.group.rank), data, job)
 
     def _joined(
-        self,
-        chunks: dict[int, Chunk],
-        base: tuple[int, ...],
-        variable: tuple[int, ...],
-        halo_key: int,
-        data: Part,
-        job: RankJob,
+        self, chunks: dict[int, Chunk], base: Numbers, variable: Numbers, halo_key: int, data: Part, job: RankJob
     ) -> Isolated:
         """Graph of these chunks, in their order, with the halo that the policy adds."""
         # Nodes outside are named by owner and local id until all are known.

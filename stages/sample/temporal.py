@@ -390,6 +390,7 @@ class TemporalSampler:
         """See `Sampler.sample_on_device`. Raises what `sample` raises."""
         from ..kernels import sampling_backend
         from ..kernels.sampling.device_graph import number_on_device
+        from ..kernels.sampling.device_times import TimedDraws
         from .resident import in_trees
 
         timed, moments = self._timed(graph, request)
@@ -398,18 +399,11 @@ class TemporalSampler:
         trees = [timed.trees(m) for m in moments]
         for s, (_, tree) in zip(seeds, trees, strict=True):
             assert len(np.unique(tree * max(timed.num_nodes, 1) + s)) == len(s), "a seed is given twice at one moment"
-        pieces = kernels.temporal_pieces(
-            times,
-            seeds,
-            [tree for _, tree in trees],
-            [distinct for distinct, _ in trees],
-            [_keys_of_trees(own[:, None], distinct) for own, (distinct, _) in zip(keys, trees)],
-            self.fanout,
-            last=self.strategy == "last",
-            replace=self.replace,
-            weight=number_on_device(timed.graph, "edge_weight") if timed.graph.is_weighted else None,
-            keep=self.edge_ids,
-        )
+        weight = number_on_device(timed.graph, "edge_weight") if timed.graph.is_weighted else None
+        asked = TimedDraws(self.fanout, self.strategy == "last", self.replace, weight, self.edge_ids)
+        streams = [_keys_of_trees(own[:, None], distinct) for own, (distinct, _) in zip(keys, trees)]
+        distinct, numbers = ([each[i] for each in trees] for i in (0, 1))
+        pieces = kernels.temporal_pieces(times, seeds, numbers, distinct, streams, asked)
 
         def ids(positions: "Tensor") -> "Tensor":
             return kernels.look_up(times.beside("order", timed.order), positions)

@@ -78,19 +78,17 @@ class Layout:
         def most(counts: Counts) -> int:
             return int(counts.max(initial=0))
 
-        old = at_least
-        nodes = [most(bulk.node_ends[0])]
-        nodes += [padded(most(n), 0 if old is None else old.nodes[h + 1]) for h, n in enumerate(bulk.node_ends[1:])]
-        edges = [padded(most(e), 0 if old is None else old.edges[h]) for h, e in enumerate(bulk.edge_ends)]
-        pieces: list[tuple[int, int, int] | None] = []
-        for h in range(bulk.num_hops):
-            if h not in hops:
-                pieces.append(None)
-                continue
-            seen = bulk.long_lists(h)
-            known = (0, 0, 0) if old is None else old.pieces[h] or (0, 0, 0)
-            pieces.append((padded(seen[0], known[0]), padded(seen[1], known[1]), max(seen[2], known[2])))
-        return cls(tuple(nodes), tuple(edges), tuple(pieces), bulk.weight is not None)
+        L = bulk.num_hops
+        old = cls((0,) * (L + 1), (0,) * L, (None,) * L, False) if at_least is None else at_least
+
+        def pieces(h: int) -> tuple[int, int, int]:
+            seen, known = bulk.long_lists(h), old.pieces[h] or (0, 0, 0)
+            return padded(seen[0], known[0]), padded(seen[1], known[1]), max(seen[2], known[2])
+
+        nodes = (padded(most(n), known) for n, known in zip(bulk.node_ends[1:], old.nodes[1:]))
+        edges = tuple(padded(most(e), known) for e, known in zip(bulk.edge_ends, old.edges))
+        of_hops = tuple(pieces(h) if h in hops else None for h in range(L))
+        return cls((most(bulk.node_ends[0]), *nodes), edges, of_hops, bulk.weight is not None)
 
     def holds(self, bulk: ResidentBulk) -> bool:
         """True if there is room for the minibatches of `bulk`."""

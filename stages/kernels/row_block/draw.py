@@ -92,9 +92,8 @@ def draw_rows(
     ends, positions = np.zeros((m, width + 1), np.int64), np.empty((m, need if keep_positions else 1), np.int64)
     edges = np.empty((m, need), graph.indices.dtype)
     to = (ends, edges, positions, keep_positions, edge_end, hop.ascending)
-    draw_spans(
-        graph, spans_of_threads(m), table, fanout, (nodes, begin, lengths, fanout, replace, keys, *to), (None, None)
-    )
+    walk = (nodes, begin, lengths, fanout, replace, keys, *to)
+    draw_spans(graph, spans_of_threads(m), table, fanout, walk, (None, None))
     kept = [np.diff(row[: n + 1]) for row, n in zip(ends, lengths)]
     sources, places = (np.concatenate([row[:e] for row, e in zip(rows, edge_end)]) for rows in (edges, positions))
     return Drawn(np.concatenate(kept), sources, places.astype(np.int64, copy=False) if keep_positions else None)

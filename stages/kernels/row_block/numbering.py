@@ -4,6 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....storage.array_kinds import AnyArray, IdArray, Int32Array, IntArray
+from ....storage.graph import starts_of
 from ...random import GOLDEN as _GOLDEN
 from ..runtime.intrinsics import prefetch
 from ..runtime.jit import njit
@@ -136,9 +137,7 @@ def in_order(order: IdArray, counts: IntArray, *values: AnyArray) -> tuple[IdArr
     at = np.cumsum(counts, dtype=np.int64) - counts
     starts, lengths = np.empty(len(order), np.int64), np.empty(len(order), np.int64)
     starts[order], lengths[order] = at, counts
-    ends = np.zeros(len(order) + 1, np.int64)
-    np.cumsum(lengths, out=ends[1:])
-    out = []
+    ends, out = starts_of(lengths), []
     for v in values:
         out.append(np.empty_like(v))
         _gather(starts, lengths, v, ends, out[-1])

@@ -1,5 +1,6 @@
 """Edges in the order of time, in memory that the kernels of a GPU can read, copied there once."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -72,6 +73,22 @@ class DeviceTimes:
             wait_for_copies(self.device)
             self._others[name] = found
         return self._others[name]
+
+
+@dataclass(frozen=True, eq=False)
+class TimedDraws:
+    """How edges are drawn that are not later than a moment."""
+
+    fanout: Sequence[int]
+    """L numbers, nearest the seeds first; -1: all."""
+    last: bool
+    """Take the latest edges in place of a uniform choice."""
+    replace: bool
+    """Draw independently."""
+    weight: Tensor | None
+    """float32 [E], of the edges in the order of time; None: they have none."""
+    keep_positions: bool
+    """Also return positions, in that order."""
 
 
 @dataclass(frozen=True, eq=False)

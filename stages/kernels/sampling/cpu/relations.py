@@ -49,13 +49,8 @@ class Segments(NamedTuple):
         count = np.bincount(into, minlength=len(offsets) - 1)
         sizes = count * np.diff(offsets)
         begin = np.concatenate([[0], np.cumsum(count)])
-        found = cls(
-            np.zeros(int(sizes.sum()), np.uint32),
-            offsets,
-            np.cumsum(sizes) - sizes,
-            begin,
-            np.argsort(into, kind="stable").astype(np.int64),
-        )
+        length, relations = np.zeros(int(sizes.sum()), np.uint32), np.argsort(into, kind="stable").astype(np.int64)
+        found = cls(length, offsets, np.cumsum(sizes) - sizes, begin, relations)
         _measure(graph.indptr, graph.edge_type, *found)
         return found
 

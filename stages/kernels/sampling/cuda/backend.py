@@ -19,7 +19,7 @@ from ...runtime.device_memory import to_device
 from ...runtime.triton_rng import device
 from ..device_graph import DeviceGraph, number_on_device, on_device
 from ..device_samples import DeviceLayers, DeviceSample, Rows, prefix_sums
-from ..device_times import DeviceTimes, TimedSample, place_times, times_on_device
+from ..device_times import DeviceTimes, TimedDraws, TimedSample, place_times, times_on_device
 from ..draws import BulkDraws, LaborDraws, LayerDraws, NeighborDraws
 from ..layerwise import LayerSample
 from ..samples import EdgeList, NeighborSample, with_weights
@@ -184,8 +184,7 @@ def temporal_pieces(
     trees: Sequence[IdArray],
     moments: Sequence[NumberArray],
     keys: Sequence[WordArray],
-    fanout: Sequence[int],
-    **options: bool | Tensor | None,
+    asked: TimedDraws,
 ) -> Iterator[tuple[slice, TimedSample]]:
     """Minibatches of `sample.temporal.TemporalSampler` on the device, in pieces: ranges of them, each with its samples.
 
@@ -195,14 +194,13 @@ def temporal_pieces(
         trees: number of the tree of each seed, in its minibatch.
         moments: of the trees of each minibatch, in the dtype of the times of edges.
         keys: uint64 [L, T], random streams of the hops and trees of each minibatch.
-        fanout: see `temporal.temporal`, as `options`.
-        options: see there.
+        asked: how edges are drawn.
 
     Raises:
         RunError: a minibatch has more edges than its lists can index.
     """
     to = times.device
-    for piece in temporal_cuda.pieces(len(seeds), max(map(len, seeds), default=0), fanout, times):
+    for piece in temporal_cuda.pieces(len(seeds), max(map(len, seeds), default=0), asked.fanout, times):
         nodes, first = np.concatenate(seeds[piece]), prefix_sums(np.array([len(m) for m in moments[piece]], np.int64))
         tree = np.concatenate([t + at for t, at in zip(trees[piece], first)]).astype(np.int32)
         grown = temporal_cuda.Trees(
@@ -214,4 +212,4 @@ def temporal_pieces(
             to_device(np.concatenate(keys[piece], axis=1).view(np.int64), to),
             times.num_rows(nodes),
         )
-        yield piece, temporal_cuda.temporal(times, grown, fanout, **options)
+        yield piece, temporal_cuda.temporal(times, grown, asked)

@@ -43,6 +43,15 @@ def cumulated(counts: Tensor) -> Tensor:
     return out
 
 
+def tiles(n: int, s: int, replace: bool) -> tuple[tuple[int, int], dict[str, int]]:
+    """Programs that take s draws of n rows, and the tile of each. Draws with replacement are independent: several
+    programs may take those of a row."""
+    width = 1 << ((min(s, 128) if replace else s) - 1).bit_length()
+    rows = max(1, TILE // width)
+    shape = {"ROWS": rows, "WIDTH": width, "num_warps": min(32, max(4, width * rows // 256))}
+    return (programs(n, rows), programs(s, width)), shape
+
+
 @triton.jit
 def picked(word, degree, column, fanout, REPLACE: tl.constexpr):
     """Edges that a list of `degree` keeps, and the places in it of the draws in each column."""
@@ -170,13 +179,8 @@ def draw(
     found, stride = (None, 0) if tables is None else (tables.found, tables.stride)
     target = (found, edges, edges if positions is None else positions)
     if fanout >= 0 and table is None:
-        # Draws with replacement are independent: they may be in several programs.
-        width = 1 << ((min(s, 128) if replace else s) - 1).bit_length()
-        tile = max(1, TILE // width)
-        launch(_uniform, programs(n, tile), programs(s, width))(
-            *known, keys, ends, *target, n, s, stride,
-            REPLACE=replace, KEEP=keep, ROWS=tile, WIDTH=width, num_warps=min(32, max(4, width * tile // 256)),
-        )  # fmt: skip
+        grid, shape = tiles(n, s, replace)
+        launch(_uniform, *grid)(*known, keys, ends, *target, n, s, stride, REPLACE=replace, KEEP=keep, **shape)
         return Drawn(ends, edges, positions)
     places = ends
     if fanout >= 0:

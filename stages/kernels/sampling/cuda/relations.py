@@ -16,10 +16,10 @@ from .....storage.array_kinds import IdArray
 from .....storage.graph import Graph
 from ...runtime.device_memory import to_device, wait_for_copies
 from ...runtime.once_per_graph import once_per_graph
-from ...runtime.triton_rng import TILE, draw_word, launch, node_word, programs, tile_of_rows
+from ...runtime.triton_rng import draw_word, launch, node_word, tile_of_rows
 from ..device_graph import DeviceGraph, number_on_device, on_device
 from ..device_samples import Rows
-from .draw import Drawn, cumulated, edges_at, total
+from .draw import Drawn, cumulated, edges_at, tiles, total
 from .tables import Tables
 
 
@@ -148,13 +148,9 @@ def draw_relations(
     most = int(fanout.max(initial=0)) if replace else min(int(fanout.max(initial=0)), segments.graph.max_degree)
     if room and most > 0:
         drawn = torch.where(whole, 0, wanted)
-        # Draws with replacement are independent: they may be in several programs.
-        width = 1 << ((min(most, 128) if replace else most) - 1).bit_length()
-        tile = max(1, TILE // width)
-        launch(_segment_positions, programs(count, tile), programs(most, width))(
-            nodes[of.row] + first, of.relation, owner, keys, degree, drawn, ends, places, count, most,
-            REPLACE=replace, ROWS=tile, WIDTH=width, num_warps=min(32, max(4, width * tile // 256)),
-        )  # fmt: skip
+        grid, shape = tiles(count, most, replace)
+        args = nodes[of.row] + first, of.relation, owner, keys, degree, drawn, ends, places, count, most
+        launch(_segment_positions, *grid)(*args, REPLACE=replace, **shape)
     found = edges_at(segments.graph, of.rows, ends, places, tables)
     return Drawn(ends[of.ends], found.sources, found.positions)
 

@@ -24,8 +24,8 @@ from .....storage.optional import taken
 from ...runtime.device_memory import ToHost, completed, to_device
 from ...runtime.triton_rng import TILE, launch, programs, row_of, tile_of_rows
 from ..device_samples import Counts, Rows, prefix_sums
-from ..device_times import DeviceTimes, NodesInTrees, TimedSample
-from .draw import Drawn, cumulated, drawn, total
+from ..device_times import DeviceTimes, NodesInTrees, TimedDraws, TimedSample
+from .draw import Drawn, cumulated, drawn, tiles, total
 from .neighbor import check_int32
 from .renumber import Group, Hop, joined, joined_numbers, merged
 
@@ -176,12 +176,12 @@ def segments(times: DeviceTimes, nodes: Tensor, tree: Tensor, moments: Tensor, n
 
 
 def _draw(
-    times: DeviceTimes, of: _Segments, keys: Tensor, fanout: int, *, last: bool, replace: bool, keep: bool
+    times: DeviceTimes, of: _Segments, keys: Tensor, fanout: int, asked: TimedDraws, keep: bool
 ) -> tuple[Drawn, Tensor]:
     """Edges drawn of each list, `Drawn.sources` being their keys, NONE where there is room for more; and the number of
     each list, int64 [S]."""
-    n, begin, to = len(of.begin), of.begin, times.device
-    if last and fanout >= 0:
+    n, begin, to, replace = len(of.begin), of.begin, times.device, asked.replace
+    if asked.last and fanout >= 0:
         latest = torch.maximum(begin, of.until - fanout)
         begin = latest if of.timed is None else torch.where(of.timed, latest, begin)
     degree = of.until - begin
@@ -196,13 +196,9 @@ def _draw(
     positions = torch.empty(len(edges), dtype=torch.int64, device=to) if keep else None
     target, V = (edges, edges if positions is None else positions), times.num_nodes
     if n and room and fanout >= 0:
-        # As in `draw`.
-        width = 1 << ((min(s, 128) if replace else s) - 1).bit_length()
-        tile = max(1, TILE // width)
-        launch(_draw_until, programs(n, tile), programs(s, width))(
-            times.lists.indices, begin, of.until, of.rows.nodes, of.rows.owner, keys, ends, *target, n, s, V,
-            REPLACE=replace, KEEP=keep, ROWS=tile, WIDTH=width, num_warps=min(32, max(4, width * tile // 256)),
-        )  # fmt: skip
+        grid, shape = tiles(n, s, replace)
+        args = begin, of.until, of.rows.nodes, of.rows.owner, keys, ends, *target, n, s, V
+        launch(_draw_until, *grid)(times.lists.indices, *args, REPLACE=replace, KEEP=keep, **shape)
     elif n and room:
         launch(_take_until, programs(room, BLOCK))(
             times.lists.indices, begin, of.rows.owner, ends, *target, n, room, V, n.bit_length(),
@@ -246,20 +242,11 @@ class _Known:
         return self._number[torch.searchsorted(self.sorted, keys)]
 
 
-async def _grow(
-    times: DeviceTimes,
-    trees: Trees,
-    fanout: Sequence[int],
-    *,
-    last: bool,
-    replace: bool,
-    weight: Tensor | None,
-    keep: bool,
-) -> TimedSample:
+async def _grow(times: DeviceTimes, trees: Trees, asked: TimedDraws) -> TimedSample:
     V, to, k = max(times.num_nodes, 1), times.device, len(trees.counts)
     minibatch = to_device(np.repeat(np.arange(k, dtype=np.int32), np.diff(trees.first)), to)
     bounds = to_device(trees.first * V, to)
-    weighs = weight is not None or times.by_type is not None
+    weighs, keep = asked.weight is not None or times.by_type is not None, asked.keep_positions
     node, tree = trees.nodes, trees.tree
     key = tree.long() * V + node
     known = _Known(key, trees.counts)
@@ -267,12 +254,12 @@ async def _grow(
     groups, node_ends, edge_ends, hops, weights = [group], [trees.counts], [], [], []
     edges, num_rows = np.zeros(k, np.int64), trees.num_rows
     all_rows = num_rows
-    for h, s in enumerate(fanout):
-        if replace:
+    for h, s in enumerate(asked.fanout):
+        if asked.replace:
             # Before memory is allocated for them.
             check_int32(s * int(group.counts.max(initial=0)))
         of = segments(times, node, tree, trees.moments, num_rows)
-        drawn, kept = _draw(times, of, trees.keys[h], s, last=last, replace=replace, keep=keep or weighs)
+        drawn, kept = _draw(times, of, trees.keys[h], s, asked, keep or weighs)
         ends = drawn.ends if of.of_nodes is None else drawn.ends[of.of_nodes]
         found = torch.sort(drawn.sources).values
         before = known.new_among(found)
@@ -297,7 +284,7 @@ async def _grow(
         known.add(key, new_group.rows.owner, new)
         positions = taken(drawn.positions, slice(num_edges))
         if weighs:
-            weights.append(_weights(times, of, kept, positions, weight, num_edges))
+            weights.append(_weights(times, of, kept, positions, asked.weight, num_edges))
         sources = known.numbers(drawn.sources[:num_edges])
         hops.append(Hop(group, Drawn(ends, sources, positions if keep else None), counts))
         del drawn, positions, of, kept
@@ -328,21 +315,13 @@ def _weights(
     return each.float()
 
 
-def temporal(times: DeviceTimes, trees: Trees, fanout: Sequence[int], **options: bool | Tensor | None) -> TimedSample:
-    """See `sample.temporal.TemporalSampler`.
-
-    Args:
-        times: the graph.
-        trees: what to grow.
-        fanout: L numbers, nearest the seeds first; -1: all.
-        options: ``last``: the latest edges in place of a uniform choice; ``replace``: draw independently; ``weight``:
-            float32 [E], of the edges in the order of time, or None; ``keep``: also return positions, in that order.
+def temporal(times: DeviceTimes, trees: Trees, asked: TimedDraws) -> TimedSample:
+    """Grow trees: see `sample.temporal.TemporalSampler`.
 
     Raises:
         RunError: a minibatch has more edges than its lists can index.
     """
-    # pyrefly: ignore[bad-argument-type]
-    return completed(_grow(times, trees, fanout, **options))
+    return completed(_grow(times, trees, asked))
 
 
 def degrees_until(times: DeviceTimes, of_bulk: NodesInTrees, sums: Tensor | None) -> Tensor:
