@@ -12,6 +12,7 @@ from ....random import GOLDEN as _GOLDEN
 from ....random import NODE as _NODE
 from ...runtime.jit import njit
 from ...runtime.threads import parallel
+from ...sampling.cpu.rng import mixed
 from ..attention_args import AttentionRule, EdgeNumbers
 from .lists import row_at
 from .row_ranges import even_parts, part_count
@@ -27,20 +28,12 @@ JIT: Any = {
 CHUNK_ROWS = 1024
 """Rows per partial sum of a reduction over all rows: fixed, so that the order of summation is too."""
 _U = np.uint64
-_M1, _M2 = _U(0xBF58476D1CE4E5B9), _U(0x94D049BB133111EB)
-
-
-@njit(inline="always")
-def _mix(z):
-    z = (z ^ (z >> _U(30))) * _M1
-    z = (z ^ (z >> _U(27))) * _M2
-    return z ^ (z >> _U(31))
 
 
 @njit(**JIT)
 def keep(key, threshold, e, h):
     """True if the coefficient of edge e and head h is kept: see `AttentionRule.key`."""
-    return _mix(_mix(key + _U(e) * _NODE) + _U(h + 1) * _GOLDEN) >> _U(32) >= threshold
+    return mixed(mixed(key + _U(e) * _NODE) + _U(h + 1) * _GOLDEN) >> _U(32) >= threshold
 
 
 @njit(**JIT)

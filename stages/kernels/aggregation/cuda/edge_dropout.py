@@ -3,29 +3,13 @@
 import triton
 import triton.language as tl
 
-from ....random import GOLDEN, M1, M2, NODE
-
-_GOLDEN, _NODE, _M1, _M2 = (
-    tl.constexpr(int(GOLDEN)),
-    tl.constexpr(int(NODE)),
-    tl.constexpr(int(M1)),
-    tl.constexpr(int(M2)),
-)
-
-
-@triton.jit
-def _mix(z):
-    z = (z ^ (z >> 30)) * _M1
-    z = (z ^ (z >> 27)) * _M2
-    return z ^ (z >> 31)
+from ...runtime.triton_rng import draw_word, node_word
 
 
 @triton.jit
 def survives(key, name, h, THRESHOLD: tl.constexpr):
     """True if the coefficient of edge `name` and head h is kept: see `AttentionRule.key`."""
-    word = _mix(name.to(tl.uint64) * _NODE + key.to(tl.uint64))
-    draw = tl.zeros_like(word) + (h + 1)
-    return (_mix(draw * _GOLDEN + word) >> 32) >= THRESHOLD
+    return (draw_word(node_word(key, name), h) >> 32) >= THRESHOLD
 
 
 @triton.jit

@@ -239,14 +239,10 @@ class Walk:
         """
         terms, rows, e = self._terms, self.group.rows, int(self._edges.sum())
         n, to = len(rows.nodes), terms.graph.device
-        lists = DeviceList(
-            torch.zeros(n + len(self._edges), dtype=torch.int32, device=to),
-            torch.empty(e, dtype=torch.int32, device=to),
-            torch.empty(e, dtype=torch.int64, device=to),
-            self.group.counts,
-            self._edges,
-        )
-        columns = torch.empty(e, dtype=torch.int64, device=to)
+        indptr = torch.zeros(n + len(self._edges), dtype=torch.int32, device=to)
+        indices = torch.empty(e, dtype=torch.int32, device=to)
+        positions, columns = (torch.empty(e, dtype=torch.int64, device=to) for _ in range(2))
+        lists = DeviceList(indptr, indices, positions, self.group.counts, self._edges)
         mass = torch.zeros(0 if every_row else len(nodes.rows.nodes), dtype=torch.int64, device=to)
         launch(_write_known, programs(max(e, n), BLOCK))(
             terms.graph.indices, rows.nodes, rows.owner, self._tables.local, self._row, self._rank, self._at,

@@ -332,13 +332,12 @@ def _draw(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tables, 
     return Drawn(ends, edges, positions)
 
 
+TypedDraw = Callable[[Rows, IdArray, Tables], Drawn]
+"""Draws rows of a graph with types in a hop, given the fanout of each relation."""
+
+
 def labor(
-    graph: DeviceGraph,
-    seeds: Seeds,
-    keys: Tensor,
-    asked: LaborDraws,
-    weight: Tensor | None,
-    draw_relations: Callable[[Rows, IdArray, Tables], Drawn] | None = None,
+    graph: DeviceGraph, seeds: Seeds, keys: Tensor, asked: LaborDraws, weight: Tensor | None, typed: TypedDraw | None
 ) -> DeviceSample:
     """See `cpu.labor.labor`.
 
@@ -346,14 +345,14 @@ def labor(
         graph: in-neighbour lists.
         seeds: see `cuda.neighbor.expand`.
         keys: int64 [k], the bits of the streams.
-        asked: how hops are drawn; with `draw_relations` fanouts are int64 [L, R].
+        asked: how hops are drawn; with `typed` fanouts are int64 [L, R].
         weight: that of `asked`, on the device.
-        draw_relations: draws rows of a graph with types in a hop.
+        typed: of a graph with types.
     """
 
     async def draw_hop(group: Group, h: int, s: int, tables: Tables) -> Drawn:
-        if draw_relations is not None:
-            return draw_relations(group.rows, np.asarray(asked.fanout[h]), tables)
+        if typed is not None:
+            return typed(group.rows, np.asarray(asked.fanout[h]), tables)
         if weight is not None and s >= 0:
             return draw_by_weight(graph, group.rows, keys, s, weight, tables)
         return _draw(graph, group.rows, keys, s, tables, asked.poisson)

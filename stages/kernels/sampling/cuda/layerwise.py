@@ -162,15 +162,10 @@ class _Layers:
         """float64, factor of each node, computed on the host."""
         ends = prefix_sums(nodes.counts)[1:-1]
         message, src = (np.split(x.cpu().numpy(), ends) for x in (mass, nodes.rows.nodes))
+        parts = zip(message, sample.total, src, group.counts, sample.drawn)
         factor = [
-            factors(
-                self.debias,
-                message[q].astype(np.float64) * (1.0 / max(int(sample.total[q]), 1)),
-                src[q],
-                int(n),
-                sample.drawn[q],
-            )
-            for q, n in enumerate(group.counts)
+            factors(self.debias, found.astype(np.float64) * (1.0 / max(int(total), 1)), ids, int(n), drawn)
+            for found, total, ids, n, drawn in parts
         ]
         return to_device(np.concatenate(factor), mass.device)
 

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .....storage.graph import Graph
+from .....storage.optional import when_present
 from ...runtime.device_memory import to_device
 from ...runtime.once_per_graph import once_per_graph
 from ...runtime.triton_rng import TILE, draw_word, launch, programs
@@ -164,12 +165,6 @@ def terms(graph: Graph) -> Terms:
         loop = squares(own, degree, bits)
         sums = np.concatenate([[0], np.cumsum(squares(part, np.repeat(degree, graph.in_degree), bits))])
         mass = loop + np.diff(sums[graph.indptr])
-    to = on.device
-    return Terms(
-        on,
-        to_device(loop, to),
-        to_device(mass, to),
-        None if sums is None else to_device(sums, to),
-        None if w is None else to_device(w, to),
-        to_device(graph.degree, to),
-    )
+    loop, mass, whole = (to_device(x, on.device) for x in (loop, mass, graph.degree))
+    sums, weight = (when_present(lambda x: to_device(x, on.device), each) for each in (sums, w))
+    return Terms(on, loop, mass, sums, weight, whole)
