@@ -80,9 +80,8 @@ class PhaseRows(Fetcher):
         self._taught = self._count_taught() if module.is_taught else (0, 0)
 
     def fetch(self, work: FullBatch) -> Fetched:
-        return replace(
-            self._work, epoch=work.epoch, clients=tuple(replace(c, epoch=work.epoch) for c in self._work.clients)
-        )
+        clients = tuple(replace(c, epoch=work.epoch) for c in self._work.clients)
+        return replace(self._work, epoch=work.epoch, clients=clients)
 
     @property
     def exchange_s(self) -> float:
@@ -131,9 +130,8 @@ class PhaseRows(Fetcher):
         with evaluating(module):
             unrounded = {name: self._handed_on(module, name) for name in self._edges.graphs}
             own = {name: rounded(rows, self._rounding) for name, rows in unrounded.items()}
-            arrays = (
-                {SAID: module.logits_of_rows(unrounded[self._graph("train")]).cpu().numpy()} if after.is_taught else {}
-            )
+            rows = unrounded[self._graph("train")]
+            arrays = {SAID: module.logits_of_rows(rows).cpu().numpy()} if after.is_taught else {}
         for name, rows in own.items():
             arrays[name] = rows.cpu().numpy()
             arrays[f"{name}-remote"] = self._exchanged(rows, after).numpy()

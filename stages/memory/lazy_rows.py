@@ -38,12 +38,8 @@ class LazyRows(Tensor):
     def __new__(cls: type["LazyRows"], base: FloatArray | Tensor, ids: IntArray | Tensor) -> "LazyRows":
         """`ids` must be in range."""
         make: Any = Tensor._make_wrapper_subclass
-        there = (
-            {"dtype": base.dtype, "device": base.device}
-            if isinstance(base, Tensor)
-            else {"dtype": torch_dtype(base.dtype)}
-        )
-        self = make(cls, (len(ids), base.shape[1]), **there)
+        dtype, device = (base.dtype, base.device) if isinstance(base, Tensor) else (torch_dtype(base.dtype), None)
+        self = make(cls, (len(ids), base.shape[1]), dtype=dtype, device=device)
         self.base, self.ids, self._rows = base, ids, None
         return self
 

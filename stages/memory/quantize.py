@@ -52,9 +52,7 @@ def rounded(h: Tensor, payload: Payload) -> Tensor:
 
 
 def _viewed(h: Tensor, dtype: torch.dtype) -> Tensor:
+    if h.numel():
+        return h.contiguous().view(dtype)
     # torch makes no such view of an empty array with strides of zero.
-    return (
-        h.contiguous().view(dtype)
-        if h.numel()
-        else h.new_empty((len(h), h.shape[1] * h.element_size() // dtype.itemsize), dtype=dtype)
-    )
+    return h.new_empty((len(h), h.shape[1] * h.element_size() // dtype.itemsize), dtype=dtype)

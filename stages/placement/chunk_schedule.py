@@ -42,13 +42,9 @@ class ChunkSchedule:
         positions, so the assignment of every super-epoch is uniform. O(t Q log Q) for super-epoch t.
         """
         chunks = np.arange(self.num_chunks)
-        count = (
-            min(self.num_chunks, max(2, round(self.reshuffle_fraction * self.num_chunks)))
-            if self.reshuffle_fraction
-            else 0
-        )
-        if not count:
+        if not self.reshuffle_fraction:
             return chunks
+        count = min(self.num_chunks, max(2, round(self.reshuffle_fraction * self.num_chunks)))
         if count == self.num_chunks:
             return permutation(stream(self.seed, Purpose.DEAL, super_epoch), chunks)
         at = permutation(stream(self.seed, Purpose.DEAL, 0), chunks)

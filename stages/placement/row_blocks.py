@@ -183,12 +183,8 @@ class Blocks(PartitionPolicy):
             return BlockRows(split=_only_train(data.split.train), book=book, edge_book=edge_book, **more)
         shards = data.shards
         sizes = np.zeros((4, grid.blocks))
-        sizes[:, column.rank] = (
-            shards.num_owned,
-            shards.num_edges,
-            _heaviest(shards),
-            data.owned[0] if shards.num_owned else -1,
-        )
+        lowest = data.owned[0] if shards.num_owned else -1
+        sizes[:, column.rank] = shards.num_owned, shards.num_edges, _heaviest(shards), lowest
         # Each entry comes from one rank: nothing is rounded.
         column.all_reduce(torch.from_numpy(sizes.reshape(-1)), "control")
         book, edge_book = (RangeBook(starts_of(each.astype(np.int64))) for each in sizes[:2])

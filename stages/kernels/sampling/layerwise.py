@@ -154,11 +154,9 @@ def complete(key: int, s: int, found: IdArray, darts: int, total: int, candidate
     keys = exponential_race.keys(draw(node_words(key, rest), 0), weights)
     order = np.lexsort((rest, keys))
     need = s - len(found)
-    late = (
-        inf
-        if len(rest) <= need
-        else clock(key, darts) + float(keys[order[need]]) * total * log(2) / 2**exponential_race.FRACTION_BITS
-    )
+    late = inf
+    if len(rest) > need:
+        late = clock(key, darts) + float(keys[order[need]]) * total * log(2) / 2**exponential_race.FRACTION_BITS
     return Drawn(np.concatenate([found, rest[order[:need]]]), None, late)
 
 

@@ -17,9 +17,8 @@ thousand."""
 def part_count(additions: int) -> int:
     """Number of parts for so many additions."""
     threads = get_num_threads()
-    return (
-        1 if threads == 1 or additions < SERIAL else min(threads * PARTS_PER_THREAD, max(threads, additions // PIECE))
-    )
+    most = 1 if threads == 1 or additions < SERIAL else threads * PARTS_PER_THREAD
+    return min(most, max(threads, additions // PIECE))
 
 
 def row_parts(indptr: IdArray, width: int) -> list[tuple[int, int]]:

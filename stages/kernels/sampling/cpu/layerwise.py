@@ -168,9 +168,8 @@ class _Layers:
             columns, mass = np.arange(count), self.rates.everywhere[0]
         else:
             V = self.graph.num_nodes
-            columns, mass, place = (
-                scratch.take(x, V, t) for x, t in (("columns", np.int64), ("mass", np.int64), ("place", np.int32))
-            )
+            kinds = {"columns": np.int64, "mass": np.int64, "place": np.int32}
+            columns, mass, place = (scratch.take(name, V, dtype) for name, dtype in kinds.items())
             m = add_terms(*common, nodes, n, columns, mass, place, scratch.drawn)
             columns, mass = columns[:m], mass[:m]
         return complete(key, s, out[: min(found, s)].copy(), darts, total, columns, mass), total
