@@ -121,24 +121,24 @@ class ExchangedRows(HostRows):
     ) -> None:
         """`owned_edges` are the features of edges, if the model reads them."""
         super().__init__(placement, placement.features)
-        self._policy, self._job, self._owned, self._owned_edges = policy, job, owned, owned_edges
+        self._policy, self._job, self.owned, self.owned_edges = policy, job, owned, owned_edges
 
     def ahead(self, feed: Feed, sample: SamplePolicy, phase: Phase, first: tuple[int, int]) -> Feed:
         assert isinstance(sample, Sampled | SampledByOwners)
         job, policy = self._job, self._policy
         placement: Any = self.placement
-        if policy.cache_fraction and (group := self._owned.group).size > 1:
-            count = int(policy.cache_fraction * self._owned.book.num_nodes)
+        if policy.cache_fraction and (group := self.owned.group).size > 1:
+            count = int(policy.cache_fraction * self.owned.book.num_nodes)
             # The samples of any epoch are known before it begins.
             nodes = (m.nodes for m in sample.preview(placement, job, first[0]))
-            self._owned.keep(choose(policy.hot_by, count, placement.graph, self._owned.book, group, nodes))
+            self.owned.keep(choose(policy.hot_by, count, placement.graph, self.owned.book, group, nodes))
         plan = Plan(job.steps(sample.num_minibatches(placement, job)), phase.last_epoch, first)
         self._ahead = self._begun(feed, plan, ahead_bytes(policy.prefetch_bytes))
         return self._ahead
 
     def _begun(self, feed: Feed, plan: Plan, prefetch_bytes: int) -> Any:
         lists_of = partial(edge_lists, placement=self.placement)
-        return RowsAhead(feed, self._owned, plan, prefetch_bytes, self._owned_edges, lists_of)
+        return RowsAhead(feed, self.owned, plan, prefetch_bytes, self.owned_edges, lists_of)
 
     @property
     def exchange_s(self) -> float:
@@ -147,6 +147,6 @@ class ExchangedRows(HostRows):
 
     @property
     def hit_counts(self) -> dict[str, int]:
-        owned = self._owned
+        owned = self.owned
         saved = owned.hits.hits * owned.row_bytes
         return {"rows": len(owned.hot_ids), "asked": owned.hits.asked, "hits": owned.hits.hits, "saved_bytes": saved}

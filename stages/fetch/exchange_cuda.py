@@ -80,10 +80,7 @@ class ExchangedOnDevice(ExchangedRows):
     _units_ahead: "UnitsOnDevice"
 
     def _begun(self, feed: Feed, plan: Plan, prefetch_bytes: int) -> "UnitsOnDevice":
-        assert self.device is not None
-        self._units_ahead = UnitsOnDevice(
-            feed, self._owned, plan, prefetch_bytes, self.device, self.placement, of_edges=self._owned_edges
-        )
+        self._units_ahead = UnitsOnDevice(feed, plan, prefetch_bytes, self)
         return self._units_ahead
 
     def take(self, work: MiniBatch) -> Taken:
@@ -126,20 +123,12 @@ class UnitsOnDevice(Units):
     has been trained.
     """
 
-    def __init__(
-        self,
-        feed: Feed,
-        owned: OwnedRows,
-        plan: Plan,
-        prefetch_bytes: int,
-        device: torch.device,
-        placement: Placement,
-        of_edges: OwnedRows | None = None,
-    ) -> None:
-        """See `Units`; rows go to the device, with those of edges of the placement if these are read, of the same
-        group."""
-        super().__init__(feed, owned.group, plan, prefetch_bytes)
-        self._owned, self._of_edges, self._device, self._placement = owned, of_edges, device, placement
+    def __init__(self, feed: Feed, plan: Plan, prefetch_bytes: int, rows: ExchangedRows) -> None:
+        """See `Units`; the rows, and those of edges if these are read, go to the device of `rows`."""
+        super().__init__(feed, rows.owned.group, plan, prefetch_bytes)
+        assert rows.device is not None
+        self._owned, self._of_edges, self._placement = rows.owned, rows.owned_edges, rows.placement
+        self._device = device = rows.device
         self._coming = self._all()
         self._is_ahead = False
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
