@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ...storage.minibatch import MiniBatch
-from ...storage.optional import taken
 from ..messages import Fetched
 from ..neighbourhood.full_batch import FullBatch
 
@@ -31,7 +30,7 @@ class Weights:
 
     def seed_weights(self, work: MiniBatch | FullBatch) -> Tensor | None:
         """float64 [B], weights of the seeds of `work`; None: they have none."""
-        return taken(self._weight, torch.from_numpy(work.seeds))
+        return None if self._weight is None else self._weight[torch.from_numpy(work.seeds)]
 
     def given(self, fetched: Fetched, work: MiniBatch | FullBatch) -> Fetched:
         """`fetched` with the weights of the seeds of `work`."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from ....storage.array_kinds import Int32Array, IntArray
 from ....storage.errors import RunError
 from ....storage.minibatch import MiniBatch
-from ....storage.optional import present, taken, when_present
+from ....storage.optional import present, when_present
 from ....storage.store.row_file import Reads
 from ...assignment import Steps
 from ...comm.base import Group
@@ -263,7 +263,7 @@ class RowsAhead(Units):
             return {(m.epoch, m.index): got for m in work}, edges
         found = {}
         for m, place in zip(work, places):
-            degree = taken(got.degree, torch.from_numpy(place).long())
+            degree = None if got.degree is None else got.degree[torch.from_numpy(place).long()]
             found[m.epoch, m.index] = Collected(got.rows, got.place[place], degree)
         return found, edges
 
