@@ -64,7 +64,7 @@ def draw(lab: Lab, name: str, request: Request, workspace: Workspace) -> Any:
     if name in LAYER_WISE:
         return layerwise_cuda.layers(terms(lab.graph), seeds, asked)
     if name == "labor":
-        return labor_cuda.labor(on_device(lab.graph), seeds, request.streams[0], asked, None)
+        return labor_cuda.labor(on_device(lab.graph), seeds, request.streams[0], asked, None, None)
     return sample_cuda.neighbor(on_device(lab.graph), seeds, request.streams, asked, None, None)
 
 

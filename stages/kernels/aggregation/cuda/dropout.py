@@ -67,6 +67,6 @@ def scale_kept(x: Tensor, key: int | Tensor, p: float, names: IntArray | Tensor 
         signed = key - 2**64 if key >= 2**63 else key
         threshold = min(round(p * 2**32), 2**32 - 1)
         constants = {"THRESHOLD": threshold, "SCALE": 1.0 / (1.0 - p), "BR": rows_per, "BF": columns}
-        grid = triton.cdiv(rows, rows_per), triton.cdiv(width, columns)
+        grid = -(-rows // rows_per), -(-width // columns)
         launch(_scale_kept_rows, *grid)(base, ids, names, at, out, rows, width, signed, **constants)
     return out
