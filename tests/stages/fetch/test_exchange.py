@@ -1023,7 +1023,7 @@ def die(group: Any, where: str, by_owners: bool, file: Path, on_device: bool = F
     way = Way(lambda p: p, bulk=1, ahead=0, waiting=1, in_step=False)
     trainer = Trainer(group, way, by_owners, sampler, device=the_device() if on_device else None)
     if dying and where != "sampling":
-        over = trainer.fetcher.rows._owned.group
+        over = trainer.fetcher.rows.owned.group
         all_to_all, any_, calls = over.all_to_all, over.any, []
 
         def exchange(parts: Any, kind: str, into: Any = None) -> Any:
