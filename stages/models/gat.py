@@ -8,41 +8,36 @@ from torch import Tensor, nn
 
 from ..neighbourhood.base import EdgeCounts, Neighbourhood, aggregate_first
 from ..nn.dense import activate, linear, per_head
-from .base import ModelConfig
+from .heads import AttentionConfig, Heads, HeadsConv
 from .parts import ConvParts
 
 
-class GATConv(nn.Module):
+class GATConv(HeadsConv):
     """Softmax attention over in-neighbours and the node itself; H heads, concatenated or averaged. Ignores edge
     weights."""
 
-    def __init__(
-        self, width_in: int, heads: int, head_width: int, concat: bool, attention_dropout: float, slope: float
-    ) -> None:
-        super().__init__()
-        self.heads, self.head_width, self.concat = heads, head_width, concat
-        self.attention_dropout, self.slope = attention_dropout, slope
-        self.linear = nn.Linear(width_in, heads * head_width, bias=False)
-        self.a_src = nn.Parameter(torch.empty(heads, head_width))
-        self.a_dst = nn.Parameter(torch.empty(heads, head_width))
-        self.bias = nn.Parameter(torch.zeros(heads * head_width if concat else head_width))
+    def __init__(self, width_in: int, heads: Heads) -> None:
+        super().__init__(heads)
+        self.linear = nn.Linear(width_in, heads.wide, bias=False)
+        self.a_src = nn.Parameter(torch.empty(heads.count, heads.width))
+        self.a_dst = nn.Parameter(torch.empty(heads.count, heads.width))
+        self.bias = nn.Parameter(torch.zeros(heads.width_out))
         for weight in (self.linear.weight, self.a_src, self.a_dst):
             nn.init.xavier_uniform_(weight)
 
     def forward(self, neighbourhood: Neighbourhood, h: Tensor, activation: str = "none") -> Tensor:
         """[num_src, width_in] -> [num_dst, heads * head_width], or [num_dst, head_width] when averaged."""
         weight = self.linear.weight
-        drop = self.attention_dropout if self.training else 0.0
         if not aggregate_first(
             neighbourhood, weight.numel(), before=self.heads * weight.shape[1], after=weight.shape[0]
         ):
             z = linear(h, weight).view(-1, self.heads, self.head_width)
-            out = neighbourhood.attend_both(z, self.a_src, self.a_dst, self.slope, drop)
-            return activate(out.flatten(1) if self.concat else out.mean(1), self.bias, activation)
+            out = neighbourhood.attend_both(z, self.a_src, self.a_dst, self.slope, self.drop)
+            return activate(self.joined(out), self.bias, activation)
         # The same with W after the sum: <a, W h> = <W^T a, h>, and W multiplies each head's sum of h.
         by_head = weight.view(self.heads, self.head_width, -1)
         a_src, a_dst = (torch.einsum("hd,hdf->hf", a, by_head) for a in (self.a_src, self.a_dst))
-        return self._combined(neighbourhood.attend_shared(h, a_src, a_dst, self.slope, drop), by_head, activation)
+        return self._combined(neighbourhood.attend_shared(h, a_src, a_dst, self.slope, self.drop), by_head, activation)
 
     def _combined(self, out: Tensor, by_head: Tensor, activation: str) -> Tensor:
         """[n, H, width_in] sums of each head -> [n, width_out]."""
@@ -77,26 +72,11 @@ class GATConv(nn.Module):
 
 
 @dataclass(frozen=True)
-class GAT(ModelConfig):
+class GAT(AttentionConfig):
     """GAT: heads are concatenated in hidden layers and averaged in the last. Cost per layer: one product, one fused
     attention."""
 
     name: ClassVar[str] = "gat"
 
-    activation: str = "elu"
-    heads: int = 4
-    """H, the number of heads in every layer; in hidden layers a head is `hidden / heads` wide."""
-    attention_dropout: float = 0.0
-    """Probability of dropping an attention coefficient."""
-    slope: float = 0.2
-    """Slope of the leaky ReLU below zero."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.divided_by("heads")
-        self.probability("attention_dropout")
-
     def conv(self, i: int, width_in: int, width_out: int) -> nn.Module:
-        last = i == self.layers - 1
-        head_width = width_out if last else width_out // self.heads
-        return GATConv(width_in, self.heads, head_width, not last, self.attention_dropout, self.slope)
+        return GATConv(width_in, self.of_layer(i, width_out))

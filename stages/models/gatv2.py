@@ -10,11 +10,11 @@ from torch.nn import functional as F
 from ..neighbourhood.base import Neighbourhood, destinations
 from ..neighbourhood.checks import full_precision
 from ..nn.dense import activate, linear
-from .base import ModelConfig
 from .gine import check_edge_width
+from .heads import AttentionConfig, Heads, HeadsConv
 
 
-class GATv2Conv(nn.Module):
+class GATv2Conv(HeadsConv):
     """Softmax attention over in-neighbours and the node itself, with the logits ``<a, leaky_relu(W h_u + U h_v + E
     e_uv)>``; the sum is over ``W h_u``, biases included. H heads, concatenated or averaged. Ignores edge weights.
 
@@ -24,25 +24,14 @@ class GATv2Conv(nn.Module):
 
     keeps_edges = True
 
-    def __init__(
-        self,
-        width_in: int,
-        heads: int,
-        head_width: int,
-        concat: bool,
-        attention_dropout: float,
-        slope: float,
-        edge_width: int,
-    ) -> None:
-        super().__init__()
-        self.heads, self.head_width, self.concat = heads, head_width, concat
-        self.attention_dropout, self.slope, self.reads_edges = attention_dropout, slope, edge_width > 0
-        wide = heads * head_width
-        self.source = nn.Linear(width_in, wide)
-        self.target = nn.Linear(width_in, wide)
-        self.edge = nn.Linear(edge_width, wide, bias=False) if edge_width else None
-        self.a = nn.Parameter(torch.empty(heads, head_width))
-        self.bias = nn.Parameter(torch.zeros(wide if concat else head_width))
+    def __init__(self, width_in: int, heads: Heads, edge_width: int) -> None:
+        super().__init__(heads)
+        self.reads_edges = edge_width > 0
+        self.source = nn.Linear(width_in, heads.wide)
+        self.target = nn.Linear(width_in, heads.wide)
+        self.edge = nn.Linear(edge_width, heads.wide, bias=False) if edge_width else None
+        self.a = nn.Parameter(torch.empty(heads.count, heads.width))
+        self.bias = nn.Parameter(torch.zeros(heads.width_out))
         for weight in (self.source.weight, self.target.weight, self.a, *(self.edge.parameters() if self.edge else ())):
             nn.init.xavier_uniform_(weight)
         for bias in (self.source.bias, self.target.bias):
@@ -73,7 +62,7 @@ class GATv2Conv(nn.Module):
         itself = torch.exp(-largest)[:, :, None]
         whole = total[:, :, -1:] + itself
         out = (total[:, :, :-1] + self._dropped(itself) * z_own) / whole
-        return activate(out.flatten(1) if self.concat else out.mean(1), self.bias, activation)
+        return activate(self.joined(out), self.bias, activation)
 
     def _logits(self, added: Tensor, a: Tensor) -> Tensor:
         """[n, H, D] -> [n, H]."""
@@ -108,37 +97,18 @@ def mean_over_edges(neighbourhood: Neighbourhood, edge: Tensor, loops: Tensor) -
 
 
 @dataclass(frozen=True)
-class GATv2(ModelConfig):
+class GATv2(AttentionConfig):
     """GATv2: heads are concatenated in hidden layers and averaged in the last. The order in which a node attends to its
     neighbours depends on the node, unlike in GAT. Cost per layer: two products, and rows for each edge."""
 
     name: ClassVar[str] = "gatv2"
 
-    activation: str = "elu"
-    heads: int = 4
-    """H, the number of heads in every layer; in hidden layers a head is `hidden / heads` wide."""
-    attention_dropout: float = 0.0
-    """Probability of dropping an attention coefficient, by torch's generator."""
-    slope: float = 0.2
-    """Slope of the leaky ReLU below zero."""
     edge_width: int = -1
     """D, columns of the edges' features that attention reads; -1: as many as the dataset has; 0: none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.divided_by("heads")
-        self.probability("attention_dropout")
         self.width_or_none("edge_width")
 
     def conv(self, i: int, width_in: int, width_out: int) -> nn.Module:
-        last = i == self.layers - 1
-        head_width = width_out if last else width_out // self.heads
-        return GATv2Conv(
-            width_in,
-            self.heads,
-            head_width,
-            not last,
-            self.attention_dropout,
-            self.slope,
-            edge_width=max(0, self.edge_width),
-        )
+        return GATv2Conv(width_in, self.of_layer(i, width_out), max(0, self.edge_width))

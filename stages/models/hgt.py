@@ -10,6 +10,7 @@ from ...storage.typed.graph_types import GraphTypes
 from ..neighbourhood.relations import attend_together
 from ..nn.dense import linear
 from .base import ACTIVATIONS
+from .heads import HeadsConfig
 from .relational import RelationalConfig, RelationalConv
 
 
@@ -79,7 +80,7 @@ class HGTConv(RelationalConv):
 
 
 @dataclass(frozen=True)
-class HGT(RelationalConfig):
+class HGT(HeadsConfig, RelationalConfig):
     """Heterogeneous graph transformer: attention over the in-neighbours of all relations together, with matrices of
     node types and of relations. Cost per layer: products for each node type and relation, and memory for each edge."""
 
@@ -87,15 +88,6 @@ class HGT(RelationalConfig):
 
     activation: str = "none"
     """relu, elu or none; between layers. A layer has an activation of its own, gelu."""
-    heads: int = 4
-    """H, in every layer; they are `hidden / heads` wide."""
-    attention_dropout: float = 0.0
-    """Probability of dropping an attention coefficient."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.divided_by("heads")
-        self.probability("attention_dropout")
 
     def relational_conv(self, i: int, types: GraphTypes, width_in: int, width_out: int) -> RelationalConv:
         last = i == self.layers - 1

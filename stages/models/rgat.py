@@ -11,44 +11,34 @@ from ..neighbourhood.relations import Relation
 from ..nn.dense import linear
 from .base import ACTIVATIONS
 from .gine import check_edge_width
+from .heads import AttentionConfig, Heads, HeadsConv
 from .relational import OwnByType, RelationalConfig, RelationalConv
 
 
-class RGATConv(RelationalConv):
+class RGATConv(HeadsConv, RelationalConv):
     """``W_t h_v + b_t + sum over relations r of attention_r`` for v of type t; softmax over the in-neighbours of one
     relation, of ``leaky_relu(<a_r, W_r h_u> + <a'_r, W_r h_v> + <a''_r, E_r e_uv>)``; the last term is there for
     relations whose edges have features. H heads, concatenated or averaged."""
 
-    def __init__(
-        self,
-        types: GraphTypes,
-        width_in: int,
-        heads: int,
-        head_width: int,
-        concat: bool,
-        attention_dropout: float,
-        slope: float,
-        reads_edges: bool = False,
-    ) -> None:
-        super().__init__()
-        self.heads, self.head_width, self.concat = heads, head_width, concat
-        self.attention_dropout, self.slope, self.reads_edges = attention_dropout, slope, reads_edges
+    def __init__(self, types: GraphTypes, width_in: int, heads: Heads, reads_edges: bool) -> None:
+        super().__init__(heads)
+        self.reads_edges, each = reads_edges, (heads.count, heads.width)
         R = types.num_relations
-        self.own = OwnByType(types, width_in, heads * head_width if concat else head_width)
-        self.weight = nn.Parameter(torch.empty(R, heads * head_width, width_in))
-        self.a_src = nn.Parameter(torch.empty(R, heads, head_width))
-        self.a_dst = nn.Parameter(torch.empty(R, heads, head_width))
+        self.own = OwnByType(types, width_in, heads.width_out)
+        self.weight = nn.Parameter(torch.empty(R, heads.wide, width_in))
+        self.a_src = nn.Parameter(torch.empty(R, *each))
+        self.a_dst = nn.Parameter(torch.empty(R, *each))
         for p in (*self.weight, *self.a_src, *self.a_dst):
             nn.init.xavier_uniform_(p.data)
         wide = {str(r): w for r, w in enumerate(types.edge_widths) if w and reads_edges}
-        self.edge: Any = nn.ModuleDict({r: nn.Linear(w, heads * head_width, bias=False) for r, w in wide.items()})
-        self.a_edge: Any = nn.ParameterDict({r: nn.Parameter(torch.empty(heads, head_width)) for r in wide})
+        self.edge: Any = nn.ModuleDict({r: nn.Linear(w, heads.wide, bias=False) for r, w in wide.items()})
+        self.a_edge: Any = nn.ParameterDict({r: nn.Parameter(torch.empty(each)) for r in wide})
         for p in (*(own.weight for own in self.edge.values()), *self.a_edge.values()):
             # pyrefly: ignore[bad-argument-type]
             nn.init.xavier_uniform_(p)
 
     def messages(self, neighbourhood: Any, h: Tensor, activation: str) -> Tensor:
-        out, drop = self.own(neighbourhood, h), self.attention_dropout if self.training else 0.0
+        out, drop = self.own(neighbourhood, h), self.drop
         for r, relation in enumerate(neighbourhood.relations()):
             weight, shape = self.weight[r], (-1, self.heads, self.head_width)
             z = linear(h[relation.sources], weight).view(shape)
@@ -56,8 +46,7 @@ class RGATConv(RelationalConv):
             to_logit = torch.einsum("hd,hdf->hf", self.a_dst[r], weight.view(self.heads, self.head_width, -1))
             logit = linear(h[relation.targets], to_logit)
             found = relation.compact.attend(z, self.a_src[r], logit, self.slope, drop, self._of_edges(r, relation))
-            mine = found.flatten(1) if self.concat else found.mean(1)
-            out = out.index_add(0, relation.targets, mine.to(out.dtype))
+            out = out.index_add(0, relation.targets, self.joined(found).to(out.dtype))
         return ACTIVATIONS[activation](out)
 
     def _of_edges(self, r: int, relation: Relation) -> Tensor | None:
@@ -71,19 +60,12 @@ class RGATConv(RelationalConv):
 
 
 @dataclass(frozen=True)
-class RGAT(RelationalConfig):
+class RGAT(AttentionConfig, RelationalConfig):
     """GAT over relations: heads are concatenated in hidden layers and averaged in the last. Cost per layer: one product
     and one attention, with memory for each edge, for each relation."""
 
     name: ClassVar[str] = "rgat"
 
-    activation: str = "elu"
-    heads: int = 4
-    """H, the number of heads in every layer; in hidden layers a head is `hidden / heads` wide."""
-    attention_dropout: float = 0.0
-    """Probability of dropping an attention coefficient."""
-    slope: float = 0.2
-    """Slope of the leaky ReLU below zero."""
     edge_width: int = -1
     """Columns of the features of edges that logits read: -1 for those that each relation has, 0 for none. A run writes
     the widest relation's number here."""
@@ -91,19 +73,6 @@ class RGAT(RelationalConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.width_or_none("edge_width")
-        self.divided_by("heads")
-        self.probability("attention_dropout")
 
     def relational_conv(self, i: int, types: GraphTypes, width_in: int, width_out: int) -> RelationalConv:
-        last = i == self.layers - 1
-        head_width = width_out if last else width_out // self.heads
-        return RGATConv(
-            types,
-            width_in,
-            self.heads,
-            head_width,
-            not last,
-            self.attention_dropout,
-            slope=self.slope,
-            reads_edges=self.edge_width > 0,
-        )
+        return RGATConv(types, width_in, self.of_layer(i, width_out), self.edge_width > 0)
