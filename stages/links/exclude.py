@@ -1,17 +1,15 @@
 """Samples without the edges of the pairs that a minibatch is to predict."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...storage.array_kinds import AnyArray, IdArray, IntArray, Mask
+from ...storage.array_kinds import AnyArray, IdArray, Mask
 from ...storage.graph import Graph
 from ...storage.links.pairs import PairArray, contains, keys_of
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
 from ...storage.optional import when_present
-from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..assignment import BulkRequest
 from ..placement.row_owners import Owners
 from ..sample.base import Sampler
@@ -19,8 +17,6 @@ from .own_edges import EdgeKinds, own_edges
 from .plan import LinkRequest
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ..placement.row_owners_cuda import OwnersOnDevice
 
 
@@ -68,23 +64,19 @@ class WithoutOwnEdges:
         self.inner.check(graph)
 
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
-        drawn, types = self.inner.sample(graph, request, kernel, workspace), graph.types
-        return _left(drawn, request, types, lambda ids, _: graph.edge_relations[ids])
+        drawn = self.inner.sample(graph, request, kernel, workspace)
+        return _left(drawn, request, EdgeKinds(graph.types, lambda ids: graph.edge_relations[ids]))
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
-        drawn, types = self.inner.sample_by_owners(owners, request), owners.rows.graph.types
-        # Edges of other ranks name their relations: see `sample.remote_nodewise`.
-        return _left(drawn, request, types, lambda ids, own: ids % own.num_relations)
+        return _left(self.inner.sample_by_owners(owners, request), request, EdgeKinds.in_ids(owners.rows.graph.types))
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
         from ..kernels.runtime.device_memory import completed
         from ..kernels.sampling.device_graph import number_on_device
         from .exclude_cuda import without_own_edges
 
-        drawn, types = self.inner.sample_on_device(graph, request, workspace), graph.types
-        kinds: EdgeKinds | None = None
-        if not types.is_single:
-            kinds = EdgeKinds(types, lambda ids: number_on_device(graph, "edge_type")[ids])
+        drawn = self.inner.sample_on_device(graph, request, workspace)
+        kinds = EdgeKinds(graph.types, lambda ids: number_on_device(graph, "edge_type")[ids])
         assert isinstance(request, LinkRequest)
         return completed(without_own_edges(drawn, request, kinds, nested=all(m.nested for m in drawn.minibatches)))
 
@@ -93,37 +85,28 @@ class WithoutOwnEdges:
         from .exclude_cuda import without_own_edges
 
         inner: Any = self.inner
-        drawn, types = await inner.sample_by_owners_on_device(owners, request), owners.rows.graph.types
-        kinds: EdgeKinds | None = None
-        if not types.is_single:
-
-            def relations(ids: "Tensor", count: int = types.num_relations) -> "Tensor":
-                return ids % count
-
-            kinds = EdgeKinds(types, relations)
+        drawn = await inner.sample_by_owners_on_device(owners, request)
+        kinds = EdgeKinds.in_ids(owners.rows.graph.types)
         assert isinstance(request, LinkRequest)
         return await without_own_edges(drawn, request, kinds, nested=inner.expand == "new", device=owners.device)
 
 
-def _left(
-    drawn: Bulk, request: BulkRequest, types: GraphTypes, relations: Callable[[IntArray, GraphTypes], AnyArray]
-) -> Bulk:
+def _left(drawn: Bulk, request: BulkRequest, kinds: EdgeKinds) -> Bulk:
     assert isinstance(request, LinkRequest)
-    kinds = None if types.is_single else EdgeKinds(types, lambda ids: relations(ids, types))
     of_pairs = request.relations or (None,) * len(request.positives)
     work = zip(drawn.minibatches, request.positives, of_pairs, strict=True)
     return replace(drawn, minibatches=tuple(without_pairs(m, p, kinds, of) for m, p, of in work))
 
 
 def without_pairs(
-    minibatch: MiniBatch, pairs: PairArray, kinds: EdgeKinds | None = None, relation: PairArray | None = None
+    minibatch: MiniBatch, pairs: PairArray, kinds: EdgeKinds, relation: PairArray | None
 ) -> MiniBatch:
     """A minibatch without the edges of some pairs of its seeds, and their reverses.
 
     Args:
         minibatch: its seeds ascend. Its arrays of edges are overwritten.
         pairs: int64 [b, 2], nodes that are seeds.
-        kinds: of its edges, in a graph with types.
+        kinds: of its edges.
         relation: int64 [b], of the pairs, where those of several are predicted.
     """
     seeds = minibatch.seeds
@@ -146,12 +129,12 @@ class _OwnEdges:
     """Ascending: by destination, then source, as positions among the seeds, then by relation where pairs have one."""
     size: int
     """Number of seeds."""
-    kinds: EdgeKinds | None
+    kinds: EdgeKinds
     by_relation: bool
 
     @classmethod
     def from_positions(
-        cls, local: PairArray, relation: PairArray | None, kinds: EdgeKinds | None, size: int
+        cls, local: PairArray, relation: PairArray | None, kinds: EdgeKinds, size: int
     ) -> "_OwnEdges":
         """
         Args:
@@ -160,11 +143,10 @@ class _OwnEdges:
             kinds: see there.
             size: number of seeds.
         """
-        types = SINGLE if kinds is None else kinds.types
-        destination, source, kind = own_edges(local, relation, types)
+        destination, source, kind = own_edges(local, relation, kinds.types)
         keys = keys_of(destination, source, size)
         if kind is not None:
-            keys = keys * types.num_relations + kind
+            keys = keys * kinds.types.num_relations + kind
         return cls(np.unique(keys), size, kinds, kind is not None)
 
     def left_out(self, block: Block) -> Block:
@@ -195,7 +177,7 @@ class _OwnEdges:
 
     def _have(self, block: Block, edges: IdArray, keys: IdArray) -> Mask:
         """True for each of some edges of a block, with keys without relations, that is one of these."""
-        if self.kinds is None:
+        if self.kinds.types.is_single:
             return contains(self.keys, keys)
         assert block.edge_id is not None
         if self.by_relation:

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from ...storage.links.pairs import PairArray
 from ...storage.minibatch import Bulk, MiniBatch
-from ...storage.typed.graph_types import SINGLE
 from ..kernels import sampling_backend
 from ..kernels.aggregation.lists import CHUNK
 from ..kernels.minibatch_cuda.bulk import ResidentBulk, leading
@@ -35,7 +34,7 @@ def _of_pairs(kinds: EdgeKinds, ids: Tensor) -> Tensor:
 async def without_own_edges(
     drawn: Bulk,
     request: LinkRequest,
-    relations: EdgeKinds | None,
+    relations: EdgeKinds,
     *,
     nested: bool,
     device: torch.device | None = None,
@@ -46,7 +45,7 @@ async def without_own_edges(
     Args:
         drawn: minibatches on a device. Their seeds ascend.
         request: has the pairs of each minibatch.
-        relations: of the edges, in a graph with types; None: it has one type.
+        relations: of the edges.
         nested: true if all hops of a minibatch share a list.
         device: of the sizes awaited; None: that of `drawn`, which has minibatches.
     """
@@ -94,7 +93,7 @@ class _Taken:
 class _Piece:
     """Minibatches that lie in one `ResidentBulk`."""
 
-    def __init__(self, work: Sequence[_Work], relations: EdgeKinds | None) -> None:
+    def __init__(self, work: Sequence[_Work], relations: EdgeKinds) -> None:
         """
         Args:
             work: all of the bulk's minibatches, in order.
@@ -102,7 +101,7 @@ class _Piece:
         """
         self.minibatches, self._relations = [w.minibatch for w in work], relations
         self.bulk = self.minibatches[0].bulk
-        self._by_relation = relations is not None and work[0].relation is not None
+        self._by_relation = work[0].relation is not None
         self.device = self.bulk.device
         counts = self.bulk.node_ends[0]
         self._owner, self._row = leading(counts, self.device)
@@ -115,7 +114,7 @@ class _Piece:
         """int64, for each edge to take out: number of the destination among all seeds, and of the source among those of
         the minibatch, and the relation if pairs have one, as one number. One more, -1, which is none."""
         first, keys = prefix_sums(self.bulk.node_ends[0]), [np.array([-1])]
-        types = SINGLE if self._relations is None else self._relations.types
+        types = self._relations.types
         for at, w in zip(first, work, strict=False):
             local = np.searchsorted(w.minibatch.seeds, w.pairs)
             destination, source, kind = own_edges(local, w.relation, types)
@@ -146,12 +145,12 @@ class _Piece:
         at = torch.arange(total, device=to) + (edge_at - first[:-1])[q]
         source = x.indices[at]
         keys, relations = seed * self._width + source, self._relations
-        if relations is not None and self._by_relation:
+        if self._by_relation:
             assert x.positions is not None, "the sampler keeps edge_ids"
             keys = keys * relations.types.num_relations + relations.of_edges(x.positions[at]).long()
         near = torch.searchsorted(self._own, keys).clamp_(max=len(self._own) - 1)
         is_own = (self._own[near] == keys) & (source < self._width)
-        if relations is not None and not self._by_relation:
+        if not (self._by_relation or relations.types.is_single):
             assert x.positions is not None, "the sampler keeps edge_ids"
             is_own &= _of_pairs(relations, x.positions[at])
         before = sampling_backend("cuda").cumulated(is_own.long())

@@ -15,11 +15,18 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class EdgeKinds:
-    """Relations of sampled edges, of a graph with types."""
+    """Relations of sampled edges."""
 
     types: GraphTypes
+    """Of the graph."""
     of_edges: Callable[[Any], Any]
-    """Maps `Block.edge_id` to relations: arrays, or of minibatches on a device tensors there."""
+    """Maps `Block.edge_id` to relations: arrays, or of minibatches on a device tensors there. Not called
+    if there are no types."""
+
+    @classmethod
+    def in_ids(cls, types: GraphTypes) -> "EdgeKinds":
+        """Of edges whose ids name their relations, as those of other ranks: see `sample.remote_nodewise`."""
+        return cls(types, lambda ids: ids % types.num_relations)
 
 
 def ways(group: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:

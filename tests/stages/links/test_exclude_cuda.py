@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import millrace as mr
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.links.exclude import WithoutOwnEdges
+from millrace.stages.links.own_edges import EdgeKinds
 from millrace.stages.links.plan import LinkPlan, LinkRequest
 from millrace.stages.links.train_pairs import Negatives, TrainPairs
 from millrace.stages.sample.base import Sampler
@@ -197,7 +198,7 @@ def test_the_host_waits_once_or_twice_whatever_the_bulk() -> None:
             request = replace(request, positives=request.positives[:k])
             drawn = sampler.sample_on_device(graph, request) if k else Bulk(0, 0, ())
             work = exclude_cuda.without_own_edges(
-                drawn, request, None, nested=sampler.expand == "new", device=pretended_device.DEVICE
+                drawn, request, EdgeKinds.in_ids(SINGLE), nested=sampler.expand == "new", device=pretended_device.DEVICE
             )
             with pretended_device.Operations() as seen:
                 assert stops_of(work)[0] == waits
