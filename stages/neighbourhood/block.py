@@ -191,13 +191,11 @@ class BlockNeighbourhood(ListNeighbourhood):
         if isinstance(edges, TypedEdges):
             return edges
         if edges.device is None:
-            return TypedRows(self.block, lambda: self.degree, edges, self._given, lambda: self.edge_features)
+            return TypedRows(self, self.block, edges, self._given)
         to = edges.device
         of_rows = edges.types.types_of(self.block.src) if edges.of_rows is None else edges.of_rows()
-        weight = moved(self.weight, to)
         there = on_device(of_rows, to), on_device(edges.of_edges().astype(np.int32, copy=False), to)
-        lists, degree = self.lists.to_device(to), lambda: self.degree
-        return DeviceTypedRows(edges.types, lists, *there, weight, degree, lambda: self.edge_features)
+        return DeviceTypedRows(self, edges.types, *there, self.lists.to_device(to), moved(self.weight, to))
 
     @cached_property
     def lists(self) -> InLists:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from .base import Message, Reduce
 from .checked import ListEdges, UserMessage, weight_tensor
 from .checks import absent_rows, alike, as_matrix, check_attention, check_edge, check_reduce, full_precision
 from .stacked import Stacked, TypeMeans, stacked
+
+if TYPE_CHECKING:
+    from .block import ListNeighbourhood
 
 
 @dataclass(frozen=True, eq=False)
@@ -263,21 +266,19 @@ class TypedEdges(ABC):
 
     def __init__(
         self,
+        of: "ListNeighbourhood",
         types: GraphTypes,
         nodes: Iterable[NodeRows],
-        degree: Callable[[], Tensor],
-        rows: Callable[[], Tensor],
         kernels: ModuleType | None = None,
     ) -> None:
         """
         Args:
+            of: the block, whose degrees and features of edges are read when they are needed.
             types: of the graph.
             nodes: rows of each node type.
-            degree: returns the in-degrees of the block's sources, [num_src].
-            rows: returns the features of all edges of the block, [e, D].
             kernels: see `Relation`.
         """
-        self.types, self._degree, self._rows, self._kernels = types, degree, rows, kernels
+        self._of, self.types, self._kernels = of, types, kernels
         self.nodes: tuple[NodeRows, ...] = tuple(nodes)
         """Rows of each node type, in their order."""
         self._stacked: dict[Any, Stacked] = {}
@@ -309,10 +310,10 @@ class TypedEdges(ABC):
         def scale() -> Tensor:
             # A row that is there as a whole counts once; one of a sample without weights for its degree / kept.
             kept = torch.as_tensor(self._kept).clamp(min=1)
-            return (self._degree()[: len(kept)].double() / kept)[targets]
+            return (self._of.degree[: len(kept)].double() / kept)[targets]
 
         def features() -> Tensor:
-            return self._rows()[at, : self.types.edge_widths[r]]
+            return self._of.edge_features[at, : self.types.edge_widths[r]]
 
         relation = Relation(
             self.types.relations[r], lists, self.nodes[src].sources, targets, weight, scale,
@@ -325,21 +326,13 @@ class TypedEdges(ABC):
 class TypedRows(TypedEdges):
     """`TypedEdges` of a block in host memory."""
 
-    def __init__(
-        self,
-        block: Block,
-        degree: Callable[[], Tensor],
-        edges: EdgeTypes,
-        kernels: ModuleType | None,
-        rows: Callable[[], Tensor] = absent_rows,
-    ) -> None:
+    def __init__(self, of: "ListNeighbourhood", block: Block, edges: EdgeTypes, kernels: ModuleType | None) -> None:
         """
         Args:
-            block: one layer's edges.
-            degree: see `TypedEdges`.
+            of: see `TypedEdges`.
+            block: its edges.
             edges: their types.
             kernels: see `Relation`.
-            rows: see `TypedEdges`; by default they have none.
         """
         of_rows = edges.types.types_of(block.src) if edges.of_rows is None else edges.of_rows()
         nodes, places = [], np.empty(block.num_src, np.int64)
@@ -348,7 +341,7 @@ class TypedRows(TypedEdges):
             targets = sources[: np.searchsorted(sources, block.num_dst)]
             places[sources] = np.arange(len(sources))
             nodes.append(NodeRows(name, torch.from_numpy(sources), torch.from_numpy(targets)))
-        super().__init__(edges.types, nodes, degree, rows, kernels)
+        super().__init__(of, edges.types, nodes, kernels)
         self._block, self._of_rows, self._places, self._edges = block, of_rows, places, edges
 
     @cached_property

@@ -1,7 +1,8 @@
 """Relations of a block whose lists lie on a device: `relations` and `stacked` without a copy on the host."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,9 +12,11 @@ from ...storage.typed.graph_types import GraphTypes
 from ..kernels import aggregation_backend
 from ..kernels.aggregation.lists import DeviceLists
 from .checked import share
-from .checks import absent_rows
 from .relations import NodeRows, Relation, TypedEdges
 from .stacked import OWN, Stacked, lists_of_types
+
+if TYPE_CHECKING:
+    from .block import ListNeighbourhood
 
 
 class Groups:
@@ -58,32 +61,30 @@ class DeviceTypedRows(TypedEdges):
 
     def __init__(
         self,
+        of: "ListNeighbourhood",
         types: GraphTypes,
-        lists: DeviceLists,
         of_rows: Tensor,
         kinds: Tensor,
+        lists: DeviceLists,
         weight: Tensor | None,
-        degree: Callable[[], Tensor],
-        rows: Callable[[], Tensor] = absent_rows,
     ) -> None:
         """
         Args:
+            of: see `TypedEdges`.
             types: of the graph.
-            lists: the block's edges.
             of_rows: int64 [num_src], node type of each source.
             kinds: [e], relation of each edge.
+            lists: the block's edges.
             weight: float32 [e], see `Block.weight`; None: there are none.
-            degree: returns the in-degrees of the sources, [num_src].
-            rows: see `TypedRows`.
         """
         names, self._lists, self._of_rows, self._weight = types.node_types, lists, of_rows, weight
         self._kinds = kinds.int()
         self._sources, self._targets = (Groups(x, len(names)) for x in (of_rows, of_rows[: lists.num_dst]))
         self._edges = Groups(self._kinds, types.num_relations)
         Groups.read(self._sources, self._targets, self._edges)
-        of = self._sources, self._targets
-        nodes = (NodeRows(name, *(each.positions(t) for each in of)) for t, name in enumerate(names))
-        super().__init__(types, nodes, degree, rows)
+        ends = self._sources, self._targets
+        nodes = (NodeRows(name, *(each.positions(t) for each in ends)) for t, name in enumerate(names))
+        super().__init__(of, types, nodes)
 
     @property
     def _kept(self) -> Tensor:

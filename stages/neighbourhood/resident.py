@@ -82,9 +82,7 @@ class ResidentNeighbourhood(ListNeighbourhood):
         ends = torch.tensor(types.offsets[1:], device=nodes.device)
         of_rows = torch.searchsorted(ends, nodes.long(), right=True) % len(types.node_types)
         kinds = edges.kinds(self._positions)
-        return DeviceTypedRows(
-            types, self.lists, of_rows, kinds, self.weight, lambda: self.degree, rows=lambda: self.edge_features
-        )
+        return DeviceTypedRows(self, types, of_rows, kinds, self.lists, self.weight)
 
     @cached_property
     def weight(self) -> Tensor | None:

@@ -21,6 +21,7 @@ from millrace.storage.links.pairs import Pairs, of_pairs
 from millrace.storage.minibatch import Bulk
 from millrace.storage.partition.book import RangeBook
 from millrace.storage.queue.bulk_codec import pack_bulk
+from millrace.storage.typed.graph_types import SINGLE
 from millrace.tests.contracts import pretended_device
 from millrace.tests.contracts.block_sampling import block_rows
 from millrace.tests.contracts.digests import minibatch_digest
