@@ -16,13 +16,12 @@ from ....storage.typed.graph_types import GraphTypes
 from ...neighbourhood.base import Neighbourhood
 from ...neighbourhood.block import ListNeighbourhood
 from ...neighbourhood.gradients import ScatterParts
-from ...neighbourhood.halo import HaloNeighbourhood
 from ...nn.dropout import dropout
 from ..base import ACTIVATIONS, Model
 from ..relational import TypedInput, features_of
 from ..small_graph import SMALL, SmallGraph, weights_tried
 from .edges import forward_parameters, reads_edge_attr
-from .model import evaluating
+from .model import check_between, evaluating, in_block, listed
 from .weights import weights_for
 
 OF_TYPES = ("HeteroConv", "HGTConv", "HANConv")
@@ -71,7 +70,7 @@ class HeteroPyGModel(Model):
             InputError: no layer, one that takes no dictionaries, or an unknown option.
         """
         super().__init__()
-        layers = [layers] if isinstance(layers, nn.Module) and not isinstance(layers, nn.ModuleList) else list(layers)
+        layers = listed(layers)
         if not layers:
             raise InputError("HeteroPyGModel got no layers; give one for each hop")
         for layer in layers:
@@ -80,10 +79,7 @@ class HeteroPyGModel(Model):
                     f"HeteroPyGModel got a {type(layer).__name__} among its layers; expected modules such as "
                     "HeteroConv, HGTConv or to_hetero(...), whose forward takes x_dict and edge_index_dict"
                 )
-        if activation not in ACTIVATIONS:
-            raise InputError(f"HeteroPyGModel: activation is {activation!r}; expected one of {', '.join(ACTIVATIONS)}")
-        if not 0 <= dropout < 1:
-            raise InputError(f"HeteroPyGModel: dropout is {dropout!r}; expected a number, at least 0 and below 1")
+        check_between("HeteroPyGModel", dropout, activation)
         self.num_layers, self.layers = len(layers), nn.ModuleList(layers)
         self.dropout, self.activation = dropout, activation
         self.reads_edges = any(reads_edge_attr(conv) for layer in layers for conv in _convs(layer).values())
@@ -104,13 +100,9 @@ class HeteroPyGModel(Model):
         Raises:
             InputError: a layer fails on such rows, or computes other rows on a block than on the whole graph.
         """
-        before = torch.default_generator.get_state()
-        try:
+        with torch.random.fork_rng(devices=[]), evaluating(self):
             torch.default_generator.manual_seed(seed)
-            with evaluating(self):
-                _try_out(self, given)
-        finally:
-            torch.default_generator.set_state(before)
+            _try_out(self, given)
         return self.widths[-1][0]
 
     def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
@@ -122,12 +114,9 @@ class HeteroPyGModel(Model):
         if not self.widths:
             raise InputError("HeteroPyGModel does not know the types of the graph yet; train it by run, or load a run")
         h = dropout(h, self.dropout, self.training, neighbourhood.names)
-        if isinstance(neighbourhood, HaloNeighbourhood):
-            neighbourhood, h = neighbourhood.as_block(h)
-        if not isinstance(neighbourhood, ListNeighbourhood):
-            raise InputError(f"PyG's modules need blocks, but got a {type(neighbourhood).__name__}; use rgcn here")
-        nodes, widths, last = neighbourhood.node_types(), self.widths[i + 1], i == self.num_layers - 1
-        found = self.outputs(i, neighbourhood, h)
+        block, h = in_block(neighbourhood, h)
+        nodes, widths, last = block.node_types(), self.widths[i + 1], i == self.num_layers - 1
+        found = self.outputs(i, block, h)
         width, parts = widths[0] if last else max(widths), []
         for rows, own in zip(nodes, widths):
             if own and not (last and rows is not nodes[0]):

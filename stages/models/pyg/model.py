@@ -79,15 +79,12 @@ class PyGModel(Stack):
                     f"{name}(..., dropout=..., act=...)"
                 )
             convs = list(network.convs)
-        convs = [convs] if isinstance(convs, nn.Module) and not isinstance(convs, nn.ModuleList) else list(convs)
+        convs = listed(convs)
         if not convs:
             raise InputError("PyGModel got no convolutions; give one for each layer")
         for conv in convs:
             refuse(conv)
-        if activation not in ACTIVATIONS:
-            raise InputError(f"PyGModel: activation is {activation!r}; expected one of {', '.join(ACTIVATIONS)}")
-        if not 0 <= dropout < 1:
-            raise InputError(f"PyGModel: dropout is {dropout!r}; expected a number, at least 0 and below 1")
+        check_between("PyGModel", dropout, activation)
         super().__init__(convs, [0] * (len(convs) - 1), dropout, "none", activation)
         self.reads_edges = any(map(reads_edge_attr, convs))
         self.reads_loops = any(map(reads_loops, convs))
@@ -126,15 +123,12 @@ class PyGModel(Stack):
         """
         if self.reads_edges and not edge_width:
             raise no_edge_features()
-        before = torch.default_generator.get_state()
-        try:
+        with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             width = try_out(self, self.convs, num_features, edge_width)
             with evaluating(self):
                 check_on_blocks(self, num_features, edge_width)
             return width
-        finally:
-            torch.default_generator.set_state(before)
 
     def convolve(self, i: int, neighbourhood: Neighbourhood, h: Tensor, activation: str) -> Tensor:
         """Convolution i on a block, then the activation.
@@ -142,14 +136,7 @@ class PyGModel(Stack):
         Raises:
             InputError: the neighbourhood is not a block.
         """
-        if isinstance(neighbourhood, HaloNeighbourhood):
-            neighbourhood, h = neighbourhood.as_block(h)
-        if not isinstance(neighbourhood, ListNeighbourhood):
-            raise InputError(
-                f"PyG convolutions need blocks, but got a {type(neighbourhood).__name__}; use one of Millrace's own "
-                "models here"
-            )
-        return ACTIVATIONS[activation](self._bounded(self.convs[i], neighbourhood, h))
+        return ACTIVATIONS[activation](self._bounded(self.convs[i], *in_block(neighbourhood, h)))
 
     def layer(self, i: int, neighbourhood: Neighbourhood, h: Tensor) -> Tensor:
         """See `Model.layer`. With jumping knowledge, rows carry the results of all layers before."""
@@ -217,6 +204,32 @@ class PyGModel(Stack):
             # Made for square graphs: rows that are no destinations get no edges, and are left out.
             return destinations(neighbourhood, conv(h, edges, **{k: v for k, v in extra.items() if k != "size"}))
         return conv((h, destinations(neighbourhood, h)), edges, **extra)
+
+
+def listed(given: Sequence[nn.Module] | nn.Module) -> list[nn.Module]:
+    """Modules of layers, of which one may stand alone."""
+    return [given] if isinstance(given, nn.Module) and not isinstance(given, nn.ModuleList) else list(given)
+
+
+def check_between(name: str, dropout: float, activation: str) -> None:
+    """Refuse options of what is between the layers of model `name`. Raises InputError."""
+    if activation not in ACTIVATIONS:
+        raise InputError(f"{name}: activation is {activation!r}; expected one of {', '.join(ACTIVATIONS)}")
+    if not 0 <= dropout < 1:
+        raise InputError(f"{name}: dropout is {dropout!r}; expected a number, at least 0 and below 1")
+
+
+def in_block(neighbourhood: Neighbourhood, h: Tensor) -> tuple[ListNeighbourhood, Tensor]:
+    """The layer as one block, and h of its sources. Raises InputError if rows of other ranks come one after the
+    other."""
+    if isinstance(neighbourhood, HaloNeighbourhood):
+        return neighbourhood.as_block(h)
+    if not isinstance(neighbourhood, ListNeighbourhood):
+        raise InputError(
+            f"PyG's modules need blocks, but got a {type(neighbourhood).__name__}; use one of Millrace's own models "
+            "here"
+        )
+    return neighbourhood, h
 
 
 @contextmanager
