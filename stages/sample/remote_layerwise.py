@@ -240,13 +240,9 @@ class _RemoteLayers:
         answers = owners.exchange(mine)
         kept = [a.take(len(ids), np.int32) for a, ids in zip(answers, owned)]
         edges = [int(n.sum()) for n in kept]
-        values: list[list[AnyArray]] = [[a.take(e, np.int32) for a, e in zip(answers, edges)]]
-        if self.weighted:
-            values.append([a.take(e, np.float32) for a, e in zip(answers, edges)])
-        if self.keep:
-            values.append([a.take(e, np.int64) for a, e in zip(answers, edges)])
-        ends, found = in_order(order, np.concatenate(kept), *(np.concatenate(v) for v in values))
-
+        kinds = [np.int32, *[np.float32] * self.weighted, *[np.int64] * self.keep]
+        values = [np.concatenate([a.take(e, kind) for a, e in zip(answers, edges)]) for kind in kinds]
+        ends, found = in_order(order, np.concatenate(kept), *values)
         splits = splits_of(rows)
 
         def block(q: int) -> None:

@@ -108,24 +108,15 @@ def _ask(
     weighted, with_ids = sampler.sends_weights(owners.rows.graph), sampler.edge_ids
     kept = [a.take(len(ids), _count_dtype(fanout)).astype(np.int64) for a, ids in zip(answers, owned)]
     edges = [int(n.sum()) for n in kept]
-    values = [[a.take(e, owners.dtype) for a, e in zip(answers, edges)]]
-    if weighted:
-        values.append([a.take(e, np.float32) for a, e in zip(answers, edges)])
-    if with_ids:
-        values.append([a.take(e, np.int64) for a, e in zip(answers, edges)])
-    ends, found = in_order(order, np.concatenate(kept), *(np.concatenate(v) for v in values))
+    kinds = [owners.dtype, *[np.float32] * weighted, *[np.int64] * with_ids]
+    values = [np.concatenate([a.take(e, kind) for a, e in zip(answers, edges)]) for kind in kinds]
+    ends, found = in_order(order, np.concatenate(kept), *values)
     rows = []
     for a, b in zip(splits[:-1], splits[1:]):
         cut = slice(int(ends[a]), int(ends[b]))
-        parts = iter(v[cut] for v in found)
-        rows.append(
-            _Rows(
-                ends[a : b + 1] - ends[a],
-                next(parts),
-                next(parts) if weighted else None,
-                next(parts) if with_ids else None,
-            )
-        )
+        sources, *rest = (v[cut] for v in found)
+        weight, ids = rest[0] if weighted else None, rest[-1] if with_ids else None
+        rows.append(_Rows(ends[a : b + 1] - ends[a], sources, weight, ids))
     return rows
 
 
