@@ -5,7 +5,7 @@ Of destinations with the same score that of the smaller id is better, so that ne
 decide.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from ..kernels.runtime.threads import get_num_threads, side_by_side
 from ..links.decoders import FEW
 from . import links
 from .edges import NodeRows
+from .limits import Progress, silent
 from .links import KnownPairs, blocks_of_candidates, scores_against
 
 BETWEEN_REPORTS = 1 << 32
@@ -39,7 +40,7 @@ def best_destinations(
     k: int,
     known: KnownPairs,
     step: int,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Progress = silent,
 ) -> Iterator[Best]:
     """The k best of each of `sources`, `step` of them after the other.
 
@@ -86,8 +87,7 @@ def best_destinations(
             else:
                 for first in range(span, stop, size):
                     find(first)
-            if on_progress is not None:
-                on_progress(stop, total)
+            on_progress(stop, total)
         yield ids, scores
 
 

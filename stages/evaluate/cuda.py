@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -21,6 +21,7 @@ from ...storage.array_kinds import Mask
 from ...storage.features import FeatureStore
 from ...storage.graph import Graph, edges_of_rows, starts_of
 from ...storage.minibatch import Block
+from ...storage.optional import taken
 from ..neighbourhood.block import BlockNeighbourhood
 from .chunks import EDGE_BYTES, MAX_BYTES, IdArray, layer_counts, needed_rows
 
@@ -110,9 +111,20 @@ def _laid_out(graph: Graph, needed: Sequence[Mask], degree: Tensor, budget: Devi
             neighbourhoods.append(neighbourhoods[-1])
             continue
         e = int(indptr[own])
-        block = Block(own, nodes[:before], indptr[: own + 1], indices[:e], None if weight is None else weight[:e])
+        block = Block(own, nodes[:before], indptr[: own + 1], indices[:e], taken(weight, slice(e)))
         neighbourhoods.append(BlockNeighbourhood(block, degree[:before], budget.kernels))
     return Layers(nodes, tuple(neighbourhoods), budget.device)
+
+
+class ModelSizes(NamedTuple):
+    """Sizes that the memory of a model's layers depends on."""
+
+    num_layers: int
+    width: int
+    """Columns of the features."""
+    widest: int
+    """Rows of the widest weight."""
+    dtype: torch.dtype
 
 
 _kept: WeakKeyDictionary[Graph, tuple[Tensor, tuple[Any, ...], IdArray, Layers]] = WeakKeyDictionary()
@@ -121,25 +133,18 @@ their lists again."""
 
 
 def layers_for(
-    graph: Graph,
-    degree: Tensor,
-    wanted: IdArray,
-    num_layers: int,
-    width: int,
-    widest: int,
-    dtype: torch.dtype,
-    budget: DeviceBudget,
+    graph: Graph, degree: Tensor, wanted: IdArray, model: ModelSizes, budget: DeviceBudget
 ) -> Layers | None:
-    """Layers for the outputs of `wanted`, ascending and distinct; None if they do not fit. Features have `width`
-    columns, and the model's widest weight `widest` rows. See `layerwise.infer` for the others."""
+    """Layers for the outputs of `wanted`, ascending and distinct; None if they do not fit. See `layerwise.infer` for
+    the others."""
     known = _kept.get(graph)
-    key = num_layers, width, widest, dtype, budget.device, budget.kernels
+    key = model, budget.device, budget.kernels
     if known is not None and known[0] is degree and known[1] == key and np.array_equal(known[2], wanted):
         return known[3]
     _kept.pop(graph, None)
-    needed = needed_rows(graph, wanted, num_layers + 1)
-    if not fits(graph, needed, width, widest, dtype.itemsize, budget.num_bytes):
+    needed = needed_rows(graph, wanted, model.num_layers + 1)
+    if not fits(graph, needed, model.width, model.widest, model.dtype.itemsize, budget.num_bytes):
         return None
-    layers = _laid_out(graph, needed, degree.to(dtype), budget)
+    layers = _laid_out(graph, needed, degree.to(model.dtype), budget)
     _kept[graph] = degree, key, wanted, layers
     return layers

@@ -94,10 +94,10 @@ class PartsRun:
         """The rows that the first layer aggregates: the features where they lie, if possible."""
         nodes = np.flatnonzero(mask)
         base = in_place(features, nodes) if features.dtype == self.dtype else None
-        is_read = part.project is None and part.logits is None and features.dtype == self.dtype
+        is_read = part.reads_rows and features.dtype == self.dtype
         if base is None and is_read and not fits_in_memory(len(nodes) * features.num_features * self.dtype.itemsize):
             return FarRows(features, np.empty(0, np.int32))
-        if base is not None and part.project is None and part.logits is None:
+        if base is not None and part.reads_rows:
             return LayerRows(base, np.empty(0, np.int32))
         if base is not None and part.project is None:
             # Rows beyond the nodes' are never read.
@@ -272,5 +272,5 @@ class LayerBlocks:
         h = self.run.model.combined(self.i, self.part, aggregated)
         if self.following is None:
             return h, None
-        project, logits = self.following.project, self.following.logits
-        return self.run.kept(h if project is None else project(h)), None if logits is None else logits(h)
+        rows, logits = self.following.entered(h)
+        return self.run.kept(rows), logits

@@ -21,6 +21,7 @@ from ...storage.errors import RunError
 from ...storage.features import ArrayFeatures, FeatureStore, MappedFeatures
 from ...storage.graph import Graph, index_dtype
 from ...storage.lazy_dataset import LazyGraph
+from ...storage.optional import present
 from ...storage.store.bytes_left import fits_in_memory
 from ...storage.store.npy import HEADER_BYTES, make_npy, put_npy
 from ...storage.store.row_file import RowFile
@@ -224,8 +225,7 @@ class FileLayers:
     @property
     def _enters(self) -> bool:
         """False if the first layer aggregates the features where they lie."""
-        part = self._parts[0]
-        return part.project is not None or part.logits is not None or self.features.dtype != self._run.dtype
+        return not self._parts[0].reads_rows or self.features.dtype != self._run.dtype
 
     def _summed(self, k: int, columns: int) -> int:
         """Number of columns of a stage's rows that the next layer sums."""
@@ -239,9 +239,7 @@ class FileLayers:
             return found
         if k:
             return self._blocks(k, 0, 0).empty()
-        part, h = self._parts[0], torch.empty(0, self.features.num_features, dtype=self.degree.dtype)
-        rows = h if part.project is None else part.project(h)
-        return [rows] if part.logits is None else [rows, part.logits(h)]
+        return present(self._parts[0].entered(torch.empty(0, self.features.num_features, dtype=self.degree.dtype)))
 
     def _blocks(
         self, k: int, first: int, stop: int | None, sinks: tuple[HostSink, HostSink] | None = None

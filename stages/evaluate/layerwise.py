@@ -36,7 +36,7 @@ from .chunks import (
     needed_rows,
     widest_weight,
 )
-from .cuda import DeviceBudget, Layers, layers_for
+from .cuda import DeviceBudget, Layers, ModelSizes, layers_for
 from .direct import infer_in_parts
 from .far.rows import DeviceSink, HostSink
 from .limits import DEFAULTS, Limits, Progress, silent
@@ -191,8 +191,8 @@ def outputs(
     if reads_edges(model) and edges is None:
         raise no_edge_features()
     if budget is not None and not keeps_edges(model) and graph.types.is_single:
-        wide = features.num_features, widest_weight(model)
-        layers = layers_for(graph, degree, wanted, num_layers, *wide, dtype=dtype, budget=budget)
+        sizes = ModelSizes(num_layers, features.num_features, widest_weight(model), dtype)
+        layers = layers_for(graph, degree, wanted, sizes, budget)
     with evaluating(model):
         if layers is not None:
             h = layers.rows(features if base is None else base, dtype)

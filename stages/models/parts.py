@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor, nn
 from torch.nn.modules import module as of_all
 
+from ...storage.optional import when_present
 from ..neighbourhood.base import EdgeCounts
 from ..neighbourhood.destinations import Aggregate, Destinations
 
@@ -38,6 +39,15 @@ class ConvParts:
     """[m, width_in] -> [m, P], the rows that are aggregated; None: those of the layer before, as they are."""
     logits: Callable[[Tensor], Tensor] | None = None
     """[m, width_in] -> [m, 2H], see `LayerRows.logits`."""
+
+    @property
+    def reads_rows(self) -> bool:
+        """True if the rows of the layer before are aggregated as they are, and have no logits."""
+        return self.project is None and self.logits is None
+
+    def entered(self, h: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The rows that are aggregated, and their logits if they have any."""
+        return h if self.project is None else self.project(h), when_present(lambda logits: logits(h), self.logits)
 
 
 _TOGETHER = ("parts", "forward", "aggregate", "combine", "weight")
