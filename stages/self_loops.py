@@ -8,6 +8,7 @@ import numpy as np
 
 from ..storage.array_kinds import Float64Array, FloatArray, IdArray, IntArray, NumberArray
 from ..storage.graph import Graph, row_ranges
+from ..storage.optional import taken
 from .kernels.runtime.once_per_graph import once_per_graph
 
 OTHERS, LOOP = 1, 2
@@ -15,14 +16,15 @@ OTHERS, LOOP = 1, 2
 COLUMNS = 3
 
 
-def degree_rows(degree: NumberArray, loops: IntArray, weight: FloatArray) -> Float64Array:
+def degree_rows(degree: NumberArray, loops: IntArray, weight: FloatArray | None) -> Float64Array:
     """float64 [n, 3], see above.
 
     Args:
         degree: [n], in-degrees of rows.
         loops: [l], the row of each self loop, in the order of edges.
-        weight: [l], of the loops.
+        weight: [l], of the loops; None: all are 1.
     """
+    weight = np.ones(len(loops)) if weight is None else weight
     rows = np.ones((len(degree), COLUMNS))
     rows[:, 0] = degree
     of_loops = np.bincount(loops, weight, minlength=len(degree)) if len(loops) else np.zeros(len(degree))
@@ -46,7 +48,7 @@ def with_loops(graph: Graph, first: int = 0) -> Float64Array:
     """`degree_rows` of a graph whose row 0 is the node `first`."""
     at = loops_of_rows(graph, first)
     rows = np.searchsorted(graph.indptr, at, side="right") - 1
-    return degree_rows(graph.degree, rows, np.ones(len(at)) if graph.edge_weight is None else graph.edge_weight[at])
+    return degree_rows(graph.degree, rows, taken(graph.edge_weight, at))
 
 
 @once_per_graph

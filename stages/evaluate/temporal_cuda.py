@@ -12,7 +12,7 @@ from ..assignment import BulkRequest
 from ..kernels.minibatch_cuda.rows import gather_rows
 from ..kernels.sampling.device_graph import number_on_device
 from ..models.base import reads_edges
-from ..neighbourhood.resident import EdgesOnDevice, ResidentNeighbourhood
+from ..neighbourhood.resident import EdgesOnDevice, resident_neighbourhoods
 from ..sample.resident import ResidentMiniBatch
 from ..sample.temporal import TemporalSampler
 
@@ -38,7 +38,7 @@ class DeviceChunks:
         like = next(p for p in model.parameters() if p.is_floating_point())
         to = {"device": like.device, "dtype": like.dtype}
         degree = cache(lambda: bulk.degrees_until(work.q).to(like.dtype))
-        types, of_edges = self.graph.types, graph.edge_features if reads_edges(model) else None
+        of_edges = graph.edge_features if reads_edges(model) else None
 
         def edge_rows(ids: Tensor) -> Tensor:
             if self.edge_rows is not None:
@@ -47,18 +47,14 @@ class DeviceChunks:
             return torch.from_numpy(of_edges.gather(ids.cpu().numpy())).to(**to)
 
         edges = EdgesOnDevice(
-            types,
-            None if types.is_single else lambda ids: number_on_device(self.graph, "edge_type")[ids],
+            self.graph.types,
+            lambda ids: number_on_device(self.graph, "edge_type")[ids],
             None if of_edges is None else edge_rows,
             (lambda ids: number_on_device(self.graph, "edge_weight")[ids]) if graph.is_weighted else None,
         )
-        neighbourhoods = [
-            ResidentNeighbourhood(bulk, work.q, h, lambda n=int(bulk.node_ends[h + 1][work.q]): degree()[:n], edges)
-            for h in reversed(range(bulk.num_hops))
-        ]
         if self.rows is None:
             rows = torch.from_numpy(features.gather(nodes.cpu().numpy().astype("int64"))).to(**to)
         else:
             rows = gather_rows(self.rows, nodes).to(like.dtype)
         with torch.no_grad():
-            return model(neighbourhoods, rows)
+            return model(resident_neighbourhoods(bulk, work.q, degree, edges), rows)

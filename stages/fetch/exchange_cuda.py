@@ -21,11 +21,11 @@ from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.minibatch_cuda.rows import Cache, gather_rows
 from ..memory.lazy_rows import LazyRows
 from ..messages import Placement, RankJob
-from ..neighbourhood.resident import EdgesOnDevice
+from ..neighbourhood.resident import EdgesOnDevice, resident_neighbourhoods
 from ..policies import Feed
 from .ahead.units import Collected, Key, Plan, Unit, Units
 from .exchange import ExchangedRows, OwnedFeatures
-from .gather_cuda import DeviceMemory, LagLimit, Uploaded, device_edges, resident_neighbourhoods, to_resident, upload
+from .gather_cuda import DeviceMemory, LagLimit, Uploaded, device_edges, to_resident, upload
 from .owned_rows import OwnedRows
 from .rows import Taken
 
@@ -219,7 +219,7 @@ class UnitsOnDevice(Units):
         return bulk, q, got
 
     @property
-    def edges(self) -> EdgesOnDevice | None:
+    def edges(self) -> EdgesOnDevice:
         """Edges of the unit of the last `rows`, for this thread's stream."""
         unit, data = self._units[0].rows, self._placement
         if unit.edges is None:

@@ -21,7 +21,7 @@ from ..kernels.sampling.device_graph import number_on_device, place_graph
 from ..kernels.sampling.device_samples import DeviceList, Rows
 from ..memory.lazy_rows import LazyRows, torch_dtype
 from ..messages import Placement
-from ..neighbourhood.resident import EdgesOnDevice, ResidentNeighbourhood
+from ..neighbourhood.resident import EdgesOnDevice, ResidentNeighbourhood, resident_neighbourhoods
 from ..sample.resident import ResidentMiniBatch
 from ..sample.temporal import timed_graph
 from .rows import Rows as RowSource
@@ -190,23 +190,11 @@ def upload(features: FeatureStore, device: torch.device, where: MemoryKind, rows
 
 def device_edges(placement: Placement, rows: Callable[[Tensor], Tensor] | None) -> EdgesOnDevice:
     """Edges of a graph as layers read them; `rows` returns their features."""
-    types = placement.graph.types
 
     def relations(ids: Tensor) -> Tensor:
         return placement.relations_on_device(ids, lambda: number_on_device(placement.graph, "edge_type"))
 
-    return EdgesOnDevice(types, None if types.is_single else relations, rows, placement.weights_of)
-
-
-def resident_neighbourhoods(
-    bulk: ResidentBulk, q: int, degree: Callable[[], Tensor], edges: EdgesOnDevice | None = None
-) -> tuple[ResidentNeighbourhood, ...]:
-    """Neighbourhoods of minibatch q, outermost first; `degree` gives the degree of each of its nodes, [n], on the
-    device."""
-    hops = reversed(range(bulk.num_hops))
-    return tuple(
-        ResidentNeighbourhood(bulk, q, h, lambda n=int(bulk.node_ends[h + 1][q]): degree()[:n], edges) for h in hops
-    )
+    return EdgesOnDevice(placement.graph.types, relations, rows, placement.weights_of)
 
 
 def to_resident(work: MiniBatch, device: torch.device, positions: bool = False) -> tuple[ResidentBulk, int]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ...storage.errors import StoreError
 from ...storage.minibatch import MiniBatch
+from ...storage.optional import when_present
 from ..kernels.runtime.device_memory import to_device
 from ..messages import PairsToScore, Placement, RankJob
 from ..sample.temporal import degrees_until
@@ -83,23 +84,21 @@ class PlannedPairs:
                 f"minibatch {work.index} of epoch {work.epoch} has other ends than its pairs; sample it again"
             )
         there = None if self.device is None else to_device(ends.positions, self.device)
-        positions = torch.from_numpy(ends.positions)
+        positions, to = torch.from_numpy(ends.positions), partial(to_device, to=self.device or torch.device("cpu"))
         if (labels := plan.links.labels) is None:
             y = torch.zeros(len(pairs), dtype=torch.int64, device=self.device)
             numbers, negatives = plan.numbers(index, work.epoch), plan.links.negatives
             relation, known = plan.links.relation_indices(numbers), None
             if negatives is not None and negatives.exclude_known:
                 known = self.known.mask(pairs[:, 1:], numbers)
-            to = self.device or torch.device("cpu")
-            of, left_out = (None if a is None else to_device(a, to) for a in (relation, known))
+            of, left_out = (when_present(to, a) for a in (relation, known))
             shared = None
             if negatives is not None and isinstance(self.decoder, Decoder) and plan.links.shares_all(numbers):
                 shared = negatives.num_destinations
             links = PairsToScore(positions, self.decoder, there, relation=of, shared=shared, left_out=left_out)
             return cache(lambda: self._degrees(work, ends, degree)), {"y": y, "links": links}
         own = labels.take(plan.numbers(index, work.epoch))
-        to = self.device or torch.device("cpu")
-        y, features = (None if a is None else to_device(a, to) for a in (own.values, own.features))
+        y, features = (when_present(to, a) for a in (own.values, own.features))
         links = PairsToScore(positions, self.decoder, there, labelled=True, features=features)
         exact = ends.moments is None and not labels.hidden
         return cache(degree if exact else lambda: self._degrees(work, ends, degree)), {"y": y, "links": links}

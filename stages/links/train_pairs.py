@@ -22,6 +22,7 @@ from ...storage.links.pairs import (
     keys_of,
     of_pairs,
 )
+from ...storage.optional import taken
 from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..random import branches, draw_word
 from .own_edges import ways
@@ -409,6 +410,6 @@ def _sums(keys: PairArray, weight: Float32Array | None, chosen: slice | PairArra
     distinct, at = np.unique(keys[chosen], return_inverse=True)
     if not len(distinct):
         return np.zeros(len(wanted))
-    sums = np.bincount(at.reshape(-1), None if weight is None else weight[chosen], minlength=len(distinct))
+    sums = np.bincount(at.reshape(-1), taken(weight, chosen), minlength=len(distinct))
     place = np.minimum(np.searchsorted(distinct, wanted), len(distinct) - 1)
     return np.where(distinct[place] == wanted, sums.astype(np.float64)[place], 0.0)

@@ -69,8 +69,7 @@ class SmallGraph:
         """[V, 3], see `stages.self_loops`."""
         loops = np.flatnonzero(self.ends[0] == self.ends[1])
         degree = np.bincount(self.ends[1], self.weight, minlength=self.num_nodes)
-        weight = np.ones(len(loops)) if self.weight is None else self.weight[loops]
-        return degree_rows(degree, self.ends[1, loops], weight)
+        return degree_rows(degree, self.ends[1, loops], taken(self.weight, loops))
 
     def block(self, names: IdArray, num_dst: int, copies: Any = ()) -> BlockNeighbourhood:
         """All in-edges of the first `num_dst` of the nodes `names`, which hold the sources of these; or a sample, whose

@@ -123,8 +123,7 @@ class View:
         if device.type == "cpu":
             return np.concatenate(self.wanted) if rank is None else self.wanted[rank]
         if (rank, device) not in self._copies:
-            ids = np.concatenate(self.wanted) if rank is None else self.wanted[rank]
-            self._copies[rank, device] = on_device(ids, device)
+            self._copies[rank, device] = on_device(self.wanted_on(torch.device("cpu"), rank), device)
         return self._copies[rank, device]
 
     @property
@@ -315,8 +314,7 @@ def _loops_beside(degree: Float64Array, own: Shard) -> Float64Array:
     loops = np.flatnonzero(own.lists.indices == own.lists.rows)
     # In the order of the part, of which the last loop stays.
     loops = loops[np.argsort(own.edge[loops], kind="stable")]
-    weight = np.ones(len(loops)) if own.weight is None else own.weight.numpy()[loops]
-    return degree_rows(degree, own.lists.rows[loops], weight)
+    return degree_rows(degree, own.lists.rows[loops], when_present(lambda weight: weight.numpy()[loops], own.weight))
 
 
 def _part_indptr(shards: EdgeShards, num_rows: int) -> IdArray:

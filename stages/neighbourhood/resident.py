@@ -18,19 +18,27 @@ from .relations import no_types
 from .relations_cuda import DeviceTypedRows
 
 
+def _no_kinds(ids: Tensor) -> Tensor:
+    raise no_types()
+
+
 @dataclass(frozen=True, eq=False)
 class EdgesOnDevice:
     """Properties of a graph's edges that layers read on a device. Edges are given by their `Block.edge_id`, int64
     [e]."""
 
     types: GraphTypes = SINGLE
-    """Types of the graph; None: it has one type of nodes and edges."""
-    kinds: Callable[[Tensor], Tensor] | None = None
-    """Returns the relation of each edge, [e]; None: there is one."""
+    """Types of the graph."""
+    kinds: Callable[[Tensor], Tensor] = _no_kinds
+    """Returns the relation of each edge, [e]; not called of a graph with one type of them."""
     rows: Callable[[Tensor], Tensor] | None = None
     """Returns the features of the edges, [e, D]; None: the model reads none."""
     weights: Callable[[Tensor | None], Tensor | None] | None = None
     """Returns the edges' own weights, [e], or None if all are 1; None: they are those of the sample."""
+
+
+NO_EDGES = EdgesOnDevice()
+"""Of a graph with one type of nodes and edges, of edges whose features no layer reads."""
 
 
 class ResidentNeighbourhood(ListNeighbourhood):
@@ -42,7 +50,7 @@ class ResidentNeighbourhood(ListNeighbourhood):
         q: int,
         hop: int,
         degree: Callable[[], Tensor],
-        edges: EdgesOnDevice | None = None,
+        edges: EdgesOnDevice = NO_EDGES,
     ) -> None:
         """
         Args:
@@ -50,14 +58,14 @@ class ResidentNeighbourhood(ListNeighbourhood):
             q: its position there.
             hop: 0 is nearest the seeds.
             degree: returns [num_src] on the device, see `ListNeighbourhood`.
-            edges: types and features of the edges; None: there are none.
+            edges: types and features of the edges.
         """
-        read = None if edges is None else edges.rows
+        read = edges.rows
         super().__init__(
             degree, aggregation_backend("cuda"), edges=None if read is None else lambda: read(self._positions)
         )
         self._of_edges = edges
-        if edges and (own := edges.weights) and isinstance(bulk, ResidentBulk):
+        if (own := edges.weights) and isinstance(bulk, ResidentBulk):
             self.given_weight = lambda: own(bulk.positions_of(q, hop))
         self._where = bulk, q, hop
         self.lists = lists = bulk.block(q, hop)
@@ -75,7 +83,7 @@ class ResidentNeighbourhood(ListNeighbourhood):
     @cached_property
     def _typed(self) -> DeviceTypedRows:
         edges, (bulk, q, _) = self._of_edges, self._where
-        if edges is None or edges.types.is_single or edges.kinds is None:
+        if edges.types.is_single:
             raise no_types()
         assert isinstance(bulk, ResidentBulk)
         types, nodes = edges.types, bulk.nodes_of(q)[: self.num_src]
@@ -106,3 +114,14 @@ class ResidentNeighbourhood(ListNeighbourhood):
         # Padding follows the last edge, and is given to the last row.
         edges = torch.arange(len(lists.indices), dtype=lists.indptr.dtype, device=device)
         return torch.searchsorted(lists.indptr[1:-1], edges, right=True)
+
+
+def resident_neighbourhoods(
+    bulk: ResidentBulk, q: int, degree: Callable[[], Tensor], edges: EdgesOnDevice
+) -> tuple[ResidentNeighbourhood, ...]:
+    """Neighbourhoods of minibatch q, outermost first; `degree` gives the degree of each of its nodes, [n], on the
+    device."""
+    hops = reversed(range(bulk.num_hops))
+    return tuple(
+        ResidentNeighbourhood(bulk, q, h, lambda n=int(bulk.node_ends[h + 1][q]): degree()[:n], edges) for h in hops
+    )

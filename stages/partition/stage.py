@@ -23,6 +23,7 @@ from ...storage.errors import StoreError
 from ...storage.features import FeatureStore, ZarrFeatures
 from ...storage.fingerprint import dataset_fingerprint
 from ...storage.graph import edges_of_rows
+from ...storage.optional import taken
 from ...storage.partition.book import KIND as BOOK_KIND
 from ...storage.partition.book import Book, open_book, write_book
 from ...storage.partition.edge_shards import KIND as SHARDS_KIND
@@ -359,17 +360,17 @@ def open_neighbours(out: Path, part: int, loops: bool) -> tuple[FeatureStore, Fl
         require_vector(degree, np.float64, features.num_rows, "the degree of its nodes")
     if not loops:
         return features, degree
-    own, weight = np.empty(0, np.int64), np.empty(0)
-    if rows.meta.get(LOOPS, 1):
-        own, weight = _self_loops(open_partition(folder / "graph", fingerprint=whole.fingerprint))
-    return features, degree_rows(degree, own, weight)
+    if not rows.meta.get(LOOPS, 1):
+        return features, degree_rows(degree, np.empty(0, np.int64), None)
+    loops_of = _self_loops(open_partition(folder / "graph", fingerprint=whole.fingerprint))
+    return features, degree_rows(degree, *loops_of)
 
 
-def _self_loops(partition: Partition) -> tuple[IdArray, FloatArray]:
-    """The row of each self loop in the order of edges, and its weight."""
+def _self_loops(partition: Partition) -> tuple[IdArray, FloatArray | None]:
+    """The row of each self loop in the order of edges, and its weight if edges have any."""
     rows = np.repeat(np.arange(partition.num_owned), np.diff(partition.indptr))
     at = np.flatnonzero(partition.indices == rows)
-    return rows[at], np.ones(len(at)) if partition.edge_weight is None else partition.edge_weight[at]
+    return rows[at], taken(partition.edge_weight, at)
 
 
 def _weighted_degree(partition: Partition) -> Float64Array:

@@ -9,7 +9,7 @@ from torch import Tensor
 from ...storage.array_kinds import IdArray, IntArray, Mask
 from ...storage.graph import edges_of_rows, starts_of
 from ...storage.minibatch import Block
-from ...storage.optional import taken
+from ...storage.optional import taken, when_present
 from ..comm.base import Group
 from ..kernels.aggregation.attention_args import EdgeNumbers
 from ..kernels.aggregation.lists import InLists
@@ -98,7 +98,7 @@ class Boundary:
             lists, edge = InLists.from_arrays(starts_of(counts), lists.indices[kept], lists.num_src), edge[kept]
             if degree.ndim > 1:
                 at = np.flatnonzero(lists.indices == lists.rows)
-                sums = degree_rows(sums, lists.rows[at], np.ones(len(at)) if weight is None else weight.numpy()[at])
+                sums = degree_rows(sums, lists.rows[at], when_present(lambda of: of.numpy()[at], weight))
             degree = torch.from_numpy(sums)
         degree = degree.to(torch.float64)
         # Over all nodes, on any rank: coefficients must not depend on the owners.

@@ -11,6 +11,7 @@ from ...storage.array_kinds import Float64Array, IdArray, IntArray, WordArray
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk
+from ...storage.optional import taken
 from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, HopRows, draw_labor, draw_relations
 from ..kernels.sampling.draws import LaborDraws
@@ -130,7 +131,7 @@ class LaborSampler(NodeWise):
                 fanout = nested if self.expand == "new" else self.fanout[h]
                 kept = np.diff(edges.indptr)
                 if edges.weight is not None:
-                    a = None if graph.edge_weight is None else graph.edge_weight[edges.positions]
+                    a = taken(graph.edge_weight, edges.positions)
                     weight.append(edges.weight if a is None else a * edges.weight)
                     continue
                 own = (graph.edge_weight, edges.positions)

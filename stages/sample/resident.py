@@ -12,7 +12,7 @@ from torch import Tensor
 from ...storage.array_kinds import AnyArray, IntArray
 from ...storage.graph import Graph
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
-from ...storage.optional import present
+from ...storage.optional import present, when_present
 from ..assignment import BulkRequest
 from ..kernels.minibatch_cuda.bulk import ResidentBulk, leading
 from ..kernels.runtime.device_memory import to_device
@@ -82,13 +82,8 @@ class ResidentMiniBatch(MiniBatch):
         """indptr, indices, weight and edge ids of a hop."""
         b, q = self.bulk, self.q
         lists, ids = b.block(q, h), b.positions_of(q, h) if self.edge_ids else None
-        weight = b.weight_of(q, h)
-        return (
-            _host(lists.indptr),
-            _host(lists.indices),
-            None if weight is None else _host(weight),
-            None if ids is None else _host(ids),
-        )
+        weight = when_present(_host, b.weight_of(q, h))
+        return _host(lists.indptr), _host(lists.indices), weight, when_present(_host, ids)
 
     @property
     def num_edges(self) -> int:
@@ -229,7 +224,7 @@ def one_by_one(
     parts = [
         x.on_device
         if isinstance(x, DeviceEdges)
-        else tuple(None if a is None else to_device(a, to) for a in (x.indices, x.positions, x.weight))
+        else tuple(when_present(lambda a: to_device(a, to), a) for a in (x.indices, x.positions, x.weight))
         for x in lists
     ]
     indices, positions, weight = (None if p[0] is None else torch.cat(present(p)) for p in zip(*parts))
