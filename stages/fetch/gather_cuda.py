@@ -18,7 +18,7 @@ from ..kernels.minibatch_cuda.frames import Frame
 from ..kernels.minibatch_cuda.rows import Cache, gather_rows
 from ..kernels.runtime.device_memory import MemoryKind, device_readable, goes_to_device, to_device, wait_for_copies
 from ..kernels.sampling.device_graph import number_on_device, place_graph
-from ..kernels.sampling.device_samples import DeviceList, Rows
+from ..kernels.sampling.device_samples import DeviceList, DeviceSample, Rows
 from ..memory.lazy_rows import LazyRows, torch_dtype
 from ..messages import Placement
 from ..neighbourhood.resident import EdgesOnDevice, ResidentNeighbourhood, resident_neighbourhoods
@@ -208,7 +208,7 @@ def to_resident(work: MiniBatch, device: torch.device, positions: bool = False) 
 
     blocks = work.blocks[::-1]  # nearest the seeds first
     held = blocks[-1:] if work.nested else blocks
-    lists = [
+    lists = tuple(
         DeviceList(
             to_device(b.indptr.astype(np.int32, copy=False), device),
             to_device(b.indices, device),
@@ -217,13 +217,11 @@ def to_resident(work: MiniBatch, device: torch.device, positions: bool = False) 
             count(b.num_edges),
         )
         for b in held
-    ]
+    )
     nodes = to_device(work.nodes, device)
+    node_ends = count(blocks[0].num_dst), *(count(b.num_src) for b in blocks)
     bulk = ResidentBulk(
-        Rows(nodes, nodes),
-        [count(blocks[0].num_dst), *(count(b.num_src) for b in blocks)],
-        lists,
-        [count(b.num_edges) for b in blocks],
+        DeviceSample(Rows(nodes, nodes), node_ends, lists, tuple(count(b.num_edges) for b in blocks)),
         None if held[0].weight is None else [to_device(b.weight, device) for b in held if b.weight is not None],
         nested=work.nested,
         bound=max(int(np.diff(b.indptr).max(initial=0)) for b in held),

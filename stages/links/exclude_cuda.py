@@ -19,7 +19,7 @@ from ..kernels import sampling_backend
 from ..kernels.aggregation.lists import CHUNK
 from ..kernels.minibatch_cuda.bulk import ResidentBulk, leading
 from ..kernels.runtime.device_memory import ToHost, to_device
-from ..kernels.sampling.device_samples import Counts, DeviceList, Rows, prefix_sums
+from ..kernels.sampling.device_samples import Counts, DeviceList, DeviceSample, Rows, prefix_sums
 from ..sample.resident import ResidentMiniBatch
 from .own_edges import EdgeKinds, own_edges
 from .plan import LinkRequest
@@ -170,8 +170,7 @@ class _Piece:
     def left(self, lists: Sequence[DeviceList], gone: Counts) -> ResidentBulk:
         """The bulk of lists without their `gone` own edges, [lists, k]."""
         b = self.bulk
-        lists = [replace(x, edges=x.edges - n, begin=x.edge_at + n) for x, n in zip(lists, gone)]
-        ends = [e - gone[0 if b.nested else h] for h, e in enumerate(b.edge_ends)]
-        bound = b.longest if b.longest <= CHUNK else None
-        nodes = Rows(b.nodes, b.nodes)
-        return ResidentBulk(nodes, b.node_ends, lists, ends, b.weight, nested=b.nested, bound=bound)
+        lists = tuple(replace(x, edges=x.edges - n, begin=x.edge_at + n) for x, n in zip(lists, gone))
+        ends = tuple(e - gone[0 if b.nested else h] for h, e in enumerate(b.edge_ends))
+        drawn = DeviceSample(Rows(b.nodes, b.nodes), b.node_ends, lists, ends)
+        return ResidentBulk(drawn, b.weight, nested=b.nested, bound=b.longest if b.longest <= CHUNK else None)

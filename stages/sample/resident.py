@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -171,8 +171,7 @@ def node_wise(
 
     def made() -> Iterator[tuple[slice, ResidentBulk]]:
         for piece, d in pieces:
-            weights = None if weigh is None else weigh(d)
-            yield piece, ResidentBulk(d.rows, d.node_ends, d.lists, d.edge_ends, weights, nested=nested, bound=bound)
+            yield piece, ResidentBulk(d, None if weigh is None else weigh(d), nested=nested, bound=bound)
 
     return resident(request, made(), edge_ids)
 
@@ -199,10 +198,8 @@ async def by_owners(
     made = []
     async for piece, d, values in pieces:
         weight = [values[0][x.positions] for x in d.lists] if weighted else None
-        ids = [values[-1][x.positions] if edge_ids else None for x in d.lists]
-        lists = [replace(x, positions=at) for x, at in zip(d.lists, ids)]
-        bulk = ResidentBulk(d.rows, d.node_ends, lists, d.edge_ends, weight, nested=nested, bound=bound)
-        made.append((piece, bulk))
+        lists = tuple(replace(x, positions=values[-1][x.positions] if edge_ids else None) for x in d.lists)
+        made.append((piece, ResidentBulk(replace(d, lists=lists), weight, nested=nested, bound=bound)))
     return resident(request, made, edge_ids)
 
 
@@ -241,15 +238,13 @@ def one_by_one(
     )
     indptr = to_device(np.concatenate([x.indptr for x in lists]), to)
     known = np.array([s.node_ends for s in samples], np.int64).T
-    made = ResidentBulk(
+    drawn = DeviceSample(
         rows,
         tuple(known),
-        [DeviceList(indptr, indices, positions, np.array([len(x.indptr) - 1 for x in lists]), edges)],
-        [np.array([x.indptr[n] for x, n in zip(lists, ends)], np.int64) for ends in known[:-1]],
-        None if weight is None else [weight],
-        nested=True,
-        bound=None,
+        (DeviceList(indptr, indices, positions, np.array([len(x.indptr) - 1 for x in lists]), edges),),
+        tuple(np.array([x.indptr[n] for x, n in zip(lists, ends)], np.int64) for ends in known[:-1]),
     )
+    made = ResidentBulk(drawn, None if weight is None else [weight], nested=True, bound=None)
     return resident(request, [(slice(0, len(samples)), made)], edge_ids)
 
 
@@ -273,16 +268,12 @@ def in_trees(
     def made() -> Iterator[tuple[slice, ResidentBulk]]:
         for piece, d in pieces:
             (x,) = d.lists
-            x = replace(x, positions=None if ids is None or x.positions is None else ids(x.positions))
+            positions = None if ids is None or x.positions is None else ids(x.positions)
+            drawn = DeviceSample(d.rows, d.node_ends, (replace(x, positions=positions),), d.edge_ends)
+            # Of the sample nothing else may wait with the bulk.
+            of, trees = partial(until, d.in_trees), (d.in_trees.tree, d.in_trees.moments)
             weight = None if d.weight is None else [d.weight]
-            yield (
-                piece,
-                ResidentBulk(
-                    d.rows, d.node_ends, [x], d.edge_ends, weight, nested=True, bound=bound,
-                    # Of the sample nothing else may wait with the bulk.
-                    until=lambda of=d.in_trees: until(of), trees=(d.in_trees.tree, d.in_trees.moments),
-                ),
-            )  # fmt: skip
+            yield piece, ResidentBulk(drawn, weight, nested=True, bound=bound, until=of, trees=trees)
 
     return resident(request, made(), ids is not None)
 
@@ -295,13 +286,7 @@ def layer_wise(request: BulkRequest, pieces: Iterable[tuple[slice, DeviceLayers]
         pieces: ranges of them, each with its samples.
         edge_ids: see `ResidentMiniBatch`.
     """
-    made = (
-        (
-            piece,
-            ResidentBulk(d.rows, d.node_ends, d.lists, [x.edges for x in d.lists], d.weight, nested=False, bound=None),
-        )
-        for piece, d in pieces
-    )
+    made = ((piece, ResidentBulk(d, d.weight, nested=False, bound=None)) for piece, d in pieces)
     return resident(request, made, edge_ids)
 
 

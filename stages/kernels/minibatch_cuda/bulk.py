@@ -16,7 +16,7 @@ from torch import Tensor
 from ....storage.optional import present, taken, when_present
 from ..aggregation.lists import CHUNK, DeviceLists, Rest
 from ..runtime.device_memory import to_device
-from ..sampling.device_samples import Counts, DeviceList, Rows, prefix_sums
+from ..sampling.device_samples import Counts, DeviceLayers, DeviceList, DeviceSample, prefix_sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,10 +37,7 @@ class ResidentBulk:
 
     def __init__(
         self,
-        rows: Rows,
-        node_ends: Sequence[Counts],
-        lists: Sequence[DeviceList],
-        edge_ends: Sequence[Counts],
+        drawn: DeviceSample | DeviceLayers,
         weight: Sequence[Tensor] | None,
         *,
         nested: bool,
@@ -50,25 +47,23 @@ class ResidentBulk:
     ) -> None:
         """
         Args:
-            rows: all nodes of all minibatches.
-            node_ends: L+1 times int64 [k].
-            lists: one list whose leading rows are those of each hop, if `nested`, or L lists.
-            edge_ends: L times int64 [k], edges of each hop's rows.
+            drawn: the minibatches: with one list whose leading rows are those of each hop, if `nested`, or L lists.
             weight: of the edges of each list, float32; None: all alike.
             nested: true if hops share one list.
             bound: maximum edges of a row; None: not known, and the host waits for it.
             until: returns the degrees of all nodes until the moments of their trees, float64, where samples go by time.
             trees: what it reads besides: the tree of each node, int32 [n], and the moment of each tree.
         """
-        self.nodes, self.node_ends, self.lists = rows.nodes, node_ends, lists
-        self.edge_ends, self.weight, self.nested = edge_ends, weight, nested
+        self.nodes, self.node_ends, self.edge_ends = drawn.rows.nodes, drawn.node_ends, drawn.edge_ends
+        self.lists, self.weight = drawn.lists, weight
+        self.nested = nested
         """True if all hops are leading rows of one list."""
-        self.device = rows.nodes.device
-        self.longest = bound if bound is not None and bound <= CHUNK else max(_longest(x) for x in lists)
+        self.device = self.nodes.device
+        self.longest = bound if bound is not None and bound <= CHUNK else max(_longest(x) for x in self.lists)
         """Maximum edges of a row."""
-        self._node_at = prefix_sums(node_ends[-1])
-        self._row_at = [prefix_sums(x.rows + 1) for x in lists]
-        self._edge_at = [x.edge_at for x in lists]
+        self._node_at = prefix_sums(self.node_ends[-1])
+        self._row_at = [prefix_sums(x.rows + 1) for x in self.lists]
+        self._edge_at = [x.edge_at for x in self.lists]
         self._until, self._trees = when_present(cache, until), trees
         self._there: dict[int, Transposed] = {}
         self._inverse: dict[torch.dtype, list[Tensor]] = {}

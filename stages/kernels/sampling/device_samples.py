@@ -79,6 +79,11 @@ class DeviceLayers:
     weight: tuple[Tensor, ...] | None
     """L vectors, float32 [sum of edges], or None."""
 
+    @property
+    def edge_ends(self) -> tuple[Counts, ...]:
+        """See `DeviceSample.edge_ends`."""
+        return tuple(x.edges for x in self.lists)
+
 
 class DeviceEdges(EdgeList):
     """Edges that are on the device but for `indptr`; the rest is copied to the host when it is read."""
