@@ -18,16 +18,25 @@ from ..placement.row_blocks import BlockRows
 from ..sample.base import Sampler, reads_times
 from .collective_feed import SampledByOwners
 from .local_feed import Local
-from .queue_feed import Sampled
+from .queue_feed import BySampler, Sampled
 
 
 @dataclass(frozen=True)
-class SampledLinks(Sampled):
-    """Minibatches of pairs, whose seeds are the ends, without the pairs' own edges unless these may be seen, or of what
-    lies before the pairs."""
+class OfPairs(BySampler):
+    """Minibatches of pairs."""
 
     negatives: Negatives | None = field(default_factory=Negatives)
     """None: pairs are labelled."""
+
+    def record(self) -> dict[str, Any]:
+        of_pairs = {"labels of": "edges"} if self.negatives is None else {"negatives": self.negatives.record()}
+        return {**super().record(), **of_pairs}
+
+
+@dataclass(frozen=True)
+class SampledLinks(OfPairs, Sampled):
+    """Minibatches of pairs, whose seeds are the ends, without the pairs' own edges unless these may be seen, or of what
+    lies before the pairs."""
 
     @classmethod
     def of_sampler(cls, sampler: Sampler, negatives: Negatives | None, hidden: bool = True) -> "SampledLinks":
@@ -41,9 +50,6 @@ class SampledLinks(Sampled):
         # pyrefly: ignore[bad-argument-type]
         return cls(sampler if reads_times(sampler) or not hidden else WithoutOwnEdges(sampler), negatives)
 
-    def record(self) -> dict[str, Any]:
-        return {**self.sampler.record(), **_record(self.negatives)}
-
     def plan(self, placement: Seeded, sizes: Sizes) -> LinkPlan:
         assert placement.pairs is not None
         time = placement.pair_time if reads_times(self.sampler) else None
@@ -52,14 +58,9 @@ class SampledLinks(Sampled):
 
 
 @dataclass(frozen=True)
-class LinksByOwners(SampledByOwners):
+class LinksByOwners(OfPairs, SampledByOwners):
     """`SampledLinks` over block rows: every rank has all pairs, and takes the own edges out of the samples that the
     owners of the rows have drawn for it."""
-
-    negatives: Negatives | None = field(default_factory=Negatives)
-
-    def record(self) -> dict[str, Any]:
-        return {**super().record(), **_record(self.negatives)}
 
     def plan_of_all(self, placement: BlockRows, sizes: Sizes) -> LinkPlan:
         assert placement.pairs is not None
@@ -72,14 +73,9 @@ class LinksByOwners(SampledByOwners):
 
 
 @dataclass(frozen=True)
-class LocalLinks(Local):
+class LocalLinks(OfPairs, Local):
     """`Local` minibatches of pairs: a rank trains on the pairs between nodes of the chunks that it sees, whose
     destination is in its own. Negatives are drawn of the nodes of these chunks."""
-
-    negatives: Negatives | None = field(default_factory=Negatives)
-
-    def record(self) -> dict[str, Any]:
-        return {**super().record(), **_record(self.negatives)}
 
     def num_minibatches(self, placement: Any, job: RankJob) -> int:
         """See `Local.num_minibatches`; of a placement `Isolated`.
@@ -111,8 +107,3 @@ class LocalLinks(Local):
         plan = super().plan(placement, job)
         links = TrainPairs.of_seen(placement.graph, placement.num_visible, placement.seen, self.negatives)
         return LinkPlan(plan.seeds, plan.batch_size, plan.bulk_size, plan.seed, links=links)
-
-
-def _record(negatives: Negatives | None) -> dict[str, object]:
-    """The entry of a sample policy's record."""
-    return {"labels of": "edges"} if negatives is None else {"negatives": negatives.record()}
