@@ -216,10 +216,7 @@ class HaloRelation(Relation):
 
     def __init__(self, relation: Relation, over: HaloNeighbourhood) -> None:
         sources = relation.sources[relation.sources < over.num_src]
-        super().__init__(
-            relation.type, relation.lists, sources, relation.targets, relation.weight, relation._make_scale,
-            local=None, kernels=relation._given, edges=lambda: relation.edge_features,
-        )  # fmt: skip
+        super().__init__(relation._of, relation.lists, sources, None)
         self._over, self.num_src = over, over.num_src
 
     @property

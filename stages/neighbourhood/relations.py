@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from ...storage.typed.graph_types import GraphTypes, RelationType
 from ..kernels.aggregation.lists import InLists
 from .base import Message, Reduce
 from .checked import ListEdges, UserMessage, weight_tensor
-from .checks import absent_rows, alike, as_matrix, check_attention, check_edge, check_reduce, full_precision
+from .checks import alike, as_matrix, check_attention, check_edge, check_reduce, full_precision
 from .stacked import Stacked, TypeMeans, stacked
 
 if TYPE_CHECKING:
@@ -64,6 +64,26 @@ class NodeRows:
     """int64 [m], positions among its destinations: rows of the result."""
 
 
+@dataclass(frozen=True, eq=False)
+class RelationEdges:
+    """Edges of one relation of a block, whichever rows they are read with."""
+
+    type: RelationType
+    """Source type, name, destination type."""
+    positions: Tensor
+    """int64 [num_edges], places of the edges among those of the block."""
+    targets: Tensor
+    """See `NodeRows.targets`, of the destination type."""
+    weight: Tensor | None
+    """See `ListEdges.weight`."""
+    scale: Callable[[], Tensor]
+    """Returns the factor of each row's sum, [num_dst], without weights."""
+    features: Callable[[], Tensor]
+    """Returns `ListEdges.edge_features`, the same in every call."""
+    kernels: ModuleType | None
+    """The aggregation backend; None: that of the rows' device."""
+
+
 class Relation(ListEdges):
     """Edges of one relation of a block.
 
@@ -71,53 +91,31 @@ class Relation(ListEdges):
     row i belongs to row ``targets[i]`` of the block's result. Rows without an edge of the relation give zeros.
     """
 
-    positions: Tensor
-    """int64 [num_edges], places of the relation's edges among those of the block."""
-
-    def __init__(
-        self,
-        type: RelationType,
-        lists: Any,
-        sources: Tensor,
-        targets: Tensor,
-        weight: Tensor | None,
-        scale: Callable[[], Tensor],
-        local: Any,
-        kernels: ModuleType | None,
-        edges: Callable[[], Tensor] = absent_rows,
-    ) -> None:
+    def __init__(self, of: RelationEdges, lists: Any, sources: Tensor, local: Any) -> None:
         """
         Args:
-            type: source type, name, destination type.
+            of: its edges.
             lists: see `ListEdges.lists`.
             sources: see `NodeRows.sources`, of the relation's source type.
-            targets: see `NodeRows.targets`, of its destination type.
-            weight: see `ListEdges.weight`.
-            scale: returns the factor of each row's sum, [num_dst], without weights.
             local: int64 [num_src], the place of each source among those of its type.
-            kernels: the aggregation backend; by default that of the rows' device.
-            edges: returns `edge_features`; by default the edges of the block have none.
         """
-        super().__init__(kernels, edges)
-        self.type, self.name, self.sources, self.targets = type, type[1], sources, targets
-        self.lists, self._of_edges, self._make_scale, self._local = lists, weight, scale, local
+        super().__init__(of.kernels, of.features)
+        self._of, self.type, self.name, self.positions = of, of.type, of.type[1], of.positions
+        self.lists, self.sources, self.targets, self._local = lists, sources, of.targets, local
         self.num_src, self.num_dst, self.num_edges = lists.num_src, lists.num_dst, lists.num_edges
 
     @property
     def weight(self) -> Tensor | None:
-        return self._of_edges
+        return self._of.weight
 
     @cached_property
     def compact(self) -> "Relation":
         """The same edges over the rows ``h[sources]`` only."""
         everything = torch.arange(len(self.sources), device=self.targets.device)
-        return Relation(
-            self.type, self.lists.renumbered(self._local, len(everything)), everything, self.targets, self.weight,
-            self._make_scale, local=everything, kernels=self._given, edges=lambda: self.edge_features,
-        )  # fmt: skip
+        return Relation(self._of, self.lists.renumbered(self._local, len(everything)), everything, everything)
 
     def _sum_scale(self, dtype: torch.dtype) -> Tensor:
-        return self._make_scale().to(dtype)
+        return self._of.scale().to(dtype)
 
     def _all(self, h: Tensor) -> Tensor:
         """Rows of all that lists read, of those that a call is given."""
@@ -312,15 +310,12 @@ class TypedEdges(ABC):
             kept = torch.as_tensor(self._kept).clamp(min=1)
             return (self._of.degree[: len(kept)].double() / kept)[targets]
 
+        @cache
         def features() -> Tensor:
             return self._of.edge_features[at, : self.types.edge_widths[r]]
 
-        relation = Relation(
-            self.types.relations[r], lists, self.nodes[src].sources, targets, weight, scale,
-            local=places, kernels=self._kernels, edges=features,
-        )  # fmt: skip
-        relation.positions = at
-        return relation
+        edges = RelationEdges(self.types.relations[r], at, targets, weight, scale, features, kernels=self._kernels)
+        return Relation(edges, lists, self.nodes[src].sources, places)
 
 
 class TypedRows(TypedEdges):
