@@ -111,33 +111,22 @@ def infer(
     if rows not in get_args(Rows):
         raise InputError(f"rows is {rows!r}; {one_of(str(rows), get_args(Rows))}")
     limits = Limits(max_bytes, scratch, on_progress or silent, base=base, budget=budget, half=rows == "bfloat16")
+    dataset = None
     if isinstance(graph, Dataset):
-        dataset, graph = graph, graph.graph
         if features is not None:
             raise InputError(
                 "features are given beside a dataset, which has its own; expected infer(model, dataset, nodes=...)"
             )
-        _check_width(model, dataset.features, graph)
-        return outputs(
-            model,
-            graph,
-            dataset.features,
-            _degree(model, graph, degree),
-            node_ids(nodes, graph.num_nodes, dataset),
-            limits,
-        )
+        dataset, graph, features = graph, graph.graph, graph.features
     if not isinstance(graph, Graph):
         raise InputError(f"graph is a {type(graph).__name__}; expected a Dataset, or a Graph with features")
     if features is None:
         raise InputError("features are missing; expected [V, F] with a Graph, or a Dataset in its place")
     store = _store(features)
-    _check_width(model, store, graph)
-    return outputs(model, graph, store, _degree(model, graph, degree), node_ids(nodes, graph.num_nodes), limits)
-
-
-def _check_width(model: nn.Module, features: FeatureStore, graph: Graph) -> None:
     if isinstance(model, PyGModel):
-        model.fit(features.num_features, 0, graph.num_edge_features)
+        model.fit(store.num_features, 0, graph.num_edge_features)
+    wanted = node_ids(nodes, graph.num_nodes, dataset)
+    return outputs(model, graph, store, _degree(model, graph, degree), wanted, limits)
 
 
 def _store(features: Any) -> FeatureStore:

@@ -36,13 +36,15 @@ class ListNeighbourhood(ListEdges, CheckedNeighbourhood):
     spans_ranks = False
     given_weight: Callable[[], Tensor | None] | None = None
     """What `own_weight` returns, set by whoever makes a sample; None: there is no correction."""
+    names: IdArray | None = None
+    """See `Neighbourhood.names`; set likewise."""
+    numbers: EdgeNumbers | None = None
+    """Keys of edges for attention dropout, set likewise; None: their positions in the lists."""
 
     def __init__(
         self,
         degree: Tensor | Callable[[], Tensor],
         kernels: ModuleType | None = None,
-        names: IdArray | None = None,
-        numbers: EdgeNumbers | None = None,
         edges: Callable[[], Tensor] | None = None,
     ) -> None:
         """
@@ -51,14 +53,10 @@ class ListNeighbourhood(ListEdges, CheckedNeighbourhood):
                 or [num_src, 3] with its self loops beside it (`stages.self_loops`); or a function that returns them,
                 called when a layer first needs them.
             kernels: the aggregation backend; by default that of the rows' device.
-            names: int64 [num_src], see `Neighbourhood.names`.
-            numbers: keys of edges for attention dropout; by default their positions in the lists.
             edges: returns `edge_features`, called when a layer first needs them; None: there are none.
         """
         super().__init__(kernels, edges)
         self._degree = degree
-        self.names = names
-        self._numbers = numbers
 
     def own_weight(self) -> Tensor | None:
         """The edges' own weights, [e], without a sampler's correction; None: all are 1. Raises InputError if they are
@@ -140,7 +138,7 @@ class ListNeighbourhood(ListEdges, CheckedNeighbourhood):
         return self._reduce(self.lists, x, "max")
 
     def _attend(self, kind: Kind, z: Tensor, a_src: Tensor, dst: Tensor, rule: AttentionRule) -> Tensor:
-        over = self._kernels(z), AttentionEdges(self.lists, rule, self._numbers)
+        over = self._kernels(z), AttentionEdges(self.lists, rule, self.numbers)
         if kind == "shared":
             return AttendShared.apply(z, a_src, dst, over)
         return Attend.apply(z, a_src, dst, over, kind == "both")
@@ -155,8 +153,6 @@ class BlockNeighbourhood(ListNeighbourhood):
         block: Block,
         degree: Tensor | Callable[[], Tensor],
         kernels: ModuleType | None = None,
-        names: IdArray | None = None,
-        numbers: EdgeNumbers | None = None,
         edge_types: EdgeTypes | TypedEdges | None = None,
         edges: Callable[[], Tensor] | None = None,
     ) -> None:
@@ -165,8 +161,6 @@ class BlockNeighbourhood(ListNeighbourhood):
             block: one layer's edges.
             degree: see `ListNeighbourhood`.
             kernels: the aggregation backend; by default that of the rows' device.
-            names: int64 [num_src], see `Neighbourhood.names`.
-            numbers: keys of edges for attention dropout; by default their positions in the block.
             edge_types: of a graph with types; or its rows and edges, by type.
             edges: see `ListNeighbourhood`.
 
@@ -178,7 +172,7 @@ class BlockNeighbourhood(ListNeighbourhood):
                 f"degree has shape {list(degree.shape)}; the block has {block.num_src} sources: pass one degree for "
                 "each"
             )
-        super().__init__(degree, kernels, names, numbers, edges)
+        super().__init__(degree, kernels, edges)
         self.num_dst, self.num_src, self.num_edges = block.num_dst, block.num_src, block.num_edges
         self.block = block
         self._edge_types = edge_types

@@ -73,11 +73,10 @@ class Halo:
         self.neighbourhood = BlockNeighbourhood(
             block,
             degree,
-            names=batch.names[: view.num_src],
-            numbers=numbers,
             edge_types=None if types is None else _types_of(block, view, types, whole.edge, device),
             edges=self.edges,
         )
+        self.neighbourhood.names, self.neighbourhood.numbers = batch.names[: view.num_src], numbers
         self.neighbourhood.lists = lists
         self.is_typed = types is not None
         """True if the block has rows and edges of several types."""

@@ -141,6 +141,8 @@ class Edges:
         place[src] = np.arange(len(src), dtype=np.int32)
         weight = None if self.weight is None else self.weight[torch.from_numpy(edges)].numpy()
         block = Block(len(dst), self.names[src], indptr, place[sources], weight)
-        numbers = EdgeNumbers(self.numbers.first[dst], self.numbers.own[dst], self.edge[edges])
         degree = self.degree[torch.from_numpy(src)].to(device)
-        return BlockNeighbourhood(block, degree, names=self.names[src], numbers=numbers), src
+        made = BlockNeighbourhood(block, degree)
+        made.names = block.src
+        made.numbers = EdgeNumbers(self.numbers.first[dst], self.numbers.own[dst], self.edge[edges])
+        return made, src
