@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from ..neighbourhood.base import Neighbourhood, destinations
 from ..neighbourhood.checks import full_precision
 from ..nn.dense import activate, linear
+from .gat import AttentionConfig, Heads, HeadsConv
 from .gine import check_edge_width
-from .heads import AttentionConfig, Heads, HeadsConv
 
 
 class GATv2Conv(HeadsConv):

@@ -10,7 +10,7 @@ from ...storage.typed.graph_types import GraphTypes
 from ..neighbourhood.relations import attend_together
 from ..nn.dense import linear
 from .base import ACTIVATIONS
-from .heads import HeadsConfig
+from .gat import HeadsConfig
 from .relational import RelationalConfig, RelationalConv
 
 

@@ -10,8 +10,8 @@ from ...storage.typed.graph_types import GraphTypes
 from ..neighbourhood.relations import Relation
 from ..nn.dense import linear
 from .base import ACTIVATIONS
+from .gat import AttentionConfig, Heads, HeadsConv
 from .gine import check_edge_width
-from .heads import AttentionConfig, Heads, HeadsConv
 from .relational import OwnByType, RelationalConfig, RelationalConv
 
 

@@ -33,8 +33,8 @@ def pieces(neighbourhood: BlockNeighbourhood, most_edges: int) -> Iterator[tuple
         own = (read >= start) & (read < stop)
         local = np.where(own, read - start, count + np.searchsorted(others, read)).astype(np.int32)
         src = np.concatenate([np.arange(start, stop), others]).astype(np.int64)
-        rows = torch.from_numpy(src)
-        piece = Block(count, src, (indptr[start : stop + 1] - indptr[start]).astype(np.int64), local, taken(block.weight, edges))
+        rows, weight = torch.from_numpy(src), taken(block.weight, edges)
+        piece = Block(count, src, (indptr[start : stop + 1] - indptr[start]).astype(np.int64), local, weight)
         of_edges = None
         if neighbourhood.has_edge_features:
             of_edges = lambda edges=edges: neighbourhood.edge_features[edges]  # noqa: E731

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,13 +19,10 @@ from ...storage.minibatch import Block
 from ...storage.optional import taken, when_present
 from ...storage.typed.graph_types import GraphTypes, RelationType
 from ..kernels.aggregation.lists import InLists
-from .base import Message, Reduce
+from .base import Message, Neighbourhood, Reduce
 from .checked import ListEdges, UserMessage, weight_tensor
 from .checks import alike, as_matrix, check_attention, check_edge, check_reduce, full_precision
 from .stacked import Stacked, TypeMeans, stacked
-
-if TYPE_CHECKING:
-    from .block import ListNeighbourhood
 
 
 @dataclass(frozen=True, eq=False)
@@ -264,7 +261,7 @@ class TypedEdges(ABC):
 
     def __init__(
         self,
-        of: "ListNeighbourhood",
+        of: Neighbourhood,
         types: GraphTypes,
         nodes: Iterable[NodeRows],
         kernels: ModuleType | None = None,
@@ -321,7 +318,7 @@ class TypedEdges(ABC):
 class TypedRows(TypedEdges):
     """`TypedEdges` of a block in host memory."""
 
-    def __init__(self, of: "ListNeighbourhood", block: Block, edges: EdgeTypes, kernels: ModuleType | None) -> None:
+    def __init__(self, of: Neighbourhood, block: Block, edges: EdgeTypes, kernels: ModuleType | None) -> None:
         """
         Args:
             of: see `TypedEdges`.

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,12 +10,10 @@ from ...storage.optional import taken
 from ...storage.typed.graph_types import GraphTypes
 from ..kernels import aggregation_backend
 from ..kernels.aggregation.lists import DeviceLists
+from .base import Neighbourhood
 from .checked import share
 from .relations import NodeRows, Relation, TypedEdges
 from .stacked import OWN, Stacked, lists_of_types
-
-if TYPE_CHECKING:
-    from .block import ListNeighbourhood
 
 
 class Groups:
@@ -61,7 +58,7 @@ class DeviceTypedRows(TypedEdges):
 
     def __init__(
         self,
-        of: "ListNeighbourhood",
+        of: Neighbourhood,
         types: GraphTypes,
         of_rows: Tensor,
         kinds: Tensor,
