@@ -13,7 +13,7 @@ from ...storage.optional import when_present
 from ..assignment import BulkRequest
 from ..placement.row_owners import Owners
 from ..sample.base import Sampler
-from .own_edges import EdgeKinds, own_edges
+from .own_edges import EdgeKinds, own_keys
 from .plan import LinkRequest
 
 if TYPE_CHECKING:
@@ -143,11 +143,7 @@ class _OwnEdges:
             kinds: see there.
             size: number of seeds.
         """
-        destination, source, kind = own_edges(local, relation, kinds.types)
-        keys = keys_of(destination, source, size)
-        if kind is not None:
-            keys = keys * kinds.types.num_relations + kind
-        return cls(np.unique(keys), size, kinds, kind is not None)
+        return cls(np.unique(own_keys(local, relation, kinds.types, size)), size, kinds, relation is not None)
 
     def left_out(self, block: Block) -> Block:
         """The block without these edges, in the same memory."""

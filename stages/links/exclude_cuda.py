@@ -21,7 +21,7 @@ from ..kernels.minibatch_cuda.bulk import ResidentBulk, leading
 from ..kernels.runtime.device_memory import ToHost, to_device
 from ..kernels.sampling.device_samples import Counts, DeviceList, DeviceSample, Rows, prefix_sums
 from ..sample.resident import ResidentMiniBatch
-from .own_edges import EdgeKinds, own_edges
+from .own_edges import EdgeKinds, own_keys
 from .plan import LinkRequest
 
 
@@ -117,9 +117,7 @@ class _Piece:
         types = self._relations.types
         for at, w in zip(first, work, strict=False):
             local = np.searchsorted(w.minibatch.seeds, w.pairs)
-            destination, source, kind = own_edges(local, w.relation, types)
-            own = (at + destination) * self._width + source
-            keys.append(own if kind is None else own * types.num_relations + kind)
+            keys.append(own_keys(local, w.relation, types, self._width, at))
         return np.concatenate(keys)
 
     def _row_at(self, x: DeviceList) -> Tensor:

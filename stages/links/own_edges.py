@@ -56,6 +56,14 @@ def own_edges(pairs: PairArray, relation: Ids | None, types: GraphTypes) -> tupl
     return destination, source, kind
 
 
+def own_keys(pairs: PairArray, relation: Ids | None, types: GraphTypes, width: int, first: int = 0) -> Ids:
+    """int64 [e], each of `own_edges` as one number: by destination, counted from `first`, then source, of `width`, then
+    relation where pairs have one."""
+    destination, source, kind = own_edges(pairs, relation, types)
+    keys = (first + destination) * width + source
+    return keys if kind is None else keys * types.num_relations + kind
+
+
 def _of_groups(relation: Ids, types: GraphTypes) -> Iterator[tuple[Ids, tuple[int, ...]]]:
     """Positions of the pairs of each relation that has some, and its group of `GraphTypes.pair_relations`."""
     group_of = {group[0]: group for group in types.pair_relations}

@@ -123,7 +123,8 @@ class View:
         if device.type == "cpu":
             return np.concatenate(self.wanted) if rank is None else self.wanted[rank]
         if (rank, device) not in self._copies:
-            self._copies[rank, device] = on_device(self.wanted_on(torch.device("cpu"), rank), device)
+            ids = np.concatenate(self.wanted) if rank is None else self.wanted[rank]
+            self._copies[rank, device] = on_device(ids, device)
         return self._copies[rank, device]
 
     @property

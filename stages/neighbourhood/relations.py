@@ -260,11 +260,7 @@ class TypedEdges(ABC):
     """Nodes and edges of a block, by their types."""
 
     def __init__(
-        self,
-        of: Neighbourhood,
-        types: GraphTypes,
-        nodes: Iterable[NodeRows],
-        kernels: ModuleType | None = None,
+        self, of: Neighbourhood, types: GraphTypes, nodes: Iterable[NodeRows], kernels: ModuleType | None = None
     ) -> None:
         """
         Args:
