@@ -240,7 +240,7 @@ class _RemoteLayers:
         answers = owners.exchange(mine)
         kept = [a.take(len(ids), np.int32) for a, ids in zip(answers, owned)]
         edges = [int(n.sum()) for n in kept]
-        kinds = [np.int32, *[np.float32] * self.weighted, *[np.int64] * self.keep]
+        kinds = [np.int32, *([np.float32] if self.weighted else []), *([np.int64] if self.keep else [])]
         values = [np.concatenate([a.take(e, kind) for a, e in zip(answers, edges)]) for kind in kinds]
         ends, found = in_order(order, np.concatenate(kept), *values)
         splits = splits_of(rows)

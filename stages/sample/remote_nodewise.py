@@ -108,7 +108,7 @@ def _ask(
     weighted, with_ids = sampler.sends_weights(owners.rows.graph), sampler.edge_ids
     kept = [a.take(len(ids), _count_dtype(fanout)).astype(np.int64) for a, ids in zip(answers, owned)]
     edges = [int(n.sum()) for n in kept]
-    kinds = [owners.dtype, *[np.float32] * weighted, *[np.int64] * with_ids]
+    kinds = [owners.dtype, *([np.float32] if weighted else []), *([np.int64] if with_ids else [])]
     values = [np.concatenate([a.take(e, kind) for a, e in zip(answers, edges)]) for kind in kinds]
     ends, found = in_order(order, np.concatenate(kept), *values)
     rows = []
