@@ -132,9 +132,7 @@ _kept: WeakKeyDictionary[Graph, tuple[Tensor, tuple[Any, ...], IdArray, Layers]]
 their lists again."""
 
 
-def layers_for(
-    graph: Graph, degree: Tensor, wanted: IdArray, model: ModelSizes, budget: DeviceBudget
-) -> Layers | None:
+def layers_for(graph: Graph, degree: Tensor, wanted: IdArray, model: ModelSizes, budget: DeviceBudget) -> Layers | None:
     """Layers for the outputs of `wanted`, ascending and distinct; None if they do not fit. See `layerwise.infer` for
     the others."""
     known = _kept.get(graph)

@@ -98,9 +98,7 @@ def _left(drawn: Bulk, request: BulkRequest, kinds: EdgeKinds) -> Bulk:
     return replace(drawn, minibatches=tuple(without_pairs(m, p, kinds, of) for m, p, of in work))
 
 
-def without_pairs(
-    minibatch: MiniBatch, pairs: PairArray, kinds: EdgeKinds, relation: PairArray | None
-) -> MiniBatch:
+def without_pairs(minibatch: MiniBatch, pairs: PairArray, kinds: EdgeKinds, relation: PairArray | None) -> MiniBatch:
     """A minibatch without the edges of some pairs of its seeds, and their reverses.
 
     Args:
@@ -133,9 +131,7 @@ class _OwnEdges:
     by_relation: bool
 
     @classmethod
-    def from_positions(
-        cls, local: PairArray, relation: PairArray | None, kinds: EdgeKinds, size: int
-    ) -> "_OwnEdges":
+    def from_positions(cls, local: PairArray, relation: PairArray | None, kinds: EdgeKinds, size: int) -> "_OwnEdges":
         """
         Args:
             local: int64 [b, 2], pairs as positions among the seeds.

@@ -143,6 +143,6 @@ class Edges:
         block = Block(len(dst), self.names[src], indptr, place[sources], weight)
         degree = self.degree[torch.from_numpy(src)].to(device)
         made = BlockNeighbourhood(block, degree)
-        made.names = block.src
+        made.names = self.names[src]
         made.numbers = EdgeNumbers(self.numbers.first[dst], self.numbers.own[dst], self.edge[edges])
         return made, src
