@@ -81,7 +81,7 @@ class DeviceLayers:
 
     @property
     def edge_ends(self) -> tuple[Counts, ...]:
-        """See `DeviceSample.edge_ends`."""
+        """L times int64 [k], on the host: edges of each layer."""
         return tuple(x.edges for x in self.lists)
 
 
