@@ -261,10 +261,9 @@ def parts_of_store(dataset: Path, out: Path) -> WriteParts:
 def own_rows(dataset: Dataset, owned: IdArray) -> OwnRows:
     """Rows of a dataset for the nodes that a part owns."""
     # Labelled pairs are read from the dataset by every rank.
-    of_pairs, none = dataset.of_pairs, np.empty(0, np.int64)
-    sets = (none if of_pairs else getattr(dataset.split, name) for name in SPLITS)
+    sets = (np.empty(0, np.int64) if dataset.of_pairs else getattr(dataset.split, name) for name in SPLITS)
     split = Split(*(np.flatnonzero(np.isin(owned, ids, assume_unique=True)).astype(np.int64) for ids in sets))
-    labels = np.zeros(len(owned), np.int64) if of_pairs else dataset.labels[owned]
+    labels = np.zeros(len(owned), np.int64) if dataset.of_pairs else dataset.labels[owned]
     features, graph = _OwnedFeatures(dataset.features, owned), dataset.graph
     taken, edges = graph.take(owned), None
     if graph.edge_features is not None:
@@ -362,8 +361,8 @@ def open_neighbours(out: Path, part: int, loops: bool) -> tuple[FeatureStore, Fl
         return features, degree
     if not rows.meta.get(LOOPS, 1):
         return features, degree_rows(degree, np.empty(0, np.int64), None)
-    loops_of = _self_loops(open_partition(folder / "graph", fingerprint=whole.fingerprint))
-    return features, degree_rows(degree, *loops_of)
+    partition = open_partition(folder / "graph", fingerprint=whole.fingerprint)
+    return features, degree_rows(degree, *_self_loops(partition))
 
 
 def _self_loops(partition: Partition) -> tuple[IdArray, FloatArray | None]:
