@@ -62,7 +62,7 @@ class HeadsConfig(ModelConfig):
     """H, the number of heads in every layer; a head is `hidden / heads` wide, or as wide as the result in a last layer
     that averages them."""
     attention_dropout: float = 0.0
-    """Probability of dropping an attention coefficient, by torch's generator."""
+    """Probability of dropping an attention coefficient."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -86,6 +86,7 @@ class Relation(ListEdges):
 
     Calls read the rows of all sources of the block, and return one row for each destination of the relation's type:
     row i belongs to row ``targets[i]`` of the block's result. Rows without an edge of the relation give zeros.
+    ``positions``, int64 [num_edges], are the places of the edges among those of the block.
     """
 
     def __init__(self, of: RelationEdges, lists: Any, sources: Tensor, local: Any) -> None:

@@ -87,7 +87,7 @@ class Visible:
         names = (each for of in self.around.values() for each in of.values())
         return np.unique(np.concatenate([np.empty(0, np.int64), *names]))
 
-    @property
+    @cached_property
     def num_owned(self) -> int:
         """Nodes of all chunks."""
         return sum(chunk.num_nodes for chunk in self.chunks.values())
