@@ -49,7 +49,7 @@ def batch_of(lab: Lab, name: str) -> int:
 
 
 def asked_of(lab: Lab, name: str, request: Request, workspace: Workspace | None = None) -> Any:
-    """What the kernels of a sampler are asked for."""
+    """Request to the kernels of a sampler for the minibatches of a bulk."""
     if name in LAYER_WISE:
         counts = (batch_of(lab, name),) * len(FANOUT)
         return LayerDraws(request.seeds, request.keys, counts, every_row=name == "fastgcn", workspace=workspace)

@@ -39,7 +39,7 @@ class SampleOrder:
 
     @classmethod
     def from_sampling(cls, sampling: "Sampling", data: DataPart, queue: str) -> "SampleOrder":
-        """Those of a job, for a store of its dataset and a queue."""
+        """Order of a job, for a store of its dataset and a queue."""
         job = sampling.job
         may_choose = "kernel" not in job.model_fields_set
         return cls(data, sampling.sample, queue, sampling.store_options, job.threads or 1, may_choose)

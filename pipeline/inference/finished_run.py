@@ -348,7 +348,7 @@ def load(
 
 
 def _outline_of(result: Result, job: Job) -> Outline:
-    """What a run's model was built for."""
+    """Outline of the dataset that a run's model was built for."""
     width = job.learned.num_read(result.num_features)
     outline = Outline(result.dataset, width, result.num_classes, result.task, {}, types=result.types)
     if result.labels_of == "edges":

@@ -51,7 +51,7 @@ class FileRequest:
 
     @property
     def call(self) -> Call:
-        """What the model is applied to, and who computes it."""
+        """Call of the model, on the dataset and by the workers of the request."""
         by = Workers.from_arguments(self.workers, self.scheduler, self.cluster)
         return Call(self.dataset, self.options, by, self.emit)
 

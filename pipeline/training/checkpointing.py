@@ -21,12 +21,12 @@ LEFT_OUT = ("cursor", "memory_bytes", "fetched", "pooled", "ledgers")
 
 
 def restore(context: TrainContext) -> dict[str, Any] | None:
-    """Load the last checkpoint into the model, and into the context's progress, ledger and clock.
+    """Load the last checkpoint into the model, and into the rank's progress, ledger and clock.
 
     Returns:
         The checkpoint's record; None if there is none.
     """
-    group, progress = context.job.group, context.progress
+    group, progress = context.job.group, context.control.progress
     found = context.checkpoints.latest() if context.checkpoints else None
     if found is None:
         return None
@@ -46,7 +46,7 @@ def restore(context: TrainContext) -> dict[str, Any] | None:
     progress.ledgers = redistributed(state["ledgers"], group.size)
     context.job.ledger.restore(progress.ledgers[group.rank])
     for name, seconds in state["seconds"].items():
-        context.clock.add(name, seconds)
+        context.control.clock.add(name, seconds)
     context.control.callbacks.run.resumed = True
     context.control.callbacks.load(state.get("callbacks", []))
     if group.rank == 0:
@@ -66,7 +66,7 @@ class Checkpointer:
             pace: of this phase.
             total_steps: of this phase, over all its epochs.
         """
-        self._context, self._progress, self._losses = context, context.progress, losses
+        self._context, self._progress, self._losses = context, context.control.progress, losses
         self._pace, self._total_steps = pace, total_steps
         self._saved_at = time.monotonic()
         self._stopping = False
@@ -121,7 +121,7 @@ class Checkpointer:
                     "progress": on_host({**state, **totals}),
                     "ledgers": progress.ledgers,
                     "pace": vars(self._pace),
-                    "seconds": context.clock.running_snapshot()[0],
+                    "seconds": context.control.clock.running_snapshot()[0],
                     **learned,
                     **({"callbacks": on_host(callbacks.state()), "frozen": frozen} if len(callbacks) else {}),
                 },

@@ -36,10 +36,14 @@ class Member:
 
 @dataclass(frozen=True)
 class RankControl(Control):
-    """`Control` of a rank, with the run's callbacks."""
+    """`Control` of a rank, with the run's callbacks, and what is told of it: its seconds, and how far it has come."""
 
     callbacks: Callbacks = field(default_factory=no_callbacks)
     """Called after steps, validations and epochs of this rank; each may ask to end training."""
+    clock: Clock = field(default_factory=Clock)
+    """Counts this rank's seconds."""
+    progress: Progress = field(default_factory=Progress)
+    """The rank's position and sums, which training changes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +59,6 @@ class TrainContext:
     """Read by every rank, written by the leader."""
     validate: Validate | None = None
     control: RankControl = field(default_factory=RankControl)
-    clock: Clock = field(default_factory=Clock)
-    """Counts this rank's seconds."""
-    progress: Progress = field(default_factory=Progress)
-    """Where the rank stands; goes on as it trains."""
 
     @property
     def total_epochs(self) -> int:

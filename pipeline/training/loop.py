@@ -26,7 +26,7 @@ def train_rank(context: TrainContext) -> Progress:
         ShortHandedError: ranks were lost, and the phase has ended without them; the checkpoint is written.
         RunError: a stage failed; the last checkpoint is intact.
     """
-    progress, group = context.progress, context.job.group
+    progress, group = context.control.progress, context.job.group
     resumed = restore(context)
     phases = context.system.schedule.phases(context.job.epochs, context.model)
     started = False
@@ -35,7 +35,7 @@ def train_rank(context: TrainContext) -> Progress:
     for phase in phases[progress.cursor.phase :]:
         if len(phases) > 1 and group.rank == 0:
             context.control.emit(Note(f"phase {phase.number + 1} of {len(phases)}: {phase.name}"))
-        with context.clock.measure("partition"):
+        with context.control.clock.measure("partition"):
             if placement is None or system.partition.changes:
                 placement = system.partition.place(context.data, phase, context.job, placement)
         training = PhaseTraining(context, phase, placement, before)

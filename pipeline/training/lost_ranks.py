@@ -35,7 +35,7 @@ class LostRanks:
             seeds, noun = _seeds_of(rank, context.data)
             record = {"rank": rank, "phase": self._phase.number, "epoch": epoch, "step": step, "seeds": seeds}
             self._records[rank] = record | {"epochs": 0}
-            context.progress.lost.append(self._records[rank])
+            context.control.progress.lost.append(self._records[rank])
             if is_leader(group):
                 where = f"epoch {epoch + 1}, step {step + 1} of {len(self._steps)}"
                 what = f"its {seeds:,} {noun}, and validation, are left out until {self._phase.name} ends"

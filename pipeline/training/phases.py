@@ -39,7 +39,8 @@ class PhaseTraining:
         Raises:
             InputError: there is nothing to train on.
         """
-        self.context, self.phase, self.progress, self.clock = context, phase, context.progress, context.clock
+        self.context, self.phase = context, phase
+        self.progress, self.clock = context.control.progress, context.control.clock
         self.module = context.system.schedule.begin(phase, context.model)
         self.placement = placement
         self.steps = context.job.steps(context.system.sample.num_minibatches(placement, context.job))

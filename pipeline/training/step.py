@@ -60,7 +60,7 @@ class StepRunner:
             context: of this rank.
             work: of the phase.
         """
-        self.context, self.progress, self.clock = context, context.progress, context.clock
+        self.context, self.progress, self.clock = context, context.control.progress, context.control.clock
         self.phase, self.module, self.placement = work.phase, work.module, work.placement
         self.steps, self.fetcher, module = work.steps, work.fetcher, work.module
         self.rules, total_epochs = context.step_rules, context.total_epochs

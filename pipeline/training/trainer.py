@@ -139,9 +139,8 @@ def train_and_evaluate(prepared: Prepared, out: Path, feed: QueueEnd, member: Me
     progress_of = partial(EvaluationProgress, emit, stop if group.size == 1 else lambda: False)
     score = with_all_rows(scores(prepared, system, model, rank_job, out, progress_of), prepared, rank_job, out)
     with callbacks_of(prepared, group, model, out, emit) as callbacks:
-        rank_control = RankControl(emit, stop, control.save, callbacks)
-        context = _context_of(prepared, system, rank_job, model, score)
-        context = replace(context, control=rank_control, clock=member.clock)
+        rank_control = RankControl(emit, stop, control.save, callbacks, member.clock)
+        context = replace(_context_of(prepared, system, rank_job, model, score), control=rank_control)
         progress = _train(context, prepared.model.name)
         sha256 = parameters_sha256(model)
         if progress.best_state:
@@ -243,7 +242,7 @@ def _context_of(prepared: Prepared, system: System, rank_job: RankJob, model: nn
 
 def _train(context: TrainContext, name: str) -> Progress:
     """Train all phases of the model of that name, and close the queue."""
-    emit, queue, clock = context.control.emit, context.job.queue, context.clock
+    emit, queue, clock = context.control.emit, context.job.queue, context.control.clock
     emit(StageStarted("train", f"training {name} with {context.system.name}", context.total_epochs))
     try:
         with clock.measure("train"):

@@ -37,7 +37,7 @@ class Receipt:
 
     @classmethod
     def of_bulk(cls, bulk: Bulk, seconds: float) -> "Receipt":
-        """That of a bulk, which took so long to sample."""
+        """Receipt of a bulk that took so many seconds to sample."""
         edges = sum(m.num_edges for m in bulk.minibatches)
         return cls(bulk.epoch, bulk.number, len(bulk.minibatches), edges, seconds)
 

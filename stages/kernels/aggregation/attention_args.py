@@ -91,13 +91,13 @@ class DeviceEdges(NamedTuple):
     lists: DeviceLists
     rule: AttentionRule
     names: tuple[Tensor | None, ...]
-    """Those of `EdgeNumbers.to_device`, or None each."""
+    """Results of `EdgeNumbers.to_device`; None each without numbers."""
     rows: Tensor | None
     own: bool
 
 
 class BackwardRows(NamedTuple):
-    """What the backward pass of attention has of its N destinations, after all shards."""
+    """Rows of the N destinations that the backward pass of attention reads, after all shards."""
 
     logit: Tensor
     """[N, H]."""

@@ -1,4 +1,4 @@
-"""What sampling kernels are asked for: minibatches of a bulk, and how their hops are drawn."""
+"""Requests to sampling kernels: minibatches of a bulk, and how their hops are drawn."""
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
