@@ -67,7 +67,7 @@ BUDGETS: dict[str, float] = {
     # rows have another order than their columns, edges that Gephi says are of both kinds: 14.
     # Runs of several epochs were killed in 1 and 2 GiB: waiting minibatches take an eighth of what is left, a graph
     # without room lies in a file if a disk has room for it, and rows ahead take no more than there is: 28.
-    "lines_code": 65_339,
+    "lines_code": 65_348,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 33.8,
     "none_checks_of_types": 5,

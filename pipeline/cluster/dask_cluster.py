@@ -178,7 +178,7 @@ def opened(job: Job, emit: Emit, workers: int, gpus: int = 0) -> Iterator[Client
     where = f"connecting to {c.scheduler}" if c.scheduler else "starting a Dask cluster on this machine"
     emit(StageStarted("cluster", where))
     try:
-        with dask.config.set({**SETTINGS, HOSTS: c.dashboard_hosts}), _scratch() as scratch:
+        with dask.config.set({**SETTINGS, HOSTS: c.dashboard_hosts}), _quiet(), _scratch() as scratch:
             cluster = None if c.scheduler else _local(job, workers, security, scratch, gpus)
             client = None
             try:
@@ -243,6 +243,19 @@ def _is_running(cluster: LocalCluster) -> bool:
     except Exception:
         return False
     return True
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Context in which Dask logs nothing here. ``silence_logs`` looks at Dask's own handlers alone, and it has none if
+    the root logger had one before Dask was imported, as after any ``logging.debug``."""
+    logger = logging.getLogger("distributed")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @contextmanager
