@@ -17,7 +17,7 @@ from ..datasets import ReadOptions
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageStarted, cautioning, during
 from .by_tasks import Workers
-from .files import PIECE_ROWS, FileRows, called, check_suffix, names_of, write_rows
+from .files import PIECE_ROWS, FileRows, check_suffix, names_of, row_columns, write_rows
 from .finished_run import TrainedRun
 from .opened import Call, opened
 
@@ -41,7 +41,7 @@ class Embeddings(FileRows):
         return self.rows
 
     def columns(self) -> dict[str, Any]:
-        return called(self.nodes, self.node_names) | {"embedding": self.rows}
+        return row_columns(self.nodes, self.node_names) | {"embedding": self.rows}
 
     @property
     def attributes(self) -> dict[str, Any]:

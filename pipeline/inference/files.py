@@ -85,7 +85,7 @@ def as_column(values: list[str] | AnyArray) -> AnyArray:
     return np.asarray(values.tolist()) if values.dtype == object and len(values) else values
 
 
-def called(nodes: IntArray, names: Any) -> dict[str, Any]:
+def row_columns(nodes: IntArray, names: Any) -> dict[str, Any]:
     """Columns that say which node, or [n, 2] which ends, a row is of: by `names` as `names_of` gives them, or by id."""
     of: Any = nodes if names is None else names if isinstance(names, np.ndarray) else [*names]
     return {"node": as_column(of)} if nodes.ndim == 1 else {"src": as_column(of[:, 0]), "dst": as_column(of[:, 1])}

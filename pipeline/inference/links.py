@@ -25,7 +25,7 @@ from ..setup.python_inputs import read_given
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageStarted, cautioning, during
 from .by_tasks import Workers
-from .files import PIECE_ROWS, FileRows, called, check_suffix, names_of, write_rows
+from .files import PIECE_ROWS, FileRows, check_suffix, names_of, row_columns, write_rows
 from .finished_run import TrainedRun, load
 from .opened import Call, Opened, opened
 from .relations_of_run import asked_of_each, types_of_pairs
@@ -52,7 +52,7 @@ class LinkScores(FileRows):
         return self.scores
 
     def columns(self) -> dict[str, Any]:
-        named = called(self.pairs, self.node_names)
+        named = row_columns(self.pairs, self.node_names)
         return named | present_items({"relation": self.relations}) | {"score": self.scores}
 
     def write(self, path: str | Path) -> None:

@@ -13,7 +13,7 @@ from ...storage.array_kinds import AnyArray, FloatArray, ValueArray
 from ...storage.dataset import SPLITS, Dataset, IdArray, Task, is_labelled
 from ...storage.errors import InputError
 from ...storage.optional import when_present
-from .files import PIECE_ROWS, FileRows, called, check_suffix, write_rows
+from .files import PIECE_ROWS, FileRows, check_suffix, row_columns, write_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -165,7 +165,7 @@ class Predictions(FileRows):
         write_rows(path, kind, len(self), self.pieces(PIECE_ROWS), table)
 
     def columns(self) -> dict[str, Any]:
-        found = called(self.nodes, self.node_names)
+        found = row_columns(self.nodes, self.node_names)
         found |= {"value": self.values} if self.task == "regression" else {"class": self.classes}
         found |= {} if self.task == "regression" else {"probability": self.probabilities}
         return found | {name: _without_nulls(c) for name, c in self._given(joined=True).items()}
@@ -178,7 +178,7 @@ class Predictions(FileRows):
         import pyarrow as pa
 
         named = self.class_names
-        columns = called(self.nodes, self.node_names)
+        columns = row_columns(self.nodes, self.node_names)
         if self.task == "regression":
             self._require(classes=all_probabilities)
             several = self.values.shape[1] > 1 or named is not None

@@ -22,7 +22,7 @@ from .queue_feed import BySampler, Sampled
 
 
 @dataclass(frozen=True)
-class OfPairs(BySampler):
+class PairPolicy(BySampler):
     """Minibatches of pairs."""
 
     negatives: Negatives | None = field(default_factory=Negatives)
@@ -34,7 +34,7 @@ class OfPairs(BySampler):
 
 
 @dataclass(frozen=True)
-class SampledLinks(OfPairs, Sampled):
+class SampledLinks(PairPolicy, Sampled):
     """Minibatches of pairs, whose seeds are the ends, without the pairs' own edges unless these may be seen, or of what
     lies before the pairs."""
 
@@ -58,7 +58,7 @@ class SampledLinks(OfPairs, Sampled):
 
 
 @dataclass(frozen=True)
-class LinksByOwners(OfPairs, SampledByOwners):
+class LinksByOwners(PairPolicy, SampledByOwners):
     """`SampledLinks` over block rows: every rank has all pairs, and takes the own edges out of the samples that the
     owners of the rows have drawn for it."""
 
@@ -73,7 +73,7 @@ class LinksByOwners(OfPairs, SampledByOwners):
 
 
 @dataclass(frozen=True)
-class LocalLinks(OfPairs, Local):
+class LocalLinks(PairPolicy, Local):
     """`Local` minibatches of pairs: a rank trains on the pairs between nodes of the chunks that it sees, whose
     destination is in its own. Negatives are drawn of the nodes of these chunks."""
 

@@ -14,7 +14,7 @@ from ....storage.plural import counted, were
 from ....storage.stored.data_card import AS_GIVEN, data_card
 from ....storage.times.moments import as_times, in_one_unit
 from ....storage.typed.features import TypedFeatures
-from .columns import Card, Of, clean_features, degree_rows, note_missing
+from .columns import Card, RowKind, clean_features, degree_rows, note_missing
 from .components import in_largest_component, restricted, restricted_split
 from .edges import clean_edges, note_borrowed, note_weights
 from .filling import check_indicators
@@ -135,7 +135,7 @@ def _features(
 ) -> AnyArray:
     """float32 [n, F] of a node type; F is 0 if it has none. Raises InputError: they have a defect."""
     own, seen = raw.nodes.get(kind, RawNodes()), list[str]()
-    of = Of(own.columns, called=str(kind or "nodes"))
+    of = RowKind(own.columns, called=str(kind or "nodes"))
     with about(f"features of {type_text(kind)}" if raw.is_typed else ""):
         rows = clean_features(own.features, num_nodes, options, seen, of, card)
     notes += noted(kind, seen)

@@ -21,8 +21,8 @@ LARGE_VALUE = 100
 """Value beyond which features get a note: training diverges, or stands still."""
 
 
-class Of(NamedTuple):
-    """Whose features some rows are."""
+class RowKind(NamedTuple):
+    """Kind of the rows that features are of."""
 
     columns: Sequence[str] = ()
     """See `column_names`."""
@@ -31,11 +31,11 @@ class Of(NamedTuple):
     """Their place in a data card."""
 
 
-NODES, EDGES = Of(), Of((), "edge", "edges")
+NODES, EDGES = RowKind(), RowKind((), "edge", "edges")
 
 
 def clean_features(
-    features: Any, num_nodes: int, options: ReadOptions, notes: list[str], of: Of = NODES, card: Card | None = None
+    features: Any, num_nodes: int, options: ReadOptions, notes: list[str], of: RowKind = NODES, card: Card | None = None
 ) -> npt.NDArray[np.float32]:
     """Features float32 [V, F], C-contiguous, of numbers, dense or SciPy sparse, or of None, so that F is 0.
 
@@ -66,7 +66,7 @@ def clean_features(
 
 
 def clean_edge_features(
-    features: Any, num_edges: int, options: ReadOptions, notes: list[str], of: Of = EDGES, card: Card | None = None
+    features: Any, num_edges: int, options: ReadOptions, notes: list[str], of: RowKind = EDGES, card: Card | None = None
 ) -> npt.NDArray[np.float32]:
     """Features of edges, float32 [E, D], in the order given. Missing values are filled as those of nodes are.
 
@@ -89,7 +89,7 @@ def _array(features: npt.ArrayLike) -> Any:
 
 
 def filled(
-    x: npt.NDArray[np.float32], given: Any, options: ReadOptions, notes: list[str], of: Of, card: Card | None
+    x: npt.NDArray[np.float32], given: Any, options: ReadOptions, notes: list[str], of: RowKind, card: Card | None
 ) -> npt.NDArray[np.float32]:
     """Rows [n, F] scaled and filled, which changes `x`; see `filling.Seen.from_rows` and `check`."""
     bad = taken_out(x)

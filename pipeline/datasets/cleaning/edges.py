@@ -17,7 +17,7 @@ from ....storage.graph import Graph, as_times, index_dtype, run_starts, starts_o
 from ....storage.optional import taken, when_present
 from ....storage.plural import are, counted, were
 from ....storage.typed.graph_types import RelationType
-from .columns import Card, Of, clean_edge_features
+from .columns import Card, RowKind, clean_edge_features
 from .options import Direction, ReadOptions
 from .raw import AnyArray, Hint, RawEdges, about, noted, type_text
 
@@ -72,7 +72,7 @@ def checked_edges(
         src, dst = _checked_ends(own.ends, counts)
         weight = None if options.edge_weights == "ignore" else _checked_weight(own.weight, len(src))
         if own.features is not None:
-            of = Of(own.columns, "edge", name or "edges")
+            of = RowKind(own.columns, "edge", name or "edges")
             found = clean_edge_features(own.features, len(src), options, seen, of, card)
             rows = found if found.shape[1] else None
     notes += noted(kind, seen)

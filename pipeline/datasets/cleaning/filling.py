@@ -169,7 +169,7 @@ class Seen(Totals):
 
 
 def normalized_rows(x: Float32Array, options: ReadOptions) -> Float32Array:
-    """Float32Array after a normalisation that needs no other rows."""
+    """Rows after a normalisation that needs no other rows."""
     if options.normalize_features == "binary":
         return (x != 0).astype(np.float32)
     if options.normalize_features == "row":

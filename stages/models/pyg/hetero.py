@@ -21,7 +21,7 @@ from ..base import ACTIVATIONS, Model
 from ..relational import TypedInput, features_of
 from ..small_graph import SMALL, SmallGraph, weights_tried
 from .edges import forward_parameters, reads_edge_attr
-from .model import check_between, evaluating, in_block, listed
+from .model import check_activation, evaluating, in_block, listed
 from .weights import weights_for
 
 OF_TYPES = ("HeteroConv", "HGTConv", "HANConv")
@@ -79,7 +79,7 @@ class HeteroPyGModel(Model):
                     f"HeteroPyGModel got a {type(layer).__name__} among its layers; expected modules such as "
                     "HeteroConv, HGTConv or to_hetero(...), whose forward takes x_dict and edge_index_dict"
                 )
-        check_between("HeteroPyGModel", dropout, activation)
+        check_activation("HeteroPyGModel", dropout, activation)
         self.num_layers, self.layers = len(layers), nn.ModuleList(layers)
         self.dropout, self.activation = dropout, activation
         self.reads_edges = any(reads_edge_attr(conv) for layer in layers for conv in _convs(layer).values())

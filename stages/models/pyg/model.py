@@ -84,7 +84,7 @@ class PyGModel(Stack):
             raise InputError("PyGModel got no convolutions; give one for each layer")
         for conv in convs:
             refuse(conv)
-        check_between("PyGModel", dropout, activation)
+        check_activation("PyGModel", dropout, activation)
         super().__init__(convs, [0] * (len(convs) - 1), dropout, "none", activation)
         self.reads_edges = any(map(reads_edge_attr, convs))
         self.reads_loops = any(map(reads_loops, convs))
@@ -211,7 +211,7 @@ def listed(given: Sequence[nn.Module] | nn.Module) -> list[nn.Module]:
     return [given] if isinstance(given, nn.Module) and not isinstance(given, nn.ModuleList) else list(given)
 
 
-def check_between(name: str, dropout: float, activation: str) -> None:
+def check_activation(name: str, dropout: float, activation: str) -> None:
     """Refuse options of what is between the layers of model `name`. Raises InputError."""
     if activation not in ACTIVATIONS:
         raise InputError(f"{name}: activation is {activation!r}; expected one of {', '.join(ACTIVATIONS)}")

@@ -28,7 +28,7 @@ from .attention import attend_into
 from .attention_backward import attend_from
 from .attention_shared import attend_shared, attend_shared_backward
 from .softmax import add_outer, dots, weighted_sum
-from .sums import ADDED, BESIDE, FROM_BESIDE, NOTHING, UNROLL, Weights, add_lists, row_of, sum_lists, tile, walk_lists
+from .sums import ADDED, BESIDE, FROM_BESIDE, NOTHING, UNROLL, Scales, add_lists, row_of, sum_lists, tile, walk_lists
 
 __all__ = [
     "add_outer", "add_rows", "attend_from", "attend_into", "attend_shared", "attend_shared_backward", "dots", "maximum",
@@ -39,7 +39,7 @@ __all__ = [
 
 def _sum(of: WeightedLists, x: Tensor, columns: int, kind: tl.constexpr, own: Tensor | None = None) -> Tensor:
     lists, out = of.lists, torch.empty(of.lists.num_dst, columns, dtype=x.dtype, device=x.device)
-    by = Weights(of.coef, of.row_scale, None, kind, own, lists.num_dst)
+    by = Scales(of.coef, of.row_scale, None, kind, own, lists.num_dst)
     add_lists(lists.to_device(x.device), None, x, out, by)
     return out
 
@@ -49,7 +49,7 @@ def _gradient(of: WeightedLists, grad: Tensor, width: int, kind: tl.constexpr, o
     lists, rows = of.lists, rows_on(of.rows, grad.device)
     back, edge = lists.to_device(grad.device).transposed
     weight, out = moved(taken(of.coef, edge), grad.dtype), grad.new_empty(lists.num_src, width)
-    add_lists(back.over_rows(rows), None, grad, out, Weights(weight, None, of.row_scale, kind, own, lists.num_dst))
+    add_lists(back.over_rows(rows), None, grad, out, Scales(weight, None, of.row_scale, kind, own, lists.num_dst))
     return out
 
 
@@ -71,7 +71,7 @@ def spmm_beside_backward(of: WeightedLists, grad: Tensor) -> Tensor:
 
 def spmm_into(of: WeightedLists, x: Tensor, out: Tensor) -> None:
     assert out.is_contiguous() and out.shape[1] >= x.shape[1]
-    by = Weights(of.coef, of.row_scale)
+    by = Scales(of.coef, of.row_scale)
     add_lists(of.lists.to_device(x.device), rows_on(of.rows, x.device), x, out, by, add=True)
 
 

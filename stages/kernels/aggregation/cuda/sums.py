@@ -122,7 +122,7 @@ def _sum_rows(
     tl.store(place, total, both)
 
 
-class Weights(NamedTuple):
+class Scales(NamedTuple):
     """Factors of the rows that are summed, and what is added to the first rows of the result."""
 
     coef: Tensor | None = None
@@ -138,11 +138,11 @@ class Weights(NamedTuple):
     own_rows: int = 0
 
 
-PLAIN = Weights()
+PLAIN = Scales()
 
 
 def add_lists(
-    lists: DeviceLists, rows: Tensor | None, x: Tensor, out: Tensor, by: Weights = PLAIN, add: bool = False
+    lists: DeviceLists, rows: Tensor | None, x: Tensor, out: Tensor, by: Scales = PLAIN, add: bool = False
 ) -> None:
     """``out[rows[i], :width] (+)= row_scale[rows[i]] * sum over edges e of list i of coef[e] * x[indices[e], :width]``;
     `width` is the columns of x or of out, whichever has fewer.

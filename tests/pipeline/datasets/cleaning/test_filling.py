@@ -8,7 +8,7 @@ from hypothesis.extra.numpy import arrays
 
 import millrace as mr
 from millrace.pipeline.datasets.cleaning import filling
-from millrace.pipeline.datasets.cleaning.columns import EDGES, Of, clean_edge_features, clean_features
+from millrace.pipeline.datasets.cleaning.columns import EDGES, RowKind, clean_edge_features, clean_features
 from millrace.storage.errors import InputError
 
 KNOWN = st.floats(-1000, 1000, width=32)
@@ -70,8 +70,10 @@ def test_columns_and_counts_are_named():
     with pytest.raises(
         InputError, match=r"4 feature values are NaN or infinite \(first: node 0\): 'pay' 1, 'rank' 3; set"
     ):
-        clean_features(x, 3, mr.ReadOptions(), [], Of(names))
-    clean_features(x, 3, mr.ReadOptions(nan_features="median", normalize_features="standard"), notes := [], Of(names))
+        clean_features(x, 3, mr.ReadOptions(), [], RowKind(names))
+    clean_features(
+        x, 3, mr.ReadOptions(nan_features="median", normalize_features="standard"), notes := [], RowKind(names)
+    )
     assert notes[0] == (
         "4 NaN or infinite feature values were filled with the median of the known ones, after columns were scaled "
         "by the known ones (nan_features=median): 'pay' 1, 'rank' 3."
