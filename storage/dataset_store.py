@@ -274,18 +274,19 @@ def check_graph_access(store: Store, place: str) -> None:
         )
 
 
-def graph_array(store: Store, name: str, place: GraphAccess) -> Any:
-    """One of `GRAPH_DIGESTS` of a dataset store, in memory or mapped; None if there is none. Values are not checked.
-    An array for which memory has no room is mapped whatever the place: a compressed one from an unnamed file, where the
-    temporary folder has room.
+def large_array(store: Store, name: str, place: GraphAccess) -> Any:
+    """One of `GRAPH_DIGESTS` or the labels of a dataset store, in memory or mapped; None if a graph has none. Values
+    are not checked. An array for which memory has no room is mapped whatever the place: a compressed one from an
+    unnamed file, where the temporary folder has room.
 
     Raises:
         StoreError: it is absent or damaged, or there is no room for it.
     """
     if name not in store:
-        return None
+        return None if name in GRAPH_DIGESTS else store.read(name)  # which refuses
     size, folder = store.bytes_of(name), Path(tempfile.gettempdir())
-    has_room = fits_in_memory(size + STEP_BYTES)
+    of_nodes = 2 * store.bytes_of("indptr")  # labels and degrees
+    has_room = fits_in_memory(size + of_nodes + STEP_BYTES)
     if place == "mapped" or (store.is_mappable(name) and not has_room):
         return store.mapped(name)
     if has_room or takes_memory(folder) or disk_usage(folder).free < size:
@@ -371,7 +372,7 @@ def open_dataset_store(
     check_graph_access(store, graph)
     rows, called = open_features(store, features), open_names(store) if names else None
     opened = Graph(
-        **{name: graph_array(store, name, graph) for name in GRAPH_DIGESTS},
+        **{name: large_array(store, name, graph) for name in GRAPH_DIGESTS},
         **{name: store.read(name) for name in OF_SOME_GRAPHS if name in store},
         types=open_types(store),
         edge_features=open_edge_features(store, features),
@@ -382,7 +383,7 @@ def open_dataset_store(
         dataset = Dataset(
             graph=opened,
             features=rows,
-            labels=store.read("labels"),
+            labels=large_array(store, "labels", "memory"),
             split=Split(*map(store.read, SPLITS)),
             node_names=called,
             **arrays,

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -195,23 +195,31 @@ class Graph:
         """int64 [V], number of in-edges of each node."""
         return np.diff(self.indptr)
 
-    @cached_property
+    def in_degree_at(self, rows: IntArray) -> IdArray:
+        """int64 [n], `in_degree` of these rows, without that of all."""
+        return self.indptr[rows + 1] - self.indptr[rows]
+
+    @property
     def degree(self) -> Float64Array:
-        """float64 [V], the sum of each node's in-edge weights; without weights, the in-degree."""
-        if self.edge_weight is None:
-            return self.in_degree.astype(np.float64)
+        """float64 [V], the sum of each node's in-edge weights; without weights, the in-degree, which is not kept."""
+        starts, stops = self.indptr[:-1], self.indptr[1:]
+        return self._total_weight if self.is_weighted else np.subtract(stops, starts, dtype=np.float64)
+
+    @cached_property
+    def _total_weight(self) -> Float64Array:
+        weights = cast(FloatArray, self.edge_weight)
         # Row by row: the sum of a row must not depend on which other rows are here.
         total = np.zeros(self.num_nodes)
         for first, stop in row_ranges(self.indptr):
             rows = np.repeat(np.arange(stop - first, dtype=np.int32), self.in_degree[first:stop])
-            weight = self.edge_weight[self.indptr[first] : self.indptr[stop]]
+            weight = weights[self.indptr[first] : self.indptr[stop]]
             total[first:stop] = np.bincount(rows, weight, minlength=stop - first)
         return total
 
     def take(self, rows: IdArray) -> TakenRows:
         """Rows of these ascending ids, with copies of their edges."""
         starts = self.indptr[rows]
-        indptr, edges = edges_of_rows(starts, self.in_degree[rows])
+        indptr, edges = edges_of_rows(starts, self.in_degree_at(rows))
         return self._taken(indptr, starts, edges)
 
     def _taken(self, indptr: IdArray, starts: IdArray, edges: slice | IdArray) -> TakenRows:

@@ -18,7 +18,7 @@ from . import dataset_store
 from .array_checks import proving, require
 from .array_kinds import AnyArray
 from .dataset import PAIR_ARRAYS, SPLITS, Dataset, Split
-from .dataset_store import FeaturesAccess, GraphAccess, features_shape, graph_array, open_features
+from .dataset_store import FeaturesAccess, GraphAccess, features_shape, large_array, open_features
 from .errors import StoreError
 from .features import FeatureStore
 from .fingerprint import GRAPH_DIGESTS, graph_fingerprint
@@ -105,7 +105,7 @@ class LazyGraph(Graph):
         # Without types there are no relations, whatever the store holds; with types, there must be.
         if self.types.is_single if name == "edge_type" else name not in self._store:
             return None
-        array = graph_array(self._store, name, self.place) if name in GRAPH_DIGESTS else self._store.read(name)
+        array = large_array(self._store, name, self.place) if name in GRAPH_DIGESTS else self._store.read(name)
         with proving(self._store.path):
             GRAPH_ARRAYS[name].check(self, array)
         return array

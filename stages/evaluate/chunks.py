@@ -73,10 +73,9 @@ class Source:
 def layer_counts(graph: Graph, needed: Sequence[Mask]) -> list[LayerCounts]:
     """Sizes of the layers, from L+1 masks [V]: sources of the first, and rows of each."""
     rows = [int(np.count_nonzero(mask)) for mask in needed]
-    edges = [
-        graph.num_edges if n == graph.num_nodes else int(graph.in_degree[mask].sum())
-        for n, mask in zip(rows[1:], needed[1:])
-    ]
+    # Sums that wrap around differ by the right number.
+    starts, stops = graph.indptr[:-1], graph.indptr[1:]
+    edges = [int(np.sum(stops, where=mask) - np.sum(starts, where=mask)) for mask in needed[1:]]
     return [LayerCounts(a, b, e) for (a, b), e in zip(pairwise(rows), edges)]
 
 

@@ -148,7 +148,8 @@ class NodeWise(Sampler, Protocol):
     def scale(self, graph: Graph, rows: IntArray, kept: IntArray, fanout: IdArray | int) -> Float64Array:
         """float64 [n], the share of its row's neighbourhood that a kept edge stands for, degree / kept
         (Horvitz-Thompson); arguments of `weigh`."""
-        return (graph.degree if self.weighted else graph.in_degree)[rows] / np.maximum(kept, 1)
+        weighted = self.weighted and graph.is_weighted
+        return (graph.degree[rows] if weighted else graph.in_degree_at(rows)) / np.maximum(kept, 1)
 
     def check_options(self) -> None:
         """Raises InputError for options that are none."""

@@ -197,4 +197,4 @@ class LaborSampler(NodeWise):
         if not self.poisson:
             return super().scale(graph, rows, kept, fanout)
         # The inclusion probability is fanout / degree, to 2^-32.
-        return np.where(np.asarray(fanout) < 0, 1.0, np.maximum(graph.in_degree[rows] / fanout, 1.0))
+        return np.where(np.asarray(fanout) < 0, 1.0, np.maximum(graph.in_degree_at(rows) / fanout, 1.0))

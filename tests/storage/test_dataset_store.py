@@ -242,7 +242,7 @@ def test_values_of_a_mapped_graph_are_checked(tmp_path, small, name, value, monk
         open_dataset_store(tmp_path / "d", graph="mapped")
 
 
-def test_a_graph_that_memory_has_no_room_for_is_mapped_and_verified(tmp_path, small, monkeypatch):
+def test_a_graph_and_labels_that_memory_has_no_room_for_are_mapped_and_verified(tmp_path, small, monkeypatch):
     """Where its arrays lie in files; compressed ones in an unnamed one, or they are refused before they are read, as
     features are."""
     for form in ("npy", "zarr"):
@@ -254,7 +254,9 @@ def test_a_graph_that_memory_has_no_room_for_is_mapped_and_verified(tmp_path, sm
         np.testing.assert_equal(getattr(opened, name), getattr(small.graph, name))
     monkeypatch.setattr(scratch, "LEAST_BYTES", 1)
     monkeypatch.setattr(module, "takes_memory", lambda folder: False)
-    unpacked = open_dataset_store(tmp_path / "zarr").graph
+    found = open_dataset_store(tmp_path / "zarr")
+    unpacked = found.graph
+    assert is_map(found.labels) and found.labels.tolist() == small.labels.tolist()
     for name in ("indptr", "indices", "edge_weight", "edge_id"):
         assert is_map(getattr(unpacked, name))
         np.testing.assert_equal(getattr(unpacked, name), getattr(small.graph, name))

@@ -14,6 +14,7 @@ from ....storage.optional import present, when_present
 from ....storage.store.bytes_left import bytes_left
 from ....storage.store.row_file import WINDOW_BYTES, Reads
 from ....storage.typed.features import reads_together, stores_on_disk
+from ...memory.arena import give_back
 from ...messages import Placement, RankJob
 from ...policies import Feed
 from .packed_rows import SampledRows
@@ -226,6 +227,7 @@ class FromDisk:
             rows = DiskRows(placement.features)
         else:
             return None
+        give_back()  # what reading the data has freed
         left = bytes_left()
         if prefetch_bytes != "auto" and prefetch_bytes > left:
             mib = f"{prefetch_bytes / 2**20:,.0f} MiB, but {left / 2**20:,.0f} MiB of memory"
