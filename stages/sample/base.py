@@ -96,6 +96,17 @@ Weights = tuple[Float32Array | None, IdArray | None]
 """Weights of edges, and the positions of the drawn ones among them; without positions, they are those of the drawn."""
 
 
+def check_fanout(fanout: tuple[int, ...], *, draws_none: bool) -> None:
+    """Raises InputError unless it has a number for each hop; `draws_none`: 0 is one, for all hops."""
+    if not fanout:
+        raise InputError("fanout is empty; expected one number per layer, nearest the seeds first, such as 15,10,5")
+    wanted = "expected 1 to 65536, or -1 for every in-neighbour" + "; 0 for all layers draws none" * draws_none
+    zeros = draws_none and not any(fanout)
+    for s in fanout:
+        if isinstance(s, bool) or not isinstance(s, int) or not -1 <= s <= 1 << 16 or (not s and not zeros):
+            raise InputError(f"fanout {list(fanout)} holds {s}; {wanted}")
+
+
 class NodeWise(Sampler, Protocol):
     """Base of samplers that draw for each row independently, so that the row's owner can do it."""
 
@@ -153,12 +164,7 @@ class NodeWise(Sampler, Protocol):
 
     def check_options(self) -> None:
         """Raises InputError for options that are none."""
-        if not self.fanout:
-            raise InputError("fanout is empty; expected one number per layer, nearest the seeds first, such as 15,10,5")
-        for s in self.fanout:
-            wanted = "expected 1 to 65536, or -1 for every in-neighbour; 0 for all layers draws none"
-            if isinstance(s, bool) or not isinstance(s, int) or not -1 <= s <= 1 << 16 or (not s and any(self.fanout)):
-                raise InputError(f"fanout {list(self.fanout)} holds {s}; {wanted}")
+        check_fanout(self.fanout, draws_none=True)
         for name, given in self.relations.items():
             numbers = tuple(given) if isinstance(given, list | tuple) else (given,) * len(self.fanout)
             if len(numbers) != len(self.fanout):

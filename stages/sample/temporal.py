@@ -19,7 +19,7 @@ from ..kernels.sampling.edge_weights import scaled
 from ..placement.row_owners import Owners
 from ..random import NODE, mix
 from ..self_loops import COLUMNS, LOOP, OTHERS, loops_of_rows
-from .base import per_layer
+from .base import check_fanout, per_layer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -270,13 +270,7 @@ class TemporalSampler:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fanout", per_layer(self, "fanout", self.fanout, self.strategy))
-        if not self.fanout:
-            raise InputError("fanout is empty; expected one number per layer, nearest the seeds first, such as 15,10,5")
-        for s in self.fanout:
-            if isinstance(s, bool) or not isinstance(s, int) or (s < 1 and s != -1) or s > 1 << 16:
-                raise InputError(
-                    f"fanout {list(self.fanout)} holds {s}; expected 1 to 65536, or -1 for every in-neighbour"
-                )
+        check_fanout(self.fanout, draws_none=False)
         if self.strategy not in STRATEGIES:
             raise InputError(f"strategy is '{self.strategy}'; expected one of {', '.join(STRATEGIES)}")
 
