@@ -22,17 +22,13 @@ if TYPE_CHECKING:
         link_dataset,
         open_dataset,
     )
-    from millrace.pipeline.dry_run import dry_run
-    from millrace.pipeline.inference.edges import predict_edges
-    from millrace.pipeline.inference.embed import Embeddings, embed
     from millrace.pipeline.inference.evaluate import evaluate
     from millrace.pipeline.inference.finished_run import TrainedRun, load
-    from millrace.pipeline.inference.links import LinkScores, predict_links
-    from millrace.pipeline.inference.predict import predict
+    from millrace.pipeline.inference.pairs import LinkScores, predict_edges, predict_links
+    from millrace.pipeline.inference.predict import Embeddings, embed, predict
     from millrace.pipeline.inference.predictions import EdgePredictions, Predictions
     from millrace.pipeline.inference.program import explainer, export_program
-    from millrace.pipeline.inference.recommend import recommend
-    from millrace.pipeline.inference.recommendations import Recommendations
+    from millrace.pipeline.inference.recommend import Recommendations, recommend
     from millrace.pipeline.ingest.convert import convert
     from millrace.pipeline.interop.conv_weights import conv_weights, set_conv_weights
     from millrace.pipeline.interop.export import to_dgl_blocks, to_pyg
@@ -45,6 +41,7 @@ if TYPE_CHECKING:
     from millrace.pipeline.planning.inputs import Cluster, Numbers
     from millrace.pipeline.planning.network import Link
     from millrace.pipeline.planning.planner import plan
+    from millrace.pipeline.ready import dry_run
     from millrace.pipeline.report.write import Report, report
     from millrace.pipeline.run import run
     from millrace.pipeline.sample import sample
@@ -103,18 +100,15 @@ _HOMES = {
         "pipeline.planning.network": "Link",
         "pipeline.custom.callback": "Callback RunView",
         "pipeline.inference.evaluate": "evaluate",
-        "pipeline.inference.predict": "predict",
-        "pipeline.inference.links": "LinkScores predict_links",
-        "pipeline.inference.edges": "predict_edges",
+        "pipeline.inference.predict": "Embeddings embed predict",
+        "pipeline.inference.pairs": "LinkScores predict_edges predict_links",
         "pipeline.inference.predictions": "EdgePredictions Predictions",
         "pipeline.inference.program": "explainer export_program",
-        "pipeline.inference.recommend": "recommend",
-        "pipeline.inference.recommendations": "Recommendations",
-        "pipeline.inference.embed": "Embeddings embed",
+        "pipeline.inference.recommend": "Recommendations recommend",
         "pipeline.setup.open_queue": "open_queue",
         "pipeline.report.write": "Report report",
         "pipeline.setup.result": "Result",
-        "pipeline.dry_run": "dry_run",
+        "pipeline.ready": "dry_run",
         "pipeline.run": "run",
         "pipeline.sample": "sample",
         "pipeline.config.systems": "System",

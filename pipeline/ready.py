@@ -1,5 +1,7 @@
-"""Everything of a run before its first write: the configuration, the machine, the data, and how they go together."""
+"""Everything of a run before its first write: the configuration, the machine, the data, and how they go together. Dry
+runs end there."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -19,7 +21,7 @@ from .config.load import Job, check_no_secrets, read_run_table
 from .config.model_table import with_model
 from .config.systems import System
 from .custom.model_argument import as_record_or_module
-from .custom.own_code import OwnCode
+from .custom.own_code import OwnCode, own_code, split_code
 from .machine.compilers import check_compiler
 from .not_read import idle_keys, idle_patience, not_read, one_step
 from .opening import open_with_cluster
@@ -33,7 +35,7 @@ from .setup.resume import check_connections, elsewhere, resumable, without_execu
 from .setup.run_folder import JOB, check_resumable, check_run_folder
 from .setup.simulated_clients import check_owners
 from .setup.warm_start import notes_on_columns, start_of
-from .telemetry.events import Emit, Note
+from .telemetry.events import Emit, Note, silent
 from .trackers.base import check_trackers
 
 
@@ -238,3 +240,65 @@ def _started_config(out: str | Path | None, dataset: object) -> dict[str, object
     # Data given from Python is in memory now; the folder's store of it is not read.
     in_memory = not isinstance(dataset, str | Path | None) and table.get("features") != "owned"
     return {k: v for k, v in table.items() if not (k in ("features", "graph") and in_memory)}
+
+
+def dry_run(
+    dataset: Dataset | str | Path | object | None = None,
+    *,
+    system: System | str | None = None,
+    model: Any = None,
+    loss: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+    metrics: Any = None,
+    callbacks: Any = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    samples: str | Path | None = None,
+    emit: Emit = silent,
+    config: Job | Mapping[str, Any] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Check everything that `run` with the same arguments checks before its first step, and write nothing.
+
+    It opens the data, builds the model, and calls your own code once. On a cluster it starts nothing, but a scheduler's
+    address must answer.
+
+    Returns:
+        What would be run, as plain values: dataset, task, system, model, its parameters, the nodes of each split, steps
+        of an epoch, ranks, executor, device, and the folder.
+
+    Raises:
+        InputError: as `run` does.
+        StoreError: the run cannot be resumed.
+    """
+    own = {"loss": loss, "optimizer": optimizer, "scheduler": scheduler, "metrics": metrics}
+    own, options = split_code(own, options, config)
+    code = own_code(**own, callbacks=callbacks)
+    call = RunCall(
+        dataset, system, model, code, out=out, resume=resume, samples=samples, config=config, options=options
+    )
+    ready = ready_to_run(call, emit)
+    for text in ready.notes:
+        emit(Note(text))
+    job, prepared = ready.job, ready.prepared
+    minibatches = math.ceil(prepared.outline.splits["train"] / job.train.batch_size)
+    sampled = prepared.system.sample.sampler is not None
+    parameters = sum(p.numel() for p in prepared.model.build().parameters())
+    return {
+        "dataset": prepared.dataset.name,
+        "nodes": prepared.dataset.num_nodes,
+        "edges": prepared.dataset.graph.num_edges,
+        "task": prepared.outline.task,
+        "splits": dict(prepared.outline.splits),
+        "unit": prepared.outline.unit,
+        "system": prepared.system.name,
+        "model": prepared.model.name,
+        "parameters": parameters,
+        "epochs": job.epochs,
+        "steps_per_epoch": math.ceil(minibatches / job.train.per_step(job.ranks)) if sampled else 1,
+        "ranks": job.ranks,
+        "executor": job.executor,
+        "device": job.device,
+        "out": str(ready.folder),
+    }

@@ -13,6 +13,7 @@ from ..stages.kernels.runtime.threads import set_num_threads
 from ..storage.dataset import WITHOUT_ACCURACY, Dataset
 from ..storage.errors import Interrupted
 from ..storage.ledger import Ledger
+from ..storage.optional import when_present
 from ..storage.plural import counted
 from ..storage.queue.base import MinibatchQueue
 from ..storage.queue.seed_data import SampledDataset
@@ -41,8 +42,7 @@ from .telemetry.run_log import RunLog, read_events
 from .telemetry.timers import Clock
 from .trackers.tracking import Tracking
 from .training.context import Member
-from .training.stopped_run import reports_of_stopped
-from .training.trainer import RankReport, train_and_evaluate
+from .training.trainer import RankReport, reports_of_stopped, train_and_evaluate
 
 OF_FIRST = ("test_accuracy", "confusion", "best_epoch", "waits", "phases", "lost", "parameters_sha256")
 """Fields that a result takes over from the first rank's report."""
@@ -233,7 +233,7 @@ def _result(prepared: Prepared, reports: Sequence[RankReport], total_s: float, o
         num_features=dataset.num_features,
         num_classes=prepared.outline.num_classes,
         task=dataset.task,
-        class_names=None if dataset.class_names is None else list(dataset.class_names),
+        class_names=when_present(list, dataset.class_names),
         device=job.device,
         dtype=job.dtype,
         ranks=job.ranks,

@@ -1,1 +1,2 @@
-"""Commands of the command line, one module each. Heavy imports are inside the functions, so that `--help` is quick."""
+"""Commands of the command line, by the themes of its help. Heavy imports are inside the functions, so that `--help` is
+quick."""

@@ -1,38 +1,40 @@
-"""`millrace plan`: predict memory, bytes and time of each system, and recommend one."""
+"""Commands before training: `millrace plan` and `init`."""
 
+import os
+import shlex
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ...storage.errors import InputError
 from ...storage.optional import present_items
-from .shared.flags import AllowCodeFlag, Flags, JobFile, JsonFlag, ModelFlag, SetFlag, with_flags
+from ...storage.store.paths import expanded
+from .shared.flags import MODEL, AllowCodeFlag, Flag, Flags, JobFile, JsonFlag, Options, SetFlag, only, with_flags
 from .shared.job_table import job_table
-from .shared.output import show
+from .shared.output import say, show
+
+PLAN = {
+    "nodes": Flag("In place of a dataset: its nodes.", int),
+    "edges": Flag("In place of a dataset: its edges, in both directions.", int),
+    "num_features": Flag("With --nodes: the width of a feature row.", int, 100),
+    "classes": Flag("With --nodes: classes.", int, 16),
+    "train_share": Flag("With --nodes: the share of them to train on.", float, 0.1),
+    "hosts": Flag("Machines like this one that share the ranks.", int, 1),
+    "memory": Flag("GiB for each rank; by default its share of this machine's.", float),
+    "device_memory": Flag("GiB for each rank on its GPU; by default what is free on this machine's.", float),
+    "link": Flag("Between ranks: data centre | wan | edge | proximity."),
+    "bandwidth": Flag("Between ranks, Gb/s; with --latency in place of --link.", float),
+    "latency": Flag("Between ranks, milliseconds one way.", float),
+}
+OF_JOB = only("dataset hidden layers fanout batch_size epochs dropout ranks device seed dtype split")
 
 
-@with_flags("dataset hidden layers fanout batch_size epochs dropout ranks device seed dtype split")
+@with_flags({"model": MODEL, **OF_JOB}, PLAN)
 def plan(
     job: JobFile = None,
-    nodes: Annotated[int | None, typer.Option(help="In place of a dataset: its nodes.")] = None,
-    edges: Annotated[int | None, typer.Option(help="In place of a dataset: its edges, in both directions.")] = None,
-    num_features: Annotated[int, typer.Option(help="With --nodes: the width of a feature row.")] = 100,
-    classes: Annotated[int, typer.Option(help="With --nodes: classes.")] = 16,
-    train_share: Annotated[float, typer.Option(help="With --nodes: the share of them to train on.")] = 0.1,
-    hosts: Annotated[int, typer.Option(help="Machines like this one that share the ranks.")] = 1,
-    memory: Annotated[
-        float | None, typer.Option(help="GiB for each rank; by default its share of this machine's.")
-    ] = None,
-    device_memory: Annotated[
-        float | None, typer.Option(help="GiB for each rank on its GPU; by default what is free on this machine's.")
-    ] = None,
-    link: Annotated[str | None, typer.Option(help="Between ranks: data centre | wan | edge | proximity.")] = None,
-    bandwidth: Annotated[
-        float | None, typer.Option(help="Between ranks, Gb/s; with --latency in place of --link.")
-    ] = None,
-    latency: Annotated[float | None, typer.Option(help="Between ranks, milliseconds one way.")] = None,
-    model: ModelFlag = None,
     *,
+    options: Options,
     flags: Flags,
     overrides: SetFlag = None,
     allow_code: AllowCodeFlag = None,
@@ -45,24 +47,51 @@ def plan(
     from ..planning.table import as_text
     from ..telemetry.console import Terminal
 
-    table = job_table(job, {**flags, "model": model}, overrides)
-    asked = {"nodes": nodes, "edges": edges, "dataset": flags["dataset"]}
-    given = present_items({**asked, "bandwidth": bandwidth, "latency": latency, "link": link}).keys()
+    table = job_table(job, flags, overrides)
+    given = present_items(vars(options) | {"dataset": flags["dataset"]}).keys()
     if ("nodes" in given) != ("edges" in given) or {"nodes", "dataset"} <= given:
         raise InputError("--nodes and --edges go together, in place of --dataset; give both, or --dataset alone")
     if ("bandwidth" in given) != ("latency" in given) or {"bandwidth", "link"} <= given:
         raise InputError("--bandwidth and --latency go together, in place of --link; give both, or --link alone")
     numbers, over = None, None
-    if nodes is not None and edges is not None:
-        numbers = Numbers(nodes, edges, num_features, classes, train_share)
-    if link is not None:
-        over = link_named(link)
-    elif bandwidth is not None and latency is not None:
-        over = Link(bandwidth * 1e9 / 8, latency / 1e3)
-    room, device_room = (None if gib is None else round(gib * 2**30) for gib in (memory, device_memory))
-    cluster = Cluster(hosts, room, over, device_room)
+    if "nodes" in given:
+        sizes = options.nodes, options.edges, options.num_features
+        numbers = Numbers(*sizes, options.classes, options.train_share)
+    if "link" in given:
+        over = link_named(options.link)
+    elif "bandwidth" in given:
+        over = Link(options.bandwidth * 1e9 / 8, options.latency / 1e3)
+    room, device_room = (None if gib is None else round(gib * 2**30) for gib in (options.memory, options.device_memory))
+    cluster = Cluster(options.hosts, room, over, device_room)
     with Terminal() as terminal:
         made = make_plan(numbers=numbers, cluster=cluster, emit=terminal, config=table)
     show(as_text(made), made.to_record(), as_json)
     if made.recommended is None:
         raise InputError(made.why)
+
+
+@with_flags({"system": Flag("Training system.  [default: bulk]"), "model": MODEL, **only("dataset fanout ranks")}, {})
+def init(
+    path: Annotated[Path, typer.Argument(metavar="JOB.TOML", help="File to write; - for standard output.")] = Path(
+        "job.toml"
+    ),
+    *,
+    flags: Flags,
+    overrides: SetFlag = None,
+) -> None:
+    """Write a job file with every key and its meaning."""
+    from ..config.template import job_template
+    from ..setup.run_folder import write_atomically
+
+    path = expanded(path)
+    text = job_template(job_table(None, flags, overrides), path.name if str(path) != "-" else "job.toml")
+    if str(path) == "-":
+        say(text.rstrip("\n"))
+        return
+    try:
+        if os.path.lexists(path):
+            raise InputError(f"{path} exists; name another file, or remove it")
+        write_atomically(path, text)
+    except OSError as e:
+        raise InputError(f"cannot write {path}: {e.strerror}; name another file") from None
+    say(f"{path}: change what you like, then: millrace run {shlex.quote(str(path))}")

@@ -17,6 +17,7 @@ from ...storage.dataset_store import KIND, features_access, graph_access
 from ...storage.errors import InputError, StoreError
 from ...storage.features import MappedFeatures, ReorderedFeatures
 from ...storage.lazy_dataset import LazyDataset
+from ...storage.optional import when_present
 from ...storage.plural import are
 from ...storage.store.digested_file import check_file, saved_parameters
 from ...storage.store.manifest import MANIFEST
@@ -393,7 +394,7 @@ def _with_outline(record: dict[str, object], job: Job) -> dict[str, object]:
         "num_features": data.features.num_features,
         "num_classes": data.num_classes,
         "task": data.task,
-        "class_names": None if data.class_names is None else list(data.class_names),
+        "class_names": when_present(list, data.class_names),
     }
 
 

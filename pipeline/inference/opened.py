@@ -1,4 +1,5 @@
-"""A model with the data that it is to be applied to, whichever way a caller names them."""
+"""A model with the data that it is to be applied to, whichever way a caller names them; and its GPU, where samples go
+by time: draws there, over rows in its memory or in locked memory of the host."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,18 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...stages.evaluate import temporal
 from ...stages.evaluate.layerwise import outputs
 from ...stages.evaluate.limits import Limits
 from ...stages.evaluate.temporal import Chunk, Draws, temporal_outputs
-from ...stages.models.base import as_model, reads_loops
+from ...stages.models.base import as_model, reads_edges, reads_loops
 from ...stages.sample import SAMPLERS
 from ...stages.sample.base import reads_times
+from ...stages.sample.temporal import timed_graph
 from ...stages.self_loops import degree_of
 from ...storage.array_kinds import AnyArray
 from ...storage.dataset import Dataset, IdArray, Task
 from ...storage.errors import InputError
+from ...storage.features import FeatureStore
 from ...storage.lazy_dataset import LazyDataset
 from ...storage.plural import counted
+from ...storage.store.bytes_left import fits_in_memory
 from ..config.load import Job, build, resolve
 from ..config.systems import SYSTEMS
 from ..datasets import ReadOptions, open_dataset
@@ -27,7 +32,6 @@ from ..setup.result import Result
 from ..telemetry.events import Emit, Note, advancing
 from .by_tasks import Workers, outputs_in_files
 from .finished_run import TrainedRun, load
-from .on_device import device_chunks, device_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,3 +191,46 @@ def _note_device(model: nn.Module, workers: Workers | None, emit: Emit) -> None:
     """Tell a user whose model is on a GPU that workers leave it alone."""
     if workers is not None and device_of(model).type == "cuda":
         emit(Note("workers compute on processors; without them (workers, scheduler) this process would use the GPU"))
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device that computes a model's outputs: its parameters'."""
+    return next((p.device for p in model.parameters() if p.is_floating_point()), torch.device("cpu"))
+
+
+def device_chunks(model: nn.Module, data: Dataset, job: Job, seeds: int | None) -> Chunk | None:
+    """Outputs over draws of the model's GPU; None if the host draws: it has the model, or the run's ``kernel`` says so.
+
+    Args:
+        model: on any device.
+        data: with times of edges.
+        job: of the run.
+        seeds: nodes that are asked for; None: many.
+    """
+    device = device_of(model)
+    # A queue on disk has samples of the host, whoever predicts.
+    by_host = job.device == "cuda" and job.kernel != "cuda" and job.queue.kind == "memory"
+    if device.type != "cuda" or by_host:
+        return None
+    # Needs Triton.
+    from ...stages.evaluate.temporal_cuda import DeviceChunks
+
+    timed_graph(data.graph).on_device(job.gpu.topology)
+    stores = data.features, data.graph.edge_features if reads_edges(model) else None
+    # One minibatch reads the rows of its own nodes; others share rows.
+    several = seeds is None or seeds > temporal.CHUNK
+    rows = [_device_rows(x, device, job) if x is not None and several else None for x in stores]
+    return DeviceChunks(data.graph, *rows)
+
+
+def _device_rows(features: FeatureStore, device: torch.device, job: Job) -> Tensor | None:
+    """All rows where kernels of the device read them, as ``gpu.features`` says; None if neither the device nor the host
+    has room for a copy."""
+    from ...stages.fetch.gather_cuda import upload
+    from ...stages.kernels.runtime.device_memory import goes_to_device
+
+    num_bytes = features.num_rows * features.num_features * features.dtype.itemsize
+    there = goes_to_device(num_bytes, device, job.gpu.features)
+    if not there and not fits_in_memory(num_bytes):
+        return None
+    return upload(features, device, "device" if there else "pinned").rows

@@ -13,8 +13,7 @@ from ...stages.kernels.runtime.device_memory import SHARE
 from .candidate import Candidate
 from .disk import DiskForecast
 from .inputs import unpredicted
-from .learned_rows import least_table, row_bytes_of, table_memory, table_on_device
-from .traffic import Moved, moves, rows_asked
+from .traffic import Moved, least_table, moves, row_bytes_of, rows_asked, table_memory, table_on_device
 from .trial import EPOCHS, TrialResult
 
 Parts = dict[str, int]

@@ -1,4 +1,4 @@
-"""A plan's trials: the data, cut for the ranks, and the short runs."""
+"""A plan's trials: the data, or a generated graph in the place of a larger one, cut for the ranks; and short runs."""
 
 import os
 from contextlib import ExitStack
@@ -12,28 +12,33 @@ import numpy as np
 from ...stages.fetch.ahead.units import MOST_STEPS
 from ...stages.models import MODELS
 from ...stages.models.base import reads_edges
+from ...stages.models.relational import TypedInput
 from ...stages.partition.base import make_book
 from ...stages.partition.cut_counts import CutCounts, count_cut
 from ...stages.sample import SAMPLERS
 from ...stages.sample.base import reads_times
-from ...storage.dataset import Dataset
+from ...storage.dataset import SPLITS, Dataset, Split
 from ...storage.dataset_store import FeaturesFormat, write_dataset
 from ...storage.errors import InputError, MissingExtraError
-from ...storage.features import FeatureStore
+from ...storage.features import ArrayFeatures, FeatureStore
 from ...storage.lazy_dataset import LazyDataset
+from ...storage.links.pairs import KIND_OF, POSITIVE, PairArray, keys_of_pairs, of_pairs
+from ...storage.optional import taken
 from ...storage.plural import counted
 from ...storage.store.bytes_left import bytes_at_most
-from ...storage.typed.features import stores_on_disk
+from ...storage.typed.features import TypedFeatures, stores_on_disk
+from ...storage.typed.graph_types import GraphTypes, edges_of_types
 from ..config.load import Job, build, resolve
 from ..config.records import make_system, without_partitioner
 from ..config.schema import LossOptions, Schedule
 from ..config.systems import SYSTEMS, System
+from ..datasets.cleaning.relations import graph_of_relations
 from ..datasets.links import link_dataset
 from ..machine.gpus import backend, check_cluster, check_gpus, free_bytes, visible
 from ..machine.malloc import allocator
 from ..run import run
 from ..setup.checks import check_edges, check_learned, check_model_of_types
-from ..setup.model import Outline, model_of, with_edges
+from ..setup.model import Outline, model_of, types_of, with_edges
 from ..setup.open_data import open_data
 from ..setup.result import read_result
 from ..setup.run_folder import METRICS
@@ -46,12 +51,88 @@ from .candidate import Candidate, Setting
 from .disk import disk_forecast
 from .forecast import Forecast, foresee, placed
 from .inputs import MOST_EDGES, Cluster, Numbers
-from .stand_in import detailed, with_pairs
 from .trial import EPOCHS, TrialResult, measured
 from .trial_server import AS_SPLIT, TrialServer, shortened, spread
 
 MOST_RANKS = 4
 """Most ranks of a trial, which runs on one machine."""
+
+
+def detailed(base: Dataset, numbers: Numbers, like: Dataset | None) -> Dataset:
+    """The graph `base` with node types, relations and features of edges in the proportions of `like`, or only with
+    features of edges by `numbers`, if there are any, if that has no types, or is None.
+
+    The edges of a relation are drawn from all edges of `base`, with their ends renumbered to nodes of the relation's
+    types, so that degrees are as skewed as there.
+    """
+    rng, graph = np.random.default_rng(0), base.graph
+    if like is None or (record := types_of(like)) is None:
+        if not numbers.edge_features:
+            return base
+        rows = rng.standard_normal((graph.num_edges, numbers.edge_features), np.float32)
+        return replace(base, graph=replace(graph, edge_features=ArrayFeatures(rows)))
+    (types, widths), v = TypedInput.of_record(record), base.num_nodes
+    scale = v / like.num_nodes
+    counts = [max(1, round(types.num_nodes(t) * scale)) for t in range(len(types.node_types))]
+    offsets = (0, *np.cumsum(counts).tolist())
+    ends, edges, of_edges = np.stack([graph.indices, np.repeat(np.arange(v), graph.in_degree)]), {}, []
+    for r, (relation, number) in enumerate(zip(types.relations, edges_of_types(like.graph))):
+        drawn = ends[:, rng.integers(0, graph.num_edges, round(number * graph.num_edges / like.graph.num_edges))]
+        src, dst = (offsets[t] + row * counts[t] // v for t, row in zip(types.ends[r], drawn.astype(np.int64)))
+        edges[relation] = src, dst
+        d = types.edge_widths[r] if types.edge_widths else 0
+        of_edges.append(rng.standard_normal((len(src), d), np.float32) if d else None)
+    smaller = GraphTypes(types.node_types, offsets, types.relations)
+    features = TypedFeatures(
+        tuple(ArrayFeatures(rng.standard_normal((n, w), np.float32)) for n, w in zip(counts, widths)), offsets
+    )
+    train = max(1, round(min(0.9 * counts[0], scale * like.split_sizes["train"])))
+    sets = np.split(rng.permutation(counts[0]), [train, (train + counts[0]) // 2])
+    labels = np.where(np.arange(offsets[-1]) < counts[0], np.resize(base.labels, offsets[-1]), -1)
+    made = graph_of_relations(edges, smaller, features=of_edges)
+    made = replace(made, types=replace(made.types, pair_relations=types.pair_relations))
+    split = Split(*(np.sort(ids) for ids in sets))
+    return replace(base, graph=made, features=features, labels=labels, split=split).check()
+
+
+def with_pairs(made: Dataset, like: Dataset) -> Dataset:
+    """The graph `made` with as many pairs for each node as `like` has, whose labels are of pairs. Train pairs are
+    edges, and some of them several times if there are fewer; the others join the source of one edge to the destination
+    of another. Labels and features of edges are some of `like`."""
+    rng, graph, scale = np.random.default_rng(0), made.graph, made.num_nodes / like.num_nodes
+    every, relation = np.stack(np.divmod(keys_of_pairs(graph), graph.num_nodes), axis=1), None
+    first, size = np.zeros(1, np.int64), np.array([len(every)])
+    if graph.types.predicts_several:
+        kinds = graph.edge_relations[of_pairs(graph)].astype(np.int64)
+        order = np.argsort(kinds, kind="stable")
+        every, relation = every[order], kinds[order]
+        size = np.bincount(kinds, minlength=graph.types.num_relations)
+        first = np.cumsum(size) - size
+    pairs, numbers, given = [], [], like.pair_table[:, 2:3]
+
+    def drawn(count: int, kind: int, joined: bool) -> PairArray:
+        """Rows of edges, or with `joined` of the source of one and the destination of another of its relation."""
+        ends = rng.integers(0, len(every), (count, 2))
+        group = 0 if relation is None else relation[ends[:, 0]]
+        other = first[group] + ends[:, 1] % size[group]
+        rows = np.stack([every[ends[:, 0], 0], every[other, 1]], axis=1) if joined else every[ends[:, 0]]
+        rows = np.insert(rows, 2, kind, axis=1)
+        return rows if relation is None else np.column_stack([rows, group])
+
+    for name in SPLITS:
+        rows = drawn(max(1, round(scale * like.split_sizes[name])), POSITIVE, joined=name != "train")
+        numbers.append(sum(map(len, pairs)) + np.arange(len(rows)))
+        pairs.append(rows)
+    counts = {kind: round(scale * np.count_nonzero(given == kind)) for kind in KIND_OF.values()}
+    pairs += [drawn(count, kind, joined=True) for kind, count in counts.items()]
+    table, split = np.concatenate(pairs), Split(*numbers)
+    if like.task == "link":
+        return replace(made, labels=table, split=split, num_classes=1, task="link", class_names=None).check()
+    some = rng.choice(like.split.train, len(table))
+    alike: dict[str, Any] = {n: getattr(like, n) for n in ("num_classes", "task", "class_names", "hides_pairs")}
+    features = taken(like.pair_features, some)
+    labels = like.labels[some]
+    return replace(made, labels=labels, split=split, pairs=table[:, :2], pair_features=features, **alike).check()
 
 
 def _free_on_gpu() -> int:

@@ -28,10 +28,9 @@ from ..config.systems import SYSTEMS, System
 from ..custom.model_argument import as_record_or_module
 from ..custom.own_code import check_beside, split_code
 from ..custom.user_module import module_named
-from ..dry_run import dry_run
 from ..not_read import idle_sections
 from ..precompute import precompute
-from ..ready import draws_initial
+from ..ready import draws_initial, dry_run
 from ..setup.configure import check_cut_in_file, check_used, sections_of, with_sections
 from ..setup.fingerprint import digests_of
 from ..setup.open_data import absolute_source

@@ -1,7 +1,7 @@
 """One rank's part in a run: train, evaluate the test split, and, as the first rank, save the model.
 
 Every executor calls `train_and_evaluate` once in each rank, with what differs between them: the group, the queue, and
-who fills it.
+who fills it. Of a run that was stopped early, the driver makes the reports from its last checkpoint.
 """
 
 import gc
@@ -27,6 +27,7 @@ from ...stages.placement.base import PartitionPolicy
 from ...storage.checkpoint import CheckpointStore
 from ...storage.errors import Interrupted, ShortHandedError
 from ...storage.fingerprint import digest_record
+from ...storage.ledger import Ledger
 from ...storage.optional import present_items
 from ...storage.store.full_disk import whole_file
 from ...storage.store.scratch import Arrays
@@ -46,7 +47,7 @@ from ..telemetry.events import Emit, Note, StageEnded, StageStarted, during
 from .checkpointing import on_host
 from .context import Member, RankControl, TrainContext
 from .evaluation import EvaluationProgress, Score, scores
-from .learned_rows import with_all_rows, with_learned
+from .learned_rows import save_rows, with_all_rows, with_learned
 from .loop import train_rank
 from .progress import Progress
 
@@ -304,3 +305,55 @@ def save_model(path: Path, model: nn.Module) -> None:
     # torch hides the system's error of a file that it opens itself.
     with whole_file(path) as aside, aside.open("wb") as file:
         torch.save(on_host(model.state_dict()), file)
+
+
+def reports_of_stopped(prepared: Prepared, out: Path) -> list[RankReport]:
+    """Report of each rank at the checkpoint that was written when the run was stopped. Nothing is evaluated, and the
+    memory of the processes is unknown. The best parameters so far, or their average
+    where none were validated, become the run's model.
+
+    Raises:
+        Interrupted: there is no checkpoint.
+    """
+    found = CheckpointStore(out / CHECKPOINTS, prepared.fingerprint, read_only=True).latest()
+    if found is None:
+        raise Interrupted(
+            f"{out} was stopped before its first checkpoint; run the same command with --resume to begin again"
+        )
+    state: dict[str, Any] = found[1]
+    progress = state["progress"]
+    model = prepared.model.build()
+    model.load_state_dict(state["model"])
+    sha256 = parameters_sha256(model)
+    if progress["best_epoch"] >= 0:
+        model.load_state_dict(progress["best_state"])
+    elif "average" in state:
+        schedule = prepared.system.schedule
+        phases = schedule.phases(prepared.job.epochs, model)
+        module = schedule.begin(phases[min(found[0].phase, len(phases) - 1)], model)
+        with torch.no_grad():
+            for name, p in module.named_parameters():
+                p.copy_(state["average"].get(name, p))
+    if "learned" in state:
+        found_best = progress["best_epoch"] >= 0
+        save_rows(out / LEARNED, state["learned"]["best" if found_best else "rows"])
+    save_model(out / MODEL, model)
+    reports = []
+    for rank, counts in enumerate(state["ledgers"]):
+        ledger = Ledger()
+        ledger.restore(counts)
+        reports.append(
+            RankReport(
+                rank=rank,
+                **{name: progress[name] for name in SAME},
+                # The checkpoint has those of all ranks.
+                minibatches=0 if rank else progress["minibatches"],
+                sampled_edges=0 if rank else progress["sampled_edges"],
+                seconds=state["seconds"],
+                bytes=ledger.as_record(),
+                waits=ledger.waits(),
+                parameters_sha256=sha256,
+                val_metrics=progress.get("best_values", {}),
+            )
+        )
+    return reports

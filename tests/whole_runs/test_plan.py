@@ -20,11 +20,10 @@ from millrace.pipeline.planning import inputs, traffic, trial, trial_server, tri
 from millrace.pipeline.planning.candidate import Candidate
 from millrace.pipeline.planning.forecast import Forecast
 from millrace.pipeline.planning.inputs import Cluster, Numbers, candidates
-from millrace.pipeline.planning.learned_rows import table_memory
 from millrace.pipeline.planning.network import LINKS, Link
 from millrace.pipeline.planning.planner import Plan, plan
 from millrace.pipeline.planning.table import as_text
-from millrace.pipeline.planning.traffic import Moved
+from millrace.pipeline.planning.traffic import Moved, table_memory
 from millrace.pipeline.planning.trial import TrialResult
 from millrace.pipeline.telemetry.events import StageAdvanced, StageStarted
 from millrace.stages.kernels.runtime import triton_rng

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import millrace as mr
-from millrace.pipeline.inference.to_file import FileRequest
+from millrace.pipeline.inference.files import FileRequest
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.command import command
 

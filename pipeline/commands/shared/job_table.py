@@ -72,7 +72,7 @@ def settings_of_run(overrides: list[str] | None) -> tuple[dict[str, Any], "ReadO
     return table.get("cluster", {}), resolved.read if "read" in table else None
 
 
-def asked_of_run(flags: dict[str, Any], workers: int) -> dict[str, Any]:
+def asked_of_run(flags: dict[str, Any]) -> dict[str, Any]:
     """Options of a command on a finished run, from the flags of `OF_RUN`, by the names of `FileRequest`.
 
     Raises:
@@ -82,7 +82,7 @@ def asked_of_run(flags: dict[str, Any], workers: int) -> dict[str, Any]:
     from ...custom.user_module import module_named
 
     cluster, options = settings_of_run(flags["cluster"])
-    scheduler = flags["scheduler"] or cluster.get("scheduler")
+    scheduler, workers = flags["scheduler"] or cluster.get("scheduler"), flags["workers"]
     if flags["device"] == "cuda" and (workers != 1 or scheduler is not None):
         other = "--workers" if scheduler is None else "--scheduler"
         raise InputError(f"--device cuda and {other} are given, and workers compute on processors; leave one out")
@@ -90,7 +90,7 @@ def asked_of_run(flags: dict[str, Any], workers: int) -> dict[str, Any]:
         seen = f"--set cluster.{next(iter(cluster))} is given, but one process works"
         raise InputError(f"{seen}; give --workers, or leave it out")
     own = when_present(module_named, flags["model"])
-    return {**flags, "options": options, "model": own, "workers": workers, "cluster": cluster}
+    return {**flags, "options": options, "model": own, "cluster": cluster}
 
 
 def _check_job_file(job: Path) -> None:

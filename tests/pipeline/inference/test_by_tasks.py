@@ -11,8 +11,8 @@ from distributed import LocalCluster
 
 import millrace as mr
 from millrace.pipeline.inference import by_tasks
+from millrace.pipeline.inference.files import FileRequest
 from millrace.pipeline.inference.predict import predict_to_file
-from millrace.pipeline.inference.to_file import FileRequest
 from millrace.stages.evaluate import in_files
 from millrace.storage import lazy_dataset
 from millrace.storage.errors import InputError

@@ -15,10 +15,10 @@ import torch
 import zarr
 
 import millrace as mr
-from millrace.pipeline.inference.links import LinkScores
+from millrace.pipeline.inference.pairs import LinkScores
 from millrace.pipeline.inference.predict import nodes_of_text
 from millrace.pipeline.inference.predictions import Predictions
-from millrace.pipeline.inference.recommendations import Recommendations
+from millrace.pipeline.inference.recommend import Recommendations
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.accuracies import accuracy
 from millrace.tests.contracts.command import command

@@ -14,7 +14,7 @@ import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.inference import recommend as recommending
 from millrace.pipeline.inference import recommendations
-from millrace.pipeline.inference.links import scale_of
+from millrace.pipeline.inference.pairs import scale_of
 from millrace.stages.evaluate import links
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.command import command

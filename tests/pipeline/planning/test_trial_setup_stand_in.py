@@ -7,7 +7,7 @@ import pytest
 
 import millrace as mr
 from millrace.pipeline.planning.inputs import Numbers
-from millrace.pipeline.planning.stand_in import detailed, with_pairs
+from millrace.pipeline.planning.trial_setup import detailed, with_pairs
 from millrace.storage.links.pairs import edge_keys, of_pairs
 from millrace.storage.typed.graph_types import edges_of_types
 from millrace.tests.contracts.typed import typed_dataset

@@ -1,6 +1,7 @@
-"""Scores of pairs of nodes by a model of a link task: `mr.predict_links`, and `millrace predict --pairs`."""
+"""Predictions for pairs of nodes: scores of links, `mr.predict_links`, and labels of edges, `mr.predict_edges`; and the
+work of `millrace predict` for them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,28 +9,33 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ...stages.evaluate.edges import edge_outputs
 from ...stages.evaluate.layerwise import evaluating
 from ...stages.evaluate.links import score_pairs
 from ...stages.links.decoders import decoder_beside, of_relation
 from ...stages.links.plan import Ends
 from ...storage.array_kinds import FloatArray, IdArray, ValueArray
-from ...storage.dataset import Dataset
-from ...storage.errors import InputError
+from ...storage.dataset import SPLITS, Dataset
+from ...storage.errors import InputError, nearest
 from ...storage.links.pairs import PairArray, node_ranges
-from ...storage.optional import present, present_items
+from ...storage.optional import present, present_items, taken
+from ...storage.store.paths import expanded
 from ...storage.times.moments import as_moments
 from ..datasets import ReadOptions
+from ..datasets.cleaning.splits import NO_SPLIT
+from ..datasets.edge_labels import LabelledEdges, edges_to_predict
 from ..datasets.links import like_edges
-from ..datasets.pairs import GivenPairs
+from ..datasets.pairs import GivenPairs, as_pairs
+from ..setup.open_data import as_event
 from ..setup.python_inputs import read_given
 from ..setup.result import Result
 from ..telemetry.events import Emit, StageStarted, cautioning, during
 from .by_tasks import Workers
-from .files import PIECE_ROWS, FileRows, check_suffix, names_of, row_columns, write_rows
+from .files import PIECE_ROWS, FileRequest, FileRows, check_suffix, names_of, row_columns, write_rows
 from .finished_run import TrainedRun, load
 from .opened import Call, Opened, opened
+from .predictions import EdgePredictions
 from .relations_of_run import asked_of_each, types_of_pairs
-from .to_file import FileRequest
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -196,5 +202,158 @@ def predict_links_to_file(request: FileRequest, pairs: Path, relation: str | Non
         found = predict_links(trained, pairs, relation=relation, **request.arguments)
         found.write(out)
         return {"pairs": len(found), "scale": scale_of(trained)}
+
+    return request.write(write)
+
+
+SETS = (*SPLITS, "all")
+
+
+def predict_edges(
+    run: TrainedRun | Result | str | Path,
+    pairs: Any = None,
+    dataset: Any = None,
+    *,
+    features: Any = None,
+    times: Any = None,
+    options: ReadOptions | None = None,
+    model: Any = None,
+    workers: int = 1,
+    scheduler: object = None,
+    cluster: object = None,
+    client: object = None,
+    emit: Emit = cautioning,
+) -> EdgePredictions:
+    """Predict the classes, or the values, of edges from the rows of their ends. Every layer reads all in-edges; with
+    the sampler temporal, samples of the in-edges before each edge's time.
+
+    Args:
+        run: a finished run whose labels are of edges: its folder, or the result of `millrace.run` or of `load`.
+        pairs: [n, 2] ids or names of nodes, source and destination, which need not be edges of the graph; or a file: a
+            table with the columns src and dst, and those of the features that the run's labelled edges have, or
+            ``.npy``; or ``"train"``, ``"val"`` or ``"test"``: the labelled edges of that set. None: all labelled edges
+            of the dataset, those without a label too; of another one all rows of its table, whatever their labels.
+            Where a graph has several types, each column is of ids or names within the type of that end of the run's
+            relation.
+        dataset: anything that `open_dataset` takes, with features of the same width; by default the run's own.
+        features: [n, K], of `pairs` that are given as an array, if the run's labelled edges have features.
+        times: [n] numbers or dates, of `pairs`, for a run by the sampler temporal. By default the column time of the
+            file, or after all edges.
+        options: see `predict`.
+        model: for a run of your own module: see `load`.
+        workers: processes that compute the rows of nodes: see `predict`.
+        scheduler: see `predict`.
+        cluster: see `predict`.
+        client: see `predict`.
+        emit: called with every event.
+
+    Raises:
+        InputError: the run predicts something else or is not finished, an end is no node, or features are missing.
+        StoreError: something in the run's folder is damaged.
+    """
+    trained = run if isinstance(run, TrainedRun) else load(run, model=model, emit=emit)
+    result = trained.result
+    if result.labels_of != "edges":
+        use = "predict_links" if result.task == "link" else "predict"
+        raise InputError(f"{trained.folder} predicts no labels of edges (task {result.task}); use mr.{use}")
+    of_split = isinstance(pairs, str) and pairs in SPLITS
+    call = Call(dataset, options, Workers.from_arguments(workers, scheduler, cluster, client), emit)
+    # Edges that the model must not see are those of val and test.
+    every = pairs is None or (isinstance(pairs, str) and pairs == "all")
+    hides = every and trained.reading(options).labelled_edges == "hidden"
+    found = opened(trained, call, "predict_edges", labelled=of_split or hides)
+    data = found.data
+    if hides and dataset is not None and any(note.startswith(NO_SPLIT) for note in data.notes):
+        known = f"{data.name} has no split that says which edges are known"
+        raise InputError(f"labelled_edges is 'hidden', but {known}; give it one, or the pairs to predict")
+    types = types_of_pairs(result, data)
+    if not types.is_single:
+        data = replace(data, graph=replace(data.graph, types=types))
+    nodes = node_ranges(types, data.num_nodes)
+    if pairs is None or (isinstance(pairs, str) and pairs in SETS):
+        if features is not None or times is not None:
+            raise InputError("features or times are given, but the edges are those of the dataset; leave them out")
+        if not data.has_edge_labels and not of_split and dataset is not None and not isinstance(dataset, Dataset):
+            read = _noted(edges_to_predict(dataset, trained.as_before(options), data, nodes, of_file=False), emit)
+            wanted, own, told = read.pairs, read.features, read.time
+        else:
+            wanted, own, told = _of_dataset(data, pairs)
+    elif isinstance(pairs, str | Path):
+        if not Path(pairs).suffix and not expanded(pairs).exists():
+            meant = nearest(str(pairs), SETS)
+            raise InputError(f"pairs is '{pairs}'; expected a file of pairs, or {', '.join(SPLITS)} or all{meant}")
+        read = _noted(edges_to_predict(expanded(pairs), trained.as_before(options), data, nodes, of_file=True), emit)
+        wanted, own, told = read.pairs, read.features, read.time
+    else:
+        wanted, own, told = as_pairs(pairs, data, "pairs", nodes), None, None
+    rows_of = own if features is None else features
+    own = _features(rows_of, len(wanted), result.num_pair_features, data.name)
+    ends = ends_at(wanted, times, told, found, trained)
+    text = f"predicting {len(wanted):,} edges of {data.name} by {result.model}"
+    with during(StageStarted("predict", text), emit), evaluating(trained.model):
+        rows = found.outputs(trained.model, ends.nodes, emit, moments=ends.moments)
+        outputs = edge_outputs(decoder_beside(trained.model, rows), rows, ends.positions, own)
+    first = np.array([n.start for n in nodes], np.int64)
+    return EdgePredictions(
+        wanted - first, outputs.cpu().numpy(), result.task, ends_called(wanted, data), result.class_names
+    )
+
+
+def _noted(read: LabelledEdges, emit: Emit) -> LabelledEdges:
+    """The edges that are read, whose notes are emitted."""
+    for note in read.notes:
+        emit(as_event(note))
+    return read
+
+
+def _of_dataset(data: Dataset, name: str | None) -> tuple[PairArray, FloatArray | None, ValueArray | None]:
+    """Labelled edges of a dataset with their features and times: all, or those of a set."""
+    if not data.has_edge_labels:
+        raise InputError(f"{data.name} has no labelled edges; give the pairs that are to be predicted")
+    chosen: Any = slice(None) if name in (None, "all") else getattr(data.split, name)
+    features, time = (taken(a, chosen) for a in (data.pair_features, data.pair_time))
+    return data.pair_table[chosen], features, time
+
+
+def _features(given: object, count: int, width: int, name: str) -> FloatArray | None:
+    """[n, K] features of edges, or None if the model reads none."""
+    if not width:
+        if given is not None:
+            raise InputError("features are given, but the run's labelled edges had none; leave them out")
+        return None
+    if given is None:
+        raise InputError(f"the edges of {name} to predict have no features; expected {width}, as the run's had")
+    try:
+        rows = np.asarray(given.detach().cpu() if hasattr(given, "detach") else given, np.float32)
+    except (TypeError, ValueError):
+        raise InputError(f"features are no numbers; expected [{count}, {width}], as the run's had") from None
+    rows = rows[:, None] if rows.ndim == 1 else rows
+    if rows.shape != (count, width):
+        raise InputError(f"features have shape {list(rows.shape)}; expected [{count}, {width}], as the run's had")
+    if not np.isfinite(rows).all():
+        raise InputError("features hold NaN or infinite values; correct them")
+    return rows
+
+
+def predict_edges_to_file(request: FileRequest, pairs: str | None, all_probabilities: bool) -> dict[str, Any]:
+    """Predict edges with a finished run and write the predictions into a file.
+
+    Args:
+        request: run, file, dataset.
+        pairs: see `predict_edges`.
+        all_probabilities: see `Predictions.to_parquet`.
+
+    Returns:
+        The record of `FileRequest.write`, with the number of edges.
+
+    Raises:
+        InputError: the file cannot be written; see also `predict_edges`.
+    """
+
+    def write(trained: TrainedRun, out: Path) -> dict[str, Any]:
+        request.check_probabilities(trained, all_probabilities)
+        found = predict_edges(trained, pairs, **request.arguments)
+        found.write(out, all_probabilities=all_probabilities)
+        return {"edges": len(found)}
 
     return request.write(write)

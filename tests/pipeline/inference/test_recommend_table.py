@@ -7,7 +7,7 @@ import pytest
 
 import millrace as mr
 from millrace.pipeline.inference import recommendations
-from millrace.pipeline.inference.recommendations import Recommendations, sources_at_once
+from millrace.pipeline.inference.recommend import Recommendations, sources_at_once
 from millrace.storage.node_names import NodeNames
 
 DESTINATIONS = np.array([[2, 0, 1], [1, -1, -1], [-1, -1, -1], [0, 2, -1], [1, 2, 0]])

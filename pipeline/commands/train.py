@@ -1,20 +1,19 @@
-"""`millrace run` and `millrace train`: train a model and evaluate it."""
+"""Commands of the theme `Train`: `millrace run` and `train`, `sweep`."""
 
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...storage.errors import InputError, Interrupted
+from ...storage.errors import InputError, Interrupted, RunError
 from ...storage.optional import present_items, when_present
 from ...storage.plural import counted
 from ...storage.store.paths import expanded, local_folder
 from ...storage.store.regular import file_text
 from ..cluster.signals import heeded
 from ..telemetry.events import both
-from .shared.flags import AllowCodeFlag, Flags, JobFile, JsonFlag, OutFlag, SetFlag, with_flags
+from .shared.flags import JOB, MODULE, AllowCodeFlag, Flag, Flags, JobFile, JsonFlag, Options, SetFlag, only, with_flags
 from .shared.job_table import job_table
 from .shared.output import say_aside, show
 
@@ -22,58 +21,46 @@ if TYPE_CHECKING:
     from ..setup.result import Result
 
 
-@with_flags()
+RUN = {
+    "out": Flag("Folder of the run; by default a new one under runs/.", Path),
+    "samples": Flag("Train from minibatches that `millrace sample` stored at this path or URL."),
+    "code": Flag(
+        "Code of your own, such as loss=my.losses:focal: loss | optimizer | scheduler | metric | callback.",
+        list[str],
+        metavar="KIND=MODULE:NAME",
+    ),
+    "dry_run": Flag("Check the job and its data, say what would run, and write nothing.", bool, False),
+    "resume": Flag("Go on from the last checkpoint in --out.", bool, False),
+}
+
+
+@with_flags(JOB, RUN)
 def run(
     job: JobFile = None,
     *,
     flags: Flags,
     overrides: SetFlag = None,
-    out: OutFlag = None,
-    samples: Annotated[
-        str | None, typer.Option(help="Train from minibatches that `millrace sample` stored at this path or URL.")
-    ] = None,
-    code: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KIND=MODULE:NAME",
-            help="Code of your own, such as loss=my.losses:focal: loss | optimizer | scheduler | metric | callback.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the job and its data, say what would run, and write nothing.")
-    ] = False,
+    options: Options,
     allow_code: AllowCodeFlag = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in --out.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Train and evaluate: partition, sample, fetch, train, evaluate."""
-    given = _Given(out, resume, samples, code)
-    if dry_run:
-        record = _train(job, flags, overrides, given, dry=True)
+    if options.dry_run:
+        record = _train(job, flags, overrides, options)
         show(_planned(record), record, as_json)
         return
     # Held until the end: they work beside the imports below, and beside the run.
     beside = compile_beside(job, flags)
-    result = _train(job, flags, overrides, given)
+    result = _train(job, flags, overrides, options)
     del beside
     show(summary(result), result.to_record(), as_json)
 
 
-@dataclass(frozen=True)
-class _Given:
-    """Arguments of a command beside the configuration."""
-
-    out: Path | None
-    resume: bool
-    samples: str | None
-    code: list[str] | None
-
-
-def _train(job: Path | None, flags: Flags, overrides: list[str] | None, given: _Given, dry: bool = False) -> Any:
+def _train(job: Path | None, flags: Flags, overrides: list[str] | None, options: Options) -> Any:
     from ..config.load import resolve
     from ..custom.own_code import check_beside, from_code_flags
     from ..custom.user_module import from_flags
-    from ..dry_run import dry_run
+    from ..ready import dry_run
     from ..run import run as run_job
     from ..setup.configure import check_used
     from ..setup.result import STOPPED
@@ -81,8 +68,8 @@ def _train(job: Path | None, flags: Flags, overrides: list[str] | None, given: _
     from ..telemetry.console import Terminal
     from ..training.dynamo import leave_compiler_out
 
-    resume, samples = given.resume, given.samples
-    out = when_present(local_folder, given.out)
+    resume, samples = options.resume, options.samples
+    out = when_present(local_folder, options.out)
     if samples is not None and "://" not in samples:
         samples = str(expanded(Path(samples)))
     started = resume and job is None
@@ -97,11 +84,11 @@ def _train(job: Path | None, flags: Flags, overrides: list[str] | None, given: _
         check_connections(resolved, out)
     leave_compiler_out()
     arguments: dict[str, Any] = {"out": out, "resume": resume, "samples": samples, "config": resolved, "model": module}
-    arguments |= (own := from_code_flags(given.code))
+    arguments |= (own := from_code_flags(options.code))
     if not resume:
         check_used([resolved], trains=True)
         check_beside(table.get("train", {}), own)
-    if dry:
+    if options.dry_run:
         with Terminal() as terminal:
             return dry_run(**arguments, emit=terminal)
     with heeded(say_aside) as requests, Terminal() as terminal:
@@ -183,3 +170,58 @@ def summary(result: "Result") -> str:
             f"  run folder          {result.out}",
         ]
     )
+
+
+SWEEP = {
+    "overrides": Flag(
+        "Values of a configuration key: all are combined.", list[str], flag="--set", metavar="KEY=VALUE,VALUE"
+    ),
+    "seeds": Flag("Runs of each setting, with other initial parameters.", int, 1),
+    "jobs": Flag("Runs at a time.  [default: one for each core]", int),
+    "model": MODULE,
+    "code": Flag("Code of your own, as `run` takes it.", list[str], metavar="KIND=MODULE:NAME"),
+    "report": Flag("Write a report that compares the best settings' runs.", bool, False),
+}
+
+
+@with_flags(only("dataset epochs scheduler"), SWEEP)
+def sweep(
+    job: JobFile = None,
+    out: Annotated[Path, typer.Option(help="Folder of the sweep, with a folder for each run.")] = Path("runs/sweep"),
+    *,
+    flags: Flags,
+    options: Options,
+    allow_code: AllowCodeFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Run all combinations of some settings, each with several seeds.
+
+    Runs that draw the same minibatches share them. The same command goes on with what an interrupted sweep left.
+    """
+    from ..custom.own_code import from_code_flags
+    from ..sweep.grid import grid_of
+    from ..sweep.sweep import sweep as run_sweep
+    from ..sweep.sweep import table_text
+    from ..telemetry.console import Terminal
+
+    table = job_table(job, flags, [])
+    own: dict[str, Any] = present_items({"model": options.model}) | from_code_flags(options.code)
+    how = {"grid": grid_of(options.overrides or []), "seeds": options.seeds, "jobs": options.jobs}
+    with Terminal() as terminal:
+        found = run_sweep(**how, out=expanded(out), emit=terminal, config=table, **own)
+    text = table_text(found.rows)
+    if options.report:
+        from ..report.write import report as write_report
+
+        best = [found.out / row["folders"][0] for row in found.rows if row["runs"] == len(row["folders"])]
+        if best:
+            text += f"\nreport: {write_report(best[:MOST_REPORTED], found.out / 'report').path}"
+    record = {"out": str(found.out), "rows": found.rows, "failures": found.failures, "sampled_s": found.sampled_s}
+    show(text, record, as_json)
+    if found.failures:
+        failed = counted(len(found.failures), "run")
+        raise RunError(f"{failed} failed: {', '.join(found.failures)}; the same command tries them again")
+
+
+MOST_REPORTED = 6
+"""Runs that a report compares."""

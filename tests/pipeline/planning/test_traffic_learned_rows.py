@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from millrace.pipeline.config.load import resolve
-from millrace.pipeline.planning.learned_rows import distinct_share, travelled
+from millrace.pipeline.planning.traffic import distinct_share, travelled
 from millrace.stages.learned.table import LearnedTable
 from millrace.stages.reduce.seed_weighted import EXTRA_NUMBERS
 from millrace.tests.contracts.thread_ranks import ThreadGroup, run_threads

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import millrace as mr
-from millrace.pipeline.inference.to_file import FileRequest
+from millrace.pipeline.inference.files import FileRequest
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.command import command
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import millrace as mr
-from millrace.pipeline.inference import on_device, opened
+from millrace.pipeline.inference import opened
 from millrace.pipeline.telemetry.events import Note
 from millrace.stages.evaluate import chunks, cuda, layerwise, temporal
 from millrace.stages.kernels.runtime import triton_rng
@@ -105,7 +105,7 @@ def test_degrees_and_one_chunk_whose_rows_are_read_from_the_store(timed, tmp_pat
     host, there = both(result)
     want = mr.predict(host, timed, range(9)).logits
     no_draws_on_the_host(monkeypatch)
-    monkeypatch.setattr(on_device, "_device_rows", None)
+    monkeypatch.setattr(opened, "_device_rows", None)
     close(mr.predict(there, timed, range(9)).logits, want)
 
 
@@ -115,7 +115,7 @@ def test_rows_for_which_neither_has_room_are_read_from_the_store(timed, tmp_path
     want = mr.predict(host, timed).logits
     gather, read = type(timed.features).gather, []
     monkeypatch.setattr(type(timed.features), "gather", lambda *a: read.append(len(a[1])) or gather(*a))
-    monkeypatch.setattr(on_device, "fits_in_memory", lambda num_bytes: num_bytes < 60 * 5 * 4)
+    monkeypatch.setattr(opened, "fits_in_memory", lambda num_bytes: num_bytes < 60 * 5 * 4)
     close(mr.predict(there, timed).logits, want)
     assert len(read) == 4
 
