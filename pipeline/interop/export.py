@@ -11,6 +11,7 @@ from ...storage.array_kinds import IdArray, IntArray
 from ...storage.errors import InputError, MissingExtraError, install
 from ...storage.features import FeatureStore
 from ...storage.minibatch import MiniBatch
+from ...storage.optional import when_present
 
 
 def sampler_output(found: EdgeList) -> Any:
@@ -47,7 +48,7 @@ def sampled_graph(minibatch: MiniBatch, edge_id: IdArray | None = None) -> Any:
         node=_owned(whole.src),
         row=_owned(whole.indices),
         col=torch.repeat_interleave(kept, output_size=whole.num_edges),
-        edge=None if edge is None else _owned(edge),
+        edge=when_present(_owned, edge),
         num_sampled_nodes=[nodes[0], *(b - a for a, b in zip(nodes, nodes[1:]))],
         num_sampled_edges=[b - a for a, b in zip(edges, edges[1:])],
     )

@@ -18,6 +18,7 @@ from ...stages.random import Purpose, branches, stream
 from ...stages.sample.single.trees import Timed, both_ways, drawable, edges_among, sample_separately
 from ...storage.array_kinds import IdArray
 from ...storage.errors import InputError
+from ...storage.optional import taken
 from . import pyg_arguments as arguments
 from .export import require_pyg, sampled_graph, sampler_output
 from .pyg_many_types import ManyTypes
@@ -215,7 +216,7 @@ class PyGSampler:
                 RandomEnds(
                     ids,
                     arguments.node_weights(neg_sampling, name, ids),
-                    None if times is None else times[ids.start : ids.stop],
+                    taken(times, slice(ids.start, ids.stop)),
                     i,
                 )
                 for i, (name, ids) in enumerate(zip(("src_weight", "dst_weight"), self.source.ends(kind)))
@@ -272,7 +273,7 @@ def _describe_pairs(out: Any, given: Any, places: list[Tensor], neg_sampling: An
     if neg_sampling is not None:
         labels = torch.ones(count) if labels is None else labels
         labels = torch.cat([labels, labels.new_zeros(len(source) - count, *labels.shape[1:])])
-        time = None if time is None else time[torch.arange(len(source)) % max(1, count)]
+        time = taken(time, torch.arange(len(source)) % max(1, count))
     out.metadata = given.input_id, torch.stack([source, destination]), labels, time
 
 

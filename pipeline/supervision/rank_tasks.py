@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass
 
 from distributed import Future
 
+from ...storage.optional import when_present
 from ..cluster.dask_cluster import START_S
 from ..cluster.futures import seeing
 from ..cluster.rank_host import hold_rank
@@ -62,7 +63,7 @@ def start_rank(run: ClusterRun, generation: int, rank: int, placed: RankWorkers,
     spec = RankSpec(
         job=job.model_dump(mode="json"),
         data=asdict(run.data),
-        parts=None if run.parts is None else str(run.parts),
+        parts=when_present(str, run.parts),
         out=str(run.out),
         rank=rank,
         size=run.ranks,

@@ -12,6 +12,7 @@ from distributed import Client
 from torch import nn
 
 from ...storage.checkpoint import CheckpointStore
+from ...storage.optional import when_present
 from ..cluster.sample_by_owners import Filled, FillOrder
 from ..custom.user_code import pickled
 from ..dashboard.publisher import show_run
@@ -88,7 +89,7 @@ class Training:
             "fingerprint": self.sampling.fingerprint,
             "given": self._given,
             "queue": location(self.sampling, out) if self.uses_queue else None,
-            "samples": str(self.samples) if self.samples is not None else None,
+            "samples": when_present(str, self.samples),
             "order": sampling.order,
         }
 

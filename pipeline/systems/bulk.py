@@ -68,16 +68,9 @@ def bulk(
         algorithm: for a partitioned topology: the ``owners`` of rows sample them, or rows travel in the stages of
             ``1.5d`` products; ``auto`` takes the one that should be faster. Minibatches are the same.
     """
+    given = locals()
+    options = {name: given[name] for name in BulkOptions.model_fields}
     drawn = sampler or NeighborSampler()
-    options = {
-        "topology": topology,
-        "replication": replication,
-        "cache_fraction": cache_fraction,
-        "hot_by": hot_by,
-        "prefetch_bytes": prefetch_bytes,
-        "local_seeds": local_seeds,
-        "algorithm": algorithm,
-    }
     owned = Fetch(OwnedFeatures(replication, cache_fraction, hot_by, prefetch_bytes))
     if topology == "partitioned":
         blocks = Blocks(replication, partitioner or Contiguous(), rows_meet=algorithm != "owners")

@@ -71,6 +71,9 @@ def grappa(
     Raises:
         InputError: a sampler is given, but a full batch samples nothing.
     """
+    given = locals()
+    # Runs of earlier versions have no key full_batch, and go on.
+    options = {name: given[name] for name in GrappaOptions.model_fields if name != "full_batch" or full_batch}
     if full_batch and sampler is not None:
         raise InputError("grappa is given a sampler, but full_batch samples nothing; leave one of them out")
     place = WholeChunks if full_batch else Chunks
@@ -81,18 +84,7 @@ def grappa(
         CoverageVisitFetch(correction=correction) if full_batch else Fetch(IN_VIEW, correction=correction),
         CoverageCorrected(correction == "batch", shrink),
         SuperEpochs(repartition_every),
-        options={
-            "chunks": chunks,
-            "rotation": rotation,
-            "reshuffle_fraction": reshuffle_fraction,
-            "repartition_every": repartition_every,
-            "halo": halo,
-            "ahead": ahead,
-            "correction": correction,
-            "shrink": shrink,
-            # Runs of earlier versions have no such key, and go on.
-            **({"full_batch": True} if full_batch else {}),
-        },
+        options=options,
     )
 
 
