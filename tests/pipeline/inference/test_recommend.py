@@ -13,7 +13,6 @@ from torch import nn
 import millrace as mr
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.inference import recommend as recommending
-from millrace.pipeline.inference import recommendations
 from millrace.pipeline.inference.pairs import scale_of
 from millrace.stages.evaluate import links
 from millrace.storage.errors import InputError
@@ -229,7 +228,7 @@ def test_at_a_time_only_what_lies_before_counts(timed, when):
 
 def test_the_command_line(run, tmp_path, monkeypatch):
     """In pieces of few sources."""
-    monkeypatch.setattr(recommendations, "PIECE_PAIRS", 50)
+    monkeypatch.setattr(recommending, "PIECE_PAIRS", 50)
     out, want = tmp_path / "r.parquet", mr.recommend(run, 4)
     code, said, error = command("predict", run.folder, "--top", 4, "--out", out, "--json")
     assert code == 0, error

@@ -6,7 +6,7 @@ import pyarrow.parquet
 import pytest
 
 import millrace as mr
-from millrace.pipeline.inference import recommendations
+from millrace.pipeline.inference import recommend
 from millrace.pipeline.inference.recommend import Recommendations, sources_at_once
 from millrace.storage.node_names import NodeNames
 
@@ -19,7 +19,7 @@ NAMED = NodeNames.from_values([f"user {i}" for i in range(5)]), NodeNames.from_v
 @pytest.mark.parametrize("names", [None, NAMED], ids=["ids", "names"])
 @pytest.mark.parametrize("pairs", [1 << 20, 8, 3])
 def test_every_suffix(names, pairs, tmp_path, monkeypatch):
-    monkeypatch.setattr(recommendations, "PIECE_PAIRS", pairs)
+    monkeypatch.setattr(recommend, "PIECE_PAIRS", pairs)
     found = Recommendations(SOURCES, DESTINATIONS, SCORES, names)
     for suffix in (".parquet", ".csv", ".zarr", ".npy"):
         found.write(tmp_path / f"r{suffix}")
