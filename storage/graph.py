@@ -210,7 +210,7 @@ class Graph:
         weights = cast(FloatArray, self.edge_weight)
         # Row by row: the sum of a row must not depend on which other rows are here.
         total = np.zeros(self.num_nodes)
-        for first, stop in row_ranges(self.indptr):
+        for first, stop in row_ranges(self.indptr, AT_ONCE, AT_ONCE):
             rows = np.repeat(np.arange(stop - first, dtype=np.int32), self.in_degree[first:stop])
             weight = weights[self.indptr[first] : self.indptr[stop]]
             total[first:stop] = np.bincount(rows, weight, minlength=stop - first)
@@ -297,12 +297,12 @@ AT_ONCE = 1 << 22
 """Edges that are looked at together, so that temporary arrays are small."""
 
 
-def row_ranges(indptr: IdArray) -> Iterator[tuple[int, int]]:
-    """Ranges of rows with about `AT_ONCE` edges and rows each, or of one row."""
+def row_ranges(indptr: IdArray, most_edges: int = AT_ONCE, most_rows: int = AT_ONCE) -> Iterator[tuple[int, int]]:
+    """Ranges of rows with at most so many edges and rows each, or of one row."""
     first, last = 0, len(indptr) - 1
     while first < last:
-        stop = int(np.searchsorted(indptr, indptr[first] + AT_ONCE, side="right")) - 1
-        stop = min(max(stop, first + 1), first + AT_ONCE, last)
+        stop = int(np.searchsorted(indptr, indptr[first] + most_edges, side="right")) - 1
+        stop = min(max(stop, first + 1), first + most_rows, last)
         yield first, stop
         first = stop
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...storage.array_kinds import AnyArray, IdArray, Mask
 from ...storage.features import FeatureStore, in_place
-from ...storage.graph import Graph
+from ...storage.graph import Graph, row_ranges, starts_of
 from ...storage.optional import present
 from ...storage.store.bytes_left import fits_in_memory
 from ..kernels.runtime.threads import at_most, side_by_side
@@ -50,10 +50,8 @@ def infer_in_parts(
     total, done = sum(int(np.count_nonzero(mask)) for mask in needed[1:]), 0
     run, parts = PartsRun(model, graph, degree, limits, total), model.in_parts(layer_counts(graph, needed), degree)
     rows = run.entered(parts[0], features, needed[0])
-    for i, part in enumerate(parts):
-        nodes = np.flatnonzero(needed[i + 1])
-        following = parts[i + 1] if i + 1 < len(parts) else None
-        layer = LayerBlocks(run, i, part, following, nodes, rows)
+    for i in range(len(parts)):
+        layer = LayerBlocks(run, i, parts, np.flatnonzero(needed[i + 1]), rows)
         for count in layer.waves():
             done += count
             limits.on_progress(done, total)
@@ -159,17 +157,17 @@ class LayerBlocks:
         self,
         run: PartsRun,
         i: int,
-        part: ConvParts,
-        following: ConvParts | None,
+        parts: Sequence[ConvParts],
         nodes: IdArray,
         rows: LayerRows | FarRows,
         sinks: tuple[HostSink, HostSink] | None = None,
     ) -> None:
-        """Layer i from `rows` of the layer before, with its convolution and that of the following one if there is one,
-        for ascending nodes. `sinks` take the rows, and the logits that the next layer reads."""
-        self.run, self.i, self.part, self.following, self.nodes, self._from = run, i, part, following, nodes, rows
+        """Layer i from `rows` of the layer before, with the convolutions of all layers, for ascending nodes. `sinks`
+        take the rows, and the logits that the next layer reads."""
+        self.run, self.i, self.part, self.nodes, self._from = run, i, parts[i], nodes, rows
+        self.following = parts[i + 1] if i + 1 < len(parts) else None
         self._none = rows if isinstance(rows, LayerRows) else rows.read(np.empty(0, np.int64), run.graph.num_nodes)
-        self.sink, self.logits = sinks or (run.sink(len(nodes), following), run.sink(len(nodes)))
+        self.sink, self.logits = sinks or (run.sink(len(nodes), self.following), run.sink(len(nodes)))
 
     def empty(self) -> list[Tensor]:
         """No rows, and no logits if there are any: they show the widths of the results."""
@@ -251,14 +249,7 @@ class LayerBlocks:
     def _cuts(self) -> Blocks:
         """Blocks as ranges of the layer's rows; an empty one if there are none."""
         most_rows, most_edges, _ = self._block_size()
-        before = np.concatenate([[0], np.cumsum(self._edges())])
-        cuts, start = [], 0
-        while start < len(self.nodes):
-            end = int(np.searchsorted(before, before[start] + most_edges, "right")) - 1
-            end = min(max(end, start + 1), start + most_rows, len(self.nodes))
-            cuts.append((start, end))
-            start = end
-        return cuts or [(0, 0)]
+        return [*row_ranges(starts_of(self._edges()), most_edges, most_rows)] or [(0, 0)]
 
     def _into(
         self, a: int, b: int, low: int, into: Sequence[AnyArray], aggregate: Callable[[int, int], Tensor]

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...storage.graph import row_ranges
 from ...storage.minibatch import Block
 from ...storage.optional import taken
 from .block import BlockNeighbourhood
@@ -20,11 +21,8 @@ def pieces(neighbourhood: BlockNeighbourhood, most_edges: int) -> Iterator[tuple
 
     Yields: The piece, and int64 [its num_src]: the rows of the block's sources that it reads, its destinations first.
     """
-    lists, block, start = neighbourhood.lists, neighbourhood.block, 0
-    indptr, indices = lists.indptr, lists.indices
-    while True:
-        stop = max(start + 1, int(np.searchsorted(indptr, int(indptr[start]) + most_edges, side="right")) - 1)
-        stop = min(stop, neighbourhood.num_dst)
+    block, indptr, indices = neighbourhood.block, neighbourhood.lists.indptr, neighbourhood.lists.indices
+    for start, stop in [*row_ranges(indptr, most_edges, len(indptr))] or [(0, 0)]:
         edges = slice(int(indptr[start]), int(indptr[stop]))
         read = indices[edges]
         others = np.unique(read)
@@ -41,6 +39,3 @@ def pieces(neighbourhood: BlockNeighbourhood, most_edges: int) -> Iterator[tuple
         made = BlockNeighbourhood(piece, lambda rows=rows: neighbourhood.degree_rows[rows], edges=of_edges)
         made.given_weight = lambda edges=edges: taken(neighbourhood.own_weight(), edges)
         yield made, rows
-        start = stop
-        if start >= neighbourhood.num_dst:
-            return

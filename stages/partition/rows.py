@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from ...storage.array_kinds import IdArray, IntArray
-from ...storage.graph import TakenRows
+from ...storage.graph import TakenRows, row_ranges
 
 ROWS = 1 << 19
 """Rows whose pointers are read at a time: a Zarr chunk of them."""
@@ -63,13 +63,8 @@ def stretches(graph: RowSource) -> Iterator[tuple[int, TakenRows]]:
 def _bounds(graph: RowSource) -> Iterator[tuple[int, int]]:
     for begin in range(0, graph.num_nodes, ROWS):
         end = min(begin + ROWS, graph.num_nodes)
-        starts = graph.first_edge(begin, end + 1)
-        first = begin
-        while first < end:
-            full = np.searchsorted(starts, starts[first - begin] + EDGES, side="right")
-            stop = min(end, max(first + 1, begin + int(full) - 1))
-            yield first, stop
-            first = stop
+        for first, stop in row_ranges(graph.first_edge(begin, end + 1), EDGES, ROWS):
+            yield begin + first, begin + stop
 
 
 class Passes:
