@@ -215,6 +215,7 @@ def to_resident(work: MiniBatch, device: torch.device, positions: bool = False) 
             to_device(b.edge_id.astype(np.int64, copy=False), device) if positions and b.edge_id is not None else None,
             count(b.num_dst),
             count(b.num_edges),
+            weight=None if b.weight is None else to_device(b.weight, device),
         )
         for b in held
     )
@@ -222,7 +223,6 @@ def to_resident(work: MiniBatch, device: torch.device, positions: bool = False) 
     node_ends = count(blocks[0].num_dst), *(count(b.num_src) for b in blocks)
     bulk = ResidentBulk(
         DeviceSample(Rows(nodes, nodes), node_ends, lists, tuple(count(b.num_edges) for b in blocks)),
-        None if held[0].weight is None else [to_device(b.weight, device) for b in held if b.weight is not None],
         nested=work.nested,
         bound=max(int(np.diff(b.indptr).max(initial=0)) for b in held),
     )

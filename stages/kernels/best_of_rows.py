@@ -2,15 +2,14 @@
 
 import numpy as np
 
-from .runtime.jit import njit
+from .runtime.jit import JIT, njit
 
-_JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 _U = np.uint64
 AT_ONCE = 64
 """Columns that are compared at once with the least of the best."""
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def keep_best(scores, skip, first, best, ids):
     """Let the scores of a block into the best so far. Of equal ones the smaller id is better. NaN and -inf never are.
 

@@ -5,19 +5,18 @@ import numpy as np
 
 from .aggregation.cpu.prefetch import AHEAD
 from .runtime.intrinsics import prefetch
-from .runtime.jit import njit
+from .runtime.jit import JIT, njit
 
-_JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 _U = np.uint64
 
 
-@njit(inline="always", **_JIT)
+@njit(inline="always", **JIT)
 def _prefetch_row(flat, row, width, line):
     for c in range(0, width, line):
         prefetch(flat, row * width + c)
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def sgd(rows, ids, grads, factor, lr, lo, hi):
     """Rows ``ids[lo:hi]``, distinct, less `lr` times their gradients, which are ``grads[lo:hi] * factor``."""
     width, line, flat = rows.shape[1], max(64 // rows.itemsize, 1), rows.reshape(-1)
@@ -29,7 +28,7 @@ def sgd(rows, ids, grads, factor, lr, lo, hi):
             row[c] -= lr * (grad[c] * factor)
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def adagrad(rows, total, ids, grads, factor, lr, eps, lo, hi):
     """`sgd` with each step divided by the root of `total`, the sum of squares so far."""
     width, line, flat, state = rows.shape[1], max(64 // rows.itemsize, 1), rows.reshape(-1), total.reshape(-1)
@@ -44,7 +43,7 @@ def adagrad(rows, total, ids, grads, factor, lr, eps, lo, hi):
             row[c] -= lr * (g / (np.sqrt(squares[c]) + eps))
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def adam(rows, mean, square, ids, grads, factor, lr, beta1, beta2, eps, lo, hi):
     """`sgd` along a running mean of gradients, each step divided by the root of the running mean of their squares. `lr`
     corrects both for their start at zero."""
@@ -63,7 +62,7 @@ def adam(rows, mean, square, ids, grads, factor, lr, beta1, beta2, eps, lo, hi):
             row[c] -= lr * (m[c] / (np.sqrt(v[c]) + eps))
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def number_rows(ids, place, distinct, where):
     """Number the distinct ids in the order in which they are found.
 
@@ -89,7 +88,7 @@ def number_rows(ids, place, distinct, where):
     return count
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def add_rows(where, rows, sums):
     """Add each row to the one of `sums` at its place, in order."""
     for r in range(len(where)):

@@ -17,9 +17,9 @@ from ...storage.links.pairs import PairArray
 from ...storage.minibatch import Bulk, MiniBatch
 from ..kernels import sampling_backend
 from ..kernels.aggregation.lists import CHUNK
-from ..kernels.minibatch_cuda.bulk import ResidentBulk, leading
+from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.runtime.device_memory import ToHost, to_device
-from ..kernels.sampling.device_samples import Counts, DeviceList, DeviceSample, Rows, prefix_sums
+from ..kernels.sampling.device_samples import Counts, DeviceList, DeviceSample, Rows, leading, prefix_sums
 from ..sample.resident import ResidentMiniBatch
 from .own_edges import EdgeKinds, own_keys
 from .plan import LinkRequest
@@ -156,7 +156,7 @@ class _Piece:
         gone, rank = of_bulk.diff(), before[:-1] - of_bulk[q]
         place = torch.where(is_own, edge_at[q] + rank, at + gone[q] - rank)
         x.indices[place] = source
-        for values in (x.positions, None if self.bulk.weight is None else self.bulk.weight[i]):
+        for values in (x.positions, x.weight):
             if values is not None:
                 values[place] = values[at]
         rows = int(x.rows.sum()) + len(x.rows)
@@ -171,4 +171,4 @@ class _Piece:
         lists = tuple(replace(x, edges=x.edges - n, begin=x.edge_at + n) for x, n in zip(lists, gone))
         ends = tuple(e - gone[0 if b.nested else h] for h, e in enumerate(b.edge_ends))
         drawn = DeviceSample(Rows(b.nodes, b.nodes), b.node_ends, lists, ends)
-        return ResidentBulk(drawn, b.weight, nested=b.nested, bound=b.longest if b.longest <= CHUNK else None)
+        return ResidentBulk(drawn, nested=b.nested, bound=b.longest if b.longest <= CHUNK else None)

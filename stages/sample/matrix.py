@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ...storage.array_kinds import IntArray, WordArray
-from ...storage.errors import InputError, RunError
+from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Bulk, MiniBatch
 from ..assignment import BulkRequest
@@ -32,7 +32,7 @@ from ..kernels import sampling_backend
 from ..kernels.runtime.threads import parallel, spans_of_threads
 from ..kernels.sampling.edge_weights import scaled
 from ..kernels.sampling.numbering import DenseNumbering
-from ..kernels.sampling.samples import LIMIT, EdgeList, NeighborSample
+from ..kernels.sampling.samples import EdgeList, NeighborSample, check_edges
 from ..kernels.sampling.sparse import Sparse
 from ..placement.row_owners import Owners
 from ..placement.row_products import HashedNumbering, RowProducts
@@ -207,9 +207,7 @@ class MatrixSampler(ABC):
                 drawn[i].append(S[i])
             Q = [self.advance(own, s, c) for own, s, c in zip(selectors, S, cs)]
         found = [self.extract(s, [*own, q], of, c) for s, own, q, of, c in zip(seeds, selectors, Q, drawn, cs)]
-        edges = max((s.lists[0].num_edges for s in found), default=0)
-        if edges >= LIMIT:
-            raise RunError(f"a minibatch would hold {edges} edges; at most {LIMIT - 1} fit: use a smaller batch_size")
+        check_edges(max((s.lists[0].num_edges for s in found), default=0), "batch_size")
         return found
 
     def _minibatch(self, request: BulkRequest, q: int, s: NeighborSample, graph: Graph) -> MiniBatch:

@@ -20,7 +20,6 @@ import numpy.typing as npt
 import torch
 
 from ...storage.array_kinds import AnyArray, Float32Array, Int32Array, ValueArray
-from ...storage.errors import RunError
 from ...storage.graph import starts_of
 from ...storage.optional import present
 from ..kernels.row_block.layerwise import Rates, add_up, extract, partial_sums, resolve, summed, weigh
@@ -29,7 +28,7 @@ from ..kernels.runtime.threads import parallel
 from ..kernels.sampling import exponential_race
 from ..kernels.sampling.draws import LayerDraws
 from ..kernels.sampling.layerwise import Drawn, LayerSample, factors, fraction_bits, same_scale, squares
-from ..kernels.sampling.samples import LIMIT
+from ..kernels.sampling.samples import check_edges
 from ..placement.row_owners import Ids, Letter, Owners, split_counts, splits_of
 from ..random import draw, node_words
 from .layer_draws import IdArray, LayerDraw, LayerMinibatch
@@ -248,11 +247,7 @@ class _RemoteLayers:
         def block(q: int) -> None:
             a, b = splits[q], splits[q + 1]
             cut = slice(int(ends[a]), int(ends[b]))
-            if cut.stop - cut.start >= LIMIT:
-                raise RunError(
-                    f"a minibatch would hold {cut.stop - cut.start} edges; at most {LIMIT - 1} fit: use a smaller "
-                    "batch_size or sizes"
-                )
+            check_edges(cut.stop - cut.start, "batch_size or sizes")
             row_ends = (ends[a : b + 1] - ends[a]).astype(np.int32)
             values = found[1][cut] if self.weighted else np.empty(1, np.float32)
             weighed = self._with_weights(minibatches[q], drawn[q], row_ends, found[0][cut].copy(), values)

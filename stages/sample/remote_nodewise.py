@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 
 from ...storage.array_kinds import AnyArray, Float32Array, WordArray
-from ...storage.errors import RunError
 from ...storage.minibatch import Bulk
 from ...storage.optional import present
 from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, HopRows
 from ..kernels.row_block.numbering import Numbering, in_order
 from ..kernels.runtime.threads import parallel
-from ..kernels.sampling.samples import LIMIT, EdgeList, NeighborSample
+from ..kernels.sampling.samples import EdgeList, NeighborSample, check_edges
 from ..placement.row_owners import IdArray, Ids, Letter, Owners, RowsHere, split_counts, splits_of
 from .base import NodeWise, minibatch_of
 
@@ -68,11 +67,7 @@ class _Rows:
         self.ends, self.sources, self.weight, self.ids = ends, sources, weight, ids
 
     def edges(self, numbered: Numbering) -> EdgeList:
-        if self.ends[-1] >= LIMIT:
-            raise RunError(
-                f"a minibatch would hold {self.ends[-1]} edges; at most {LIMIT - 1} fit: use a smaller batch_size or "
-                "fanout"
-            )
+        check_edges(self.ends[-1], "batch_size or fanout")
         indices = np.empty(len(self.sources), np.int32)
         numbered.positions(self.sources, indices)
         return EdgeList(self.ends.astype(np.int32), indices, None)

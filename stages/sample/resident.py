@@ -14,10 +14,10 @@ from ...storage.graph import Graph
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
 from ...storage.optional import present, when_present
 from ..assignment import BulkRequest
-from ..kernels.minibatch_cuda.bulk import ResidentBulk, leading
+from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.runtime.device_memory import to_device
 from ..kernels.sampling.device_graph import number_on_device
-from ..kernels.sampling.device_samples import DeviceEdges, DeviceLayers, DeviceList, DeviceSample, Rows, prefix_sums
+from ..kernels.sampling.device_samples import DeviceEdges, DeviceList, DeviceSample, Rows, leading, prefix_sums
 from ..kernels.sampling.device_times import NodesInTrees, TimedSample
 from ..kernels.sampling.samples import NeighborSample
 from .base import Sampler
@@ -134,14 +134,8 @@ def node_weights(
         owner, row = leading(x.rows, node_at.device)
         at = to_device(prefix_sums(x.rows + 1)[:-1], node_at.device)[owner] + row
         kept = (x.indptr[at + 1] - x.indptr[at]).long()
-        hop = torch.full_like(row, h)
-        if len(made.lists) == 1:
-            # One list for all hops: a row was drawn in the hop after it was found.
-            for ends in made.node_ends[:-1]:
-                hop += row >= to_device(ends, node_at.device)[owner]
-        each = torch.repeat_interleave(
-            scale(made.rows.nodes[node_at[owner] + row], kept, hop), kept, output_size=len(x.indices)
-        )
+        factor = scale(made.rows.nodes[node_at[owner] + row], kept, made.hops(h, owner, row))
+        each = torch.repeat_interleave(factor, kept, output_size=len(x.indices))
         if of_edge:
             assert x.positions is not None
             each = number_on_device(graph, "edge_weight")[x.positions].double() * each
@@ -171,7 +165,7 @@ def node_wise(
 
     def made() -> Iterator[tuple[slice, ResidentBulk]]:
         for piece, d in pieces:
-            yield piece, ResidentBulk(d, None if weigh is None else weigh(d), nested=nested, bound=bound)
+            yield piece, ResidentBulk(d if weigh is None else d.weighing(weigh(d)), nested=nested, bound=bound)
 
     return resident(request, made(), edge_ids)
 
@@ -197,9 +191,9 @@ async def by_owners(
     """
     made = []
     async for piece, d, values in pieces:
-        weight = [values[0][x.positions] for x in d.lists] if weighted else None
-        lists = tuple(replace(x, positions=values[-1][x.positions] if edge_ids else None) for x in d.lists)
-        made.append((piece, ResidentBulk(replace(d, lists=lists), weight, nested=nested, bound=bound)))
+        drawn = d.weighing([values[0][x.positions] for x in d.lists]) if weighted else d
+        lists = tuple(replace(x, positions=values[-1][x.positions] if edge_ids else None) for x in drawn.lists)
+        made.append((piece, ResidentBulk(replace(drawn, lists=lists), nested=nested, bound=bound)))
     return resident(request, made, edge_ids)
 
 
@@ -238,13 +232,14 @@ def one_by_one(
     )
     indptr = to_device(np.concatenate([x.indptr for x in lists]), to)
     known = np.array([s.node_ends for s in samples], np.int64).T
+    counts = np.array([len(x.indptr) - 1 for x in lists])
     drawn = DeviceSample(
         rows,
         tuple(known),
-        (DeviceList(indptr, indices, positions, np.array([len(x.indptr) - 1 for x in lists]), edges),),
+        (DeviceList(indptr, indices, positions, counts, edges, weight=weight),),
         tuple(np.array([x.indptr[n] for x, n in zip(lists, ends)], np.int64) for ends in known[:-1]),
     )
-    made = ResidentBulk(drawn, None if weight is None else [weight], nested=True, bound=None)
+    made = ResidentBulk(drawn, nested=True, bound=None)
     return resident(request, [(slice(0, len(samples)), made)], edge_ids)
 
 
@@ -272,13 +267,12 @@ def in_trees(
             drawn = DeviceSample(d.rows, d.node_ends, (replace(x, positions=positions),), d.edge_ends)
             # Of the sample nothing else may wait with the bulk.
             of, trees = partial(until, d.in_trees), (d.in_trees.tree, d.in_trees.moments)
-            weight = None if d.weight is None else [d.weight]
-            yield piece, ResidentBulk(drawn, weight, nested=True, bound=bound, until=of, trees=trees)
+            yield piece, ResidentBulk(drawn, nested=True, bound=bound, until=of, trees=trees)
 
     return resident(request, made(), ids is not None)
 
 
-def layer_wise(request: BulkRequest, pieces: Iterable[tuple[slice, DeviceLayers]], edge_ids: bool = False) -> Bulk:
+def layer_wise(request: BulkRequest, pieces: Iterable[tuple[slice, DeviceSample]], edge_ids: bool = False) -> Bulk:
     """A bulk of a layer-wise sampler.
 
     Args:
@@ -286,7 +280,7 @@ def layer_wise(request: BulkRequest, pieces: Iterable[tuple[slice, DeviceLayers]
         pieces: ranges of them, each with its samples.
         edge_ids: see `ResidentMiniBatch`.
     """
-    made = ((piece, ResidentBulk(d, d.weight, nested=False, bound=None)) for piece, d in pieces)
+    made = ((piece, ResidentBulk(d, nested=False, bound=None)) for piece, d in pieces)
     return resident(request, made, edge_ids)
 
 

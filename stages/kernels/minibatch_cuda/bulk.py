@@ -16,20 +16,7 @@ from torch import Tensor
 from ....storage.optional import present, taken, when_present
 from ..aggregation.lists import CHUNK, DeviceLists, Rest
 from ..runtime.device_memory import to_device
-from ..sampling.device_samples import Counts, DeviceLayers, DeviceList, DeviceSample, prefix_sums
-
-
-@dataclass(frozen=True, eq=False)
-class _Edges:
-    """Edge lists of k minibatches, by hop; see `ResidentBulk`."""
-
-    list: DeviceList
-    rows: Counts
-    """int64 [k], leading rows of the list that belong to the hop."""
-    edges: Counts
-    """int64 [k], their edges."""
-    sources: Counts
-    """int64 [k], nodes after the hop."""
+from ..sampling.device_samples import Counts, DeviceList, DeviceSample, leading, prefix_sums
 
 
 class ResidentBulk:
@@ -37,8 +24,7 @@ class ResidentBulk:
 
     def __init__(
         self,
-        drawn: DeviceSample | DeviceLayers,
-        weight: Sequence[Tensor] | None,
+        drawn: DeviceSample,
         *,
         nested: bool,
         bound: int | None,
@@ -48,15 +34,13 @@ class ResidentBulk:
         """
         Args:
             drawn: the minibatches: with one list whose leading rows are those of each hop, if `nested`, or L lists.
-            weight: of the edges of each list, float32; None: all alike.
             nested: true if hops share one list.
             bound: maximum edges of a row; None: not known, and the host waits for it.
             until: returns the degrees of all nodes until the moments of their trees, float64, where samples go by time.
             trees: what it reads besides: the tree of each node, int32 [n], and the moment of each tree.
         """
         self.nodes, self.node_ends, self.edge_ends = drawn.rows.nodes, drawn.node_ends, drawn.edge_ends
-        self.lists, self.weight = drawn.lists, weight
-        self.nested = nested
+        self.lists, self.nested = drawn.lists, nested
         """True if all hops are leading rows of one list."""
         self.device = self.nodes.device
         self.longest = bound if bound is not None and bound <= CHUNK else max(_longest(x) for x in self.lists)
@@ -86,16 +70,21 @@ class ResidentBulk:
         return len(self.edge_ends)
 
     @property
+    def is_weighted(self) -> bool:
+        """True if edges have weights."""
+        return self.lists[0].weight is not None
+
+    @property
     def tensors(self) -> list[Tensor]:
         """All tensors on the device, except those that are made later."""
-        of_lists = present(t for x in self.lists for t in (x.indptr, x.indices, x.positions))
-        return [self.nodes, *of_lists, *(self.weight or ()), *self._trees]
+        of_lists = present(t for x in self.lists for t in (x.indptr, x.indices, x.positions, x.weight))
+        return [self.nodes, *of_lists, *self._trees]
 
     def nbytes(self, q: int) -> int:
         """Bytes of minibatch q."""
         size = int(self.node_ends[-1][q]) * (self.nodes.itemsize + sum(t.itemsize for t in self._trees[:1]))
-        for i, x in enumerate(self.lists):
-            e = 4 + (8 if x.positions is not None else 0) + (0 if self.weight is None else self.weight[i].itemsize)
+        for x in self.lists:
+            e = 4 + (8 if x.positions is not None else 0) + (0 if x.weight is None else x.weight.itemsize)
             size += 4 * int(x.rows[q] + 1) + e * int(x.edges[q])
         return size
 
@@ -132,18 +121,16 @@ class ResidentBulk:
     def block(self, q: int, h: int) -> "ResidentLists":
         """The edges of hop h of minibatch q."""
         rows, edges = self._slices(q, h)
-        x = self.lists[self._at(h)]
-        num_src = int(self.node_ends[h + 1][q])
+        x, num_src = self.list_of(h), int(self.node_ends[h + 1][q])
         return ResidentLists(x.indptr[rows], x.indices[edges], num_src, self.longest, CHUNK, self, q, h)
 
     def weight_of(self, q: int, h: int) -> Tensor | None:
         """float32 [e], weights of the edges of hop h of minibatch q, or None."""
-        return taken(self.arrays(h)[1], self._slices(q, h)[1])
+        return taken(self.list_of(h).weight, self._slices(q, h)[1])
 
     def positions_of(self, q: int, h: int) -> Tensor | None:
         """int64 [e], positions in the graph's edge arrays, if known."""
-        positions = self.lists[self._at(h)].positions
-        return taken(positions, self._slices(q, h)[1])
+        return taken(self.list_of(h).positions, self._slices(q, h)[1])
 
     def inverse_kept(self, q: int, h: int, dtype: torch.dtype) -> Tensor:
         """[num_dst] of `dtype`, 1 / max(kept edges, 1); computed once for every row of every list, in the layout of
@@ -154,26 +141,20 @@ class ResidentBulk:
         rows = self._slices(q, h)[0]
         return self._inverse[dtype][self._at(h)][rows.start : rows.stop - 1]
 
-    def arrays(self, h: int) -> tuple[DeviceList, Tensor | None]:
-        """List of hop h, of all minibatches, and the weights of its edges."""
-        i = self._at(h)
-        return self.lists[i], None if self.weight is None else self.weight[i]
+    def list_of(self, h: int) -> DeviceList:
+        """List of hop h, of all minibatches."""
+        return self.lists[self._at(h)]
 
     def back(self, h: int) -> "Transposed":
         """Lists by source of hop h of all minibatches, made once."""
         if h not in self._there:
-            self._there[h] = Transposed(
-                _Edges(self.arrays(h)[0], self.node_ends[h], self.edge_ends[h], self.node_ends[h + 1])
-            )
+            self._there[h] = Transposed(self.list_of(h), self.node_ends[h], self.edge_ends[h], self.node_ends[h + 1])
         return self._there[h]
 
     def long_lists(self, h: int) -> tuple[int, int, int]:
         """Maxima over minibatches: pieces of long lists by source, and these lists; and edges of the longest."""
         back = self.back(h)
         return max(len(x[2]) for x in back.long_of_each), max(len(x[3]) for x in back.long_of_each), max(back.longest)
-
-    def transposed(self, q: int, h: int) -> tuple[DeviceLists, Tensor]:
-        return self.back(h).minibatch(q)
 
 
 def _longest(x: DeviceList) -> int:
@@ -190,38 +171,37 @@ class ResidentLists(DeviceLists):
 
     @cached_property
     def transposed(self) -> tuple[DeviceLists, Tensor]:
-        return self.bulk.transposed(self.q, self.h)
-
-
-def leading(counts: Counts, device: torch.device) -> tuple[Tensor, Tensor]:
-    """int64 [sum of counts] each: the minibatch of each of its elements, and the element's number in it."""
-    total = int(counts.sum())
-    per = to_device(counts, device)
-    owner = torch.repeat_interleave(torch.arange(len(counts), device=device), per, output_size=total)
-    return owner, torch.arange(total, device=device) - to_device(prefix_sums(counts)[:-1], device)[owner]
+        return self.bulk.back(self.h).minibatch(self.q)
 
 
 class Transposed:
     """Transposed lists of one hop of all minibatches: one sort by (minibatch, source), which keeps the order of
     destinations."""
 
-    def __init__(self, x: _Edges) -> None:
-        to, k = x.list.indices.device, len(x.rows)
-        self._source_at, self._edge_at, self._num_dst = prefix_sums(x.sources + 1), prefix_sums(x.edges), x.rows
-        row_at, list_at, num_sources = prefix_sums(x.list.rows + 1), x.list.edge_at, prefix_sums(x.sources)
-        owner, row = leading(x.rows, to)
+    def __init__(self, x: DeviceList, rows: Counts, edges: Counts, sources: Counts) -> None:
+        """
+        Args:
+            x: their lists.
+            rows: int64 [k], leading rows that belong to the hop.
+            edges: int64 [k], their edges.
+            sources: int64 [k], nodes after the hop.
+        """
+        to, k = x.indices.device, len(rows)
+        self._source_at, self._edge_at, self._num_dst = prefix_sums(sources + 1), prefix_sums(edges), rows
+        row_at, list_at, num_sources = prefix_sums(x.rows + 1), x.edge_at, prefix_sums(sources)
+        owner, row = leading(rows, to)
         at = to_device(row_at[:-1], to)[owner] + row
-        begin = x.list.indptr[at].long()
-        kept = x.list.indptr[at + 1].long() - begin
-        total = int(x.edges.sum())
+        begin = x.indptr[at].long()
+        kept = x.indptr[at + 1].long() - begin
+        total = int(edges.sum())
         # For every edge: its minibatch, its row, and its position in the minibatch's list.
-        which, edge = leading(x.edges, to)
+        which, edge = leading(edges, to)
         dst = torch.repeat_interleave(row, kept, output_size=total)
-        source = x.list.indices[to_device(list_at, to)[which] + edge].long() + to_device(num_sources[:-1], to)[which]
+        source = x.indices[to_device(list_at, to)[which] + edge].long() + to_device(num_sources[:-1], to)[which]
         source, order = torch.sort(source.int() if num_sources[-1] < 2**31 else source, stable=True)
         self.dst, self.edge = dst[order].int(), edge[order].int()
         # One entry more than sources for each minibatch: the end of the last one's edges.
-        owner, entry = leading(x.sources + 1, to)
+        owner, entry = leading(sources + 1, to)
         ends = torch.searchsorted(source, (to_device(num_sources[:-1], to)[owner] + entry).to(source.dtype))
         self.indptr = (ends - to_device(self._edge_at[:-1], to)[owner]).int()
         length = torch.diff(self.indptr, append=self.indptr[-1:])

@@ -88,7 +88,7 @@ class Layout:
         nodes = (padded(most(n), known) for n, known in zip(bulk.node_ends[1:], old.nodes[1:]))
         edges = tuple(padded(most(e), known) for e, known in zip(bulk.edge_ends, old.edges))
         of_hops = tuple(pieces(h) if h in hops else None for h in range(L))
-        return cls((most(bulk.node_ends[0]), *nodes), edges, of_hops, bulk.weight is not None)
+        return cls((most(bulk.node_ends[0]), *nodes), edges, of_hops, bulk.is_weighted)
 
     def holds(self, bulk: ResidentBulk) -> bool:
         """True if there is room for the minibatches of `bulk`."""
@@ -149,14 +149,14 @@ class Layout:
         nodes = prefix_sums(bulk.node_ends[-1])
         spread(bulk.nodes, nodes[:-1], np.diff(nodes) - 1, "nodes", 0)
         for h, (rows, sources, edges) in enumerate(zip(bulk.node_ends, bulk.node_ends[1:], bulk.edge_ends)):
-            x, weight = bulk.arrays(h)
+            x = bulk.list_of(h)
             row_at, edge_at = prefix_sums(x.rows + 1)[:-1], x.edge_at
             spread(x.indptr, row_at, rows, "indptr", h)
             (ends, _), (inverse, width) = self.extents["indptr", h], self.extents["inverse", h]
             launch(_inverse, programs(width, BLOCK), k)(out, ends, inverse, width, self.row_words, BLOCK=BLOCK)
             spread(x.indices, edge_at, edges - 1, "indices", h)
-            if weight is not None:
-                spread(weight.view(torch.int32), edge_at, edges - 1, "weight", h)
+            if x.weight is not None:
+                spread(x.weight.view(torch.int32), edge_at, edges - 1, "weight", h)
             if self.pieces[h] is not None:
                 back = bulk.back(h)
                 of_sources, of_edges = prefix_sums(sources + 1)[:-1], prefix_sums(edges)[:-1]

@@ -3,6 +3,7 @@
 Rows are handed to the kernels in the dtype of the graph's ids, so that the same compiled versions serve both.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..sampling.exponential_race import log2_table
 _U = np.uint64
 ROOM = 1 << 22
 """Edges that the buffers of `_draw_each` have room for, unless a row has more."""
+Arrays = tuple[AnyArray, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,36 +106,68 @@ def draw_relations(
 ) -> Drawn:
     """The draws of `cpu.neighbor.neighbor`, or of `cpu.labor.labor`, for these rows of a graph with types in one hop;
     other arguments are as in `draw_rows`."""
-    rows, splits, keys = hop.rows, hop.splits, hop.keys
-    parts: list[tuple[AnyArray, ...]] = [()] * len(keys)
-    lists = graph.indptr, graph.indices, graph.edge_type
-    fanout = hop.fanout.copy()
+    lists, fanout = (graph.indptr, graph.indices, graph.edge_type), hop.fanout.copy()
 
-    def segment(q: int) -> None:
-        of = rows[splits[q] : splits[q + 1]].astype(graph.indices.dtype)
-        begin, end, total = np.zeros(1, np.int64), np.array([len(of)]), np.zeros(1, np.int64)
-        count_relations(0, 1, graph.indptr, graph.edge_type, of[None], begin, end, fanout, replace, total, *NO_SEGMENTS)
-        # Poisson draws have no bound but a row's length.
-        room = int(graph.in_degree[of].sum() if poisson else total[0])
-        ends, edge_end = np.zeros((1, len(of) + 1), np.int64), np.zeros(1, np.int64)
-        edges, positions = np.empty((1, room), graph.indices.dtype), np.empty((1, room), np.int64)
-        weights, key = np.empty((1, room), np.float32), keys[q : q + 1]
+    def room_for(of: IntArray) -> int:
+        if poisson:
+            # Poisson draws have no bound but a row's length.
+            return int(graph.in_degree[of].sum())
+        total, rows = np.zeros(1, np.int64), (of[None], np.zeros(1, np.int64), np.array([len(of)]))
+        count_relations(0, 1, graph.indptr, graph.edge_type, *rows, fanout, replace, total, *NO_SEGMENTS)
+        return int(total[0])
+
+    def draw(rows: Arrays, to: Arrays, room: int, edge_end: IdArray, weights: AnyArray) -> None:
         if labor:
-            walk = (of[None], begin, end, fanout, poisson, key, ends, edges, positions, room, edge_end, weights)
-            sample_labor_relations(0, 1, *lists, *walk)
+            sample_labor_relations(0, 1, *lists, *rows, fanout, poisson, *to, room, edge_end, weights)
         else:
-            walk = (of[None], begin, end, fanout, replace, key, ends, edges, positions, edge_end, False, weights, first)
-            walk += NO_SEGMENTS
-            sample_relations(0, 1, *lists, *walk)
-        e = int(edge_end[0])
-        parts[q] = np.diff(ends[0]), edges[0, :e], positions[0, :e], weights[0, :e]
+            sample_relations(0, 1, *lists, *rows, fanout, replace, *to, edge_end, False, weights, first, *NO_SEGMENTS)
 
-    parallel(segment, [(q,) for q in range(len(keys))])
-    none = (np.empty(0, np.int64), graph.indices[:0], np.empty(0, np.int64), np.empty(0, np.float32))
-    kept, sources, positions, weight = (np.concatenate(arrays) for arrays in zip(none, *parts))
+    kept, sources, positions, weight = _by_segment(graph, hop, room_for, draw)
     if graph.edge_weight is not None:
         weight *= graph.edge_weight[positions]
     return Drawn(kept, sources, positions, weight)
+
+
+def draw_labor(graph: Graph, hop: HopRows, poisson: bool, weighted: bool = False) -> Drawn:
+    """The draws of `cpu.labor.labor` for these rows in one hop, by the edges' weights if `weighted`."""
+    fanout: int = hop.fanout
+    weight = graph.edge_weight if weighted and graph.edge_weight is not None else np.empty(0, np.float32)
+
+    def room_for(of: IntArray) -> int:
+        degree = graph.in_degree[of]
+        return int((degree if poisson or fanout < 0 else np.minimum(degree, fanout)).sum())
+
+    def draw(rows: Arrays, to: Arrays, room: int, edge_end: IdArray, _: AnyArray) -> None:
+        walk = (*rows, fanout, poisson, *to, True, room, edge_end, False, weight, log2_table())
+        sample_labor(0, 1, graph.indptr, graph.indices, *walk)
+
+    return Drawn(*_by_segment(graph, hop, room_for, draw)[:3])
+
+
+def _by_segment(graph: Graph, hop: HopRows, room_for: Callable[[IntArray], int], draw: Callable[..., None]) -> Arrays:
+    """Draw each segment by itself: kept edges of each row, and sources, positions and weights of all edges.
+
+    Args:
+        graph: the rows.
+        hop: those to draw in.
+        room_for: returns the maximum of the edges that some rows keep.
+        draw: is called with the rows as kernels take them, with the key and arrays for what they draw, the room that
+            these have, and arrays for the number of edges and for their weights.
+    """
+    parts: list[Arrays] = [()] * len(hop.keys)
+
+    def segment(q: int) -> None:
+        of = hop.rows[hop.splits[q] : hop.splits[q + 1]].astype(graph.indices.dtype)
+        room, ends, edge_end = room_for(of), np.zeros((1, len(of) + 1), np.int64), np.zeros(1, np.int64)
+        edges, positions, weights = (np.empty((1, room), kind) for kind in (of.dtype, np.int64, np.float32))
+        rows, to = (of[None], np.zeros(1, np.int64), np.array([len(of)])), (hop.keys[q : q + 1], ends, edges, positions)
+        draw(rows, to, room, edge_end, weights)
+        e = int(edge_end[0])
+        parts[q] = np.diff(ends[0]), edges[0, :e], positions[0, :e], weights[0, :e]
+
+    parallel(segment, [(q,) for q in range(len(parts))])
+    none = (np.empty(0, np.int64), graph.indices[:0], np.empty(0, np.int64), np.empty(0, np.float32))
+    return tuple(np.concatenate(arrays) for arrays in zip(none, *parts))
 
 
 def _draw_each(graph: Graph, hop: HopRows, replace: bool, table: AliasTable | None, keep_positions: bool) -> Drawn:
@@ -144,7 +178,7 @@ def _draw_each(graph: Graph, hop: HopRows, replace: bool, table: AliasTable | No
         _, at = edges_of_rows(graph.indptr[rows], degree)
         return Drawn(degree, graph.indices[at], at if keep_positions else None)
     most = np.full(len(rows), fanout) if replace else np.minimum(degree, fanout)
-    parts: list[tuple[AnyArray, ...]] = []
+    parts: list[Arrays] = []
     a = 0
     while a < len(rows):
         # Buffers have as much room for each row as for the largest.
@@ -164,26 +198,3 @@ def _draw_each(graph: Graph, hop: HopRows, replace: bool, table: AliasTable | No
         a += n
     kept, sources, positions = (np.concatenate(p) for p in zip(*parts))
     return Drawn(kept, sources, positions if keep_positions else None)
-
-
-def draw_labor(graph: Graph, hop: HopRows, poisson: bool, weighted: bool = False) -> Drawn:
-    """The draws of `cpu.labor.labor` for these rows in one hop, by the edges' weights if `weighted`."""
-    rows, splits, keys, fanout = hop.rows, hop.splits, hop.keys, hop.fanout
-    weight = graph.edge_weight if weighted and graph.edge_weight is not None else np.empty(0, np.float32)
-    parts: list[tuple[IntArray, ...]] = [()] * len(keys)
-
-    def segment(q: int) -> None:
-        of = rows[splits[q] : splits[q + 1]].astype(graph.indices.dtype)
-        degree = graph.in_degree[of]
-        room = int((degree if poisson or fanout < 0 else np.minimum(degree, fanout)).sum())
-        ends = np.zeros((1, len(of) + 1), np.int64)
-        edges, positions = np.empty((1, room), graph.indices.dtype), np.empty((1, room), np.int64)
-        begin, edge_end, end = np.zeros(1, np.int64), np.zeros(1, np.int64), np.array([len(of)])
-        walk = (of[None], begin, end, fanout, poisson, keys[q : q + 1], ends, edges, positions, True, room, edge_end)
-        sample_labor(0, 1, graph.indptr, graph.indices, *walk, False, weight, log2_table())
-        e = int(edge_end[0])
-        parts[q] = np.diff(ends[0]), edges[0, :e], positions[0, :e]
-
-    parallel(segment, [(q,) for q in range(len(keys))])
-    none = (np.empty(0, np.int64), graph.indices[:0], np.empty(0, np.int64))
-    return Drawn(*(np.concatenate(arrays) for arrays in zip(none, *parts)))

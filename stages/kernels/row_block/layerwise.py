@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 from ....storage.array_kinds import Float32Array, IdArray, Int32Array, IntArray
 from ....storage.graph import Graph
-from ..runtime.jit import njit
+from ..runtime.jit import JIT, njit
 from ..sampling.cpu.layerwise import add_up, weigh
-from ..sampling.cpu.terms import JIT, Rates, column, integer, square, throw
+from ..sampling.cpu.terms import Rates, column, integer, square, throw
 from .numbering import _slot, _table
 
 __all__ = ["Rates", "add_up", "extract", "partial_sums", "resolve", "summed", "throw", "weigh"]

@@ -7,8 +7,7 @@ from ....storage.array_kinds import AnyArray, IdArray, Int32Array, IntArray
 from ....storage.graph import starts_of
 from ...random import GOLDEN as _GOLDEN
 from ..runtime.intrinsics import prefetch
-from ..runtime.jit import njit
-from ..sampling.cpu.terms import JIT
+from ..runtime.jit import JIT, njit
 
 _U = np.uint64
 EMPTY = -1

@@ -4,11 +4,10 @@ import numpy as np
 
 from ....storage.array_kinds import IdArray, NumberArray, WordArray
 from ...random import GOLDEN as _GOLDEN
-from ..runtime.jit import njit
+from ..runtime.jit import JIT, njit
 from ..runtime.threads import parallel, spans_of_threads
 from ..sampling.cpu.rng import mixed
 
-JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 _U = np.uint64
 
 

@@ -28,6 +28,16 @@ except ImportError:  # no such locks on this system
 WAIT_S, POLL_S = 120.0, 0.005
 """Longest wait of a process for another one that compiles the same function, and the time between its checks."""
 
+JIT: dict[str, Any] = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
+"""Options of a kernel: it holds no lock, and divides and reads arrays without checks."""
+
+CONTRACTED = JIT | {"fastmath": {"contract"}}
+"""Those of one that may multiply and add in one step, but adds in no other order. NaN and infinity keep their meaning,
+here and below."""
+
+REASSOCIATED = JIT | {"fastmath": {"reassoc", "contract"}}
+"""Those of one whose sums may have another order too: dot products use vectors."""
+
 
 def njit(*, cache: bool = True, inline: str = "never", **options: Any) -> Callable[[Callable[..., Any]], Any]:
     """`numba.njit` for kernels: no wrapper for C, which nobody calls, and the shared cache.

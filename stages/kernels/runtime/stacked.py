@@ -1,11 +1,9 @@
 """In-edges of a block as lists by relation, compiled."""
 
-from .jit import njit
-
-_JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
+from .jit import JIT, njit
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def stack(
     indptr, indices, kinds, weight, place, listed, flagged, rank, begin, begin_flags, own, own_flag, ends, total,
     sources, coef, flags

@@ -2,12 +2,10 @@
 
 import numpy as np
 
-from .jit import njit
-
-_JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
+from .jit import JIT, njit
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def transpose(indptr, indices, t_indptr, t_dst, t_edge):
     """Fill `OutLists` from `InLists` by counting sort; t_indptr [S+1] holds zeros."""
     n, num_src = len(indptr) - 1, len(t_indptr) - 1

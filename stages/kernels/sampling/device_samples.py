@@ -1,13 +1,16 @@
 """Bulks of samples in the memory of a GPU."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ....storage.array_kinds import IdArray, Int32Array
+from ..runtime.device_memory import to_device
 from .samples import EdgeList
 
 
@@ -30,6 +33,14 @@ def prefix_sums(counts: Counts) -> Counts:
     return np.concatenate([[0], np.cumsum(counts)])
 
 
+def leading(counts: Counts, device: torch.device) -> tuple[Tensor, Tensor]:
+    """int64 [sum of counts] each: the minibatch of each of its elements, and the element's number in it."""
+    total = int(counts.sum())
+    per = to_device(counts, device)
+    owner = torch.repeat_interleave(torch.arange(len(counts), device=device), per, output_size=total)
+    return owner, torch.arange(total, device=device) - to_device(prefix_sums(counts)[:-1], device)[owner]
+
+
 @dataclass(frozen=True, eq=False)
 class DeviceList:
     """Edges by destination of k minibatches, one after the other, on the device; their counts on the host. Between two
@@ -45,6 +56,8 @@ class DeviceList:
     edges: Counts
     begin: Counts | None = None
     """int64 [k], the first edge of each minibatch; None: there are no gaps."""
+    weight: Tensor | None = None
+    """float32 [sum of edges]; None: edges are alike."""
 
     @property
     def edge_at(self) -> Counts:
@@ -54,35 +67,29 @@ class DeviceList:
 
 @dataclass(frozen=True, eq=False)
 class DeviceSample:
-    """k minibatches of node-wise sampling, one after the other, on the device."""
+    """k minibatches, one after the other, on the device."""
 
     rows: Rows
     """All nodes: of each minibatch the seeds, then each hop's new nodes ascending."""
     node_ends: tuple[Counts, ...]
     """L+1 times int64 [k], on the host."""
     lists: tuple[DeviceList, ...]
-    """See `NeighborSample.lists`."""
+    """See `NeighborSample.lists`. Of layer-wise sampling L of them, nearest the seeds first."""
     edge_ends: tuple[Counts, ...]
-    """L times int64 [k], on the host: edges of the rows that were known before each hop."""
+    """L times int64 [k], on the host: edges of the rows that were known before each hop; of layer-wise sampling, edges
+    of each layer."""
 
+    def hops(self, h: int, owner: Tensor, row: Tensor) -> Tensor:
+        """int64, the hop in which each of these rows of list h was drawn, by its minibatch and its place there."""
+        hop = torch.full_like(row, h)
+        # If one list is for all hops, a row was drawn in the hop after it was found.
+        for ends in self.node_ends[:-2] if len(self.lists) == 1 else ():
+            hop += row >= to_device(ends, row.device)[owner]
+        return hop
 
-@dataclass(frozen=True, eq=False)
-class DeviceLayers:
-    """k minibatches of layer-wise sampling, one after the other, on the device."""
-
-    rows: Rows
-    """All nodes: of each minibatch the seeds, then each hop's new nodes ascending."""
-    node_ends: tuple[Counts, ...]
-    """L+1 times int64 [k], on the host."""
-    lists: tuple[DeviceList, ...]
-    """L of them, nearest the seeds first."""
-    weight: tuple[Tensor, ...] | None
-    """L vectors, float32 [sum of edges], or None."""
-
-    @property
-    def edge_ends(self) -> tuple[Counts, ...]:
-        """L times int64 [k], on the host: edges of each layer."""
-        return tuple(x.edges for x in self.lists)
+    def weighing(self, weights: Sequence[Tensor]) -> Self:
+        """These minibatches with the weights of the edges of each list."""
+        return replace(self, lists=tuple(replace(x, weight=w) for x, w in zip(self.lists, weights, strict=True)))
 
 
 class DeviceEdges(EdgeList):

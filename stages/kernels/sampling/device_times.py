@@ -110,8 +110,6 @@ class TimedSample(DeviceSample):
     """k minibatches whose nodes are in trees: those of all that is not later than a moment."""
 
     in_trees: NodesInTrees
-    weight: Tensor | None
-    """float32 [sum of edges], `Block.weight`; None: edges are alike."""
 
 
 # A property of the graph: kept as long as it is.

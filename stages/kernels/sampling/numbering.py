@@ -4,9 +4,8 @@ import numpy as np
 
 from ....storage.array_kinds import Int32Array, IntArray
 from ..runtime.intrinsics import prefetch
-from ..runtime.jit import njit
+from ..runtime.jit import JIT, njit
 
-JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 AHEAD = 16
 
 

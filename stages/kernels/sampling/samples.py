@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ....storage.array_kinds import Float32Array, IdArray, Int32Array, IntArray
+from ....storage.errors import RunError
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,3 +75,9 @@ Fanouts = Sequence[int] | IdArray
 each relation. -1: all."""
 LIMIT = 2**31 - 1
 """Edges of a minibatch stay below this: its blocks are indexed by int32."""
+
+
+def check_edges(edges: int, options: str = "batch_size, fanout or sizes") -> None:
+    """Refuse a minibatch of so many edges if its blocks cannot index them; smaller `options` would make them fewer."""
+    if edges >= LIMIT:
+        raise RunError(f"a minibatch would hold {edges} edges; at most {LIMIT - 1} fit: use a smaller {options}")

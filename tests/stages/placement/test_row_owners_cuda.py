@@ -33,7 +33,6 @@ from millrace.tests.contracts.typed import typed_dataset
 
 pytest.importorskip("triton")
 
-from millrace.stages.kernels.sampling.cuda import neighbor as neighbor_cuda
 from millrace.stages.kernels.sampling.cuda import tables as tables_cuda
 
 pytestmark = pytest.mark.usefixtures("on_device")
@@ -136,10 +135,12 @@ def test_a_minibatch_of_too_many_edges_is_refused(monkeypatch: pytest.MonkeyPatc
     book = RangeBook(np.array([0, 40]))
     for sampler in (NeighborSampler((5,)), NeighborSampler((5,), replace=True)):
         edges = 20 * 5 if sampler.replace else sampler.sample(graph, request, cpu).minibatches[0].num_edges
-        monkeypatch.setattr(neighbor_cuda, "LIMIT", edges + 1)
+        monkeypatch.setattr("millrace.stages.kernels.sampling.samples.LIMIT", edges + 1)
         assert drawn(graph, book, [sampler], [request]) == []
-        monkeypatch.setattr(neighbor_cuda, "LIMIT", edges)
-        with pytest.raises(RunError, match=f"would hold {edges} edges; at most {edges - 1} fit"):
+        monkeypatch.setattr("millrace.stages.kernels.sampling.samples.LIMIT", edges)
+        with pytest.raises(
+            RunError, match=f"would hold {edges} edges; at most {edges - 1} fit: .* batch_size, fanout or sizes"
+        ):
             drawn(graph, book, [sampler], [request])
 
 

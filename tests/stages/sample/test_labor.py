@@ -12,7 +12,6 @@ import millrace as mr
 from millrace.stages.assignment import BulkRequest, SeedPlan
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.kernels.sampling.cpu import bulk as bulk_module
 from millrace.stages.kernels.sampling.draws import LaborDraws
 from millrace.stages.random import node_words
 from millrace.stages.sample import SAMPLERS
@@ -313,7 +312,7 @@ def test_workspace_is_reused_without_traces_and_grows(poisson):
 
 def test_a_minibatch_that_cannot_be_indexed_is_refused(monkeypatch):
     graph = from_edges(np.arange(1, 40001) % 50, np.zeros(40000, np.int64), 50)
-    monkeypatch.setattr(bulk_module, "LIMIT", 30000)
+    monkeypatch.setattr("millrace.stages.kernels.sampling.samples.LIMIT", 30000)
     with pytest.raises(RunError, match="smaller batch_size or fanout"):
         LaborSampler((-1,)).sample(graph, BulkRequest(0, 0, 0, 0, (np.array([0]),)), cpu)
 

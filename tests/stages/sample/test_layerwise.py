@@ -16,7 +16,6 @@ from millrace.stages.assignment import BulkRequest, SeedPlan
 from millrace.stages.kernels.runtime import threads
 from millrace.stages.kernels.sampling import layerwise
 from millrace.stages.kernels.sampling.cpu import backend as cpu
-from millrace.stages.kernels.sampling.cpu import buffers as room
 from millrace.stages.kernels.sampling.cpu import layerwise as layerwise_cpu
 from millrace.stages.kernels.sampling.cpu import terms as terms_cpu
 from millrace.stages.kernels.sampling.draws import LayerDraws
@@ -364,7 +363,7 @@ def test_workspace_is_reused_without_traces_and_grows(kind):
 
 def test_a_minibatch_that_cannot_be_indexed_is_refused(monkeypatch):
     graph = from_edges(np.arange(1, 40001) % 50, np.zeros(40000, np.int64), 50)
-    monkeypatch.setattr(room, "LIMIT", 30000)
+    monkeypatch.setattr("millrace.stages.kernels.sampling.samples.LIMIT", 30000)
     with pytest.raises(RunError, match="smaller batch_size, fanout or sizes"):
         LadiesSampler((50,)).sample(graph, BulkRequest(0, 0, 0, 0, (np.array([0]),)), cpu)
 

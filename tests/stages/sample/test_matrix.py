@@ -15,7 +15,6 @@ from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.exponential_race import log2_table
 from millrace.stages.kernels.sampling.sparse import Sparse, adjacency, stacked
 from millrace.stages.random import node_words
-from millrace.stages.sample import matrix as base
 from millrace.stages.sample.base import check_kernel
 from millrace.stages.sample.neighbor import NeighborSampler
 from millrace.stages.sample.ppr import PprSampler
@@ -286,7 +285,7 @@ def test_rapids_is_refused() -> None:
 
 
 def test_a_minibatch_of_too_many_edges_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "LIMIT", 3)
+    monkeypatch.setattr("millrace.stages.kernels.sampling.samples.LIMIT", 3)
     with pytest.raises(RunError, match=r"would hold 10 edges; at most 2 fit: use a smaller batch_size"):
         SaintSampler(1, 9, 9).sample(LAW, BulkRequest(0, 0, 0, 0, (np.array([0]),)), cpu)
 

@@ -30,7 +30,6 @@ from millrace.stages.placement.row_blocks import BlockRows, Grid
 from millrace.stages.placement.row_owners import Owners
 from millrace.stages.sample import layer_draws as darts
 from millrace.stages.sample import remote_layerwise as layer_wise
-from millrace.stages.sample import remote_nodewise as node_wise
 from millrace.stages.sample.fastgcn import FastGCNSampler
 from millrace.stages.sample.labor import LaborSampler
 from millrace.stages.sample.ladies import LadiesSampler
@@ -240,11 +239,9 @@ def test_a_minibatch_of_too_many_edges_is_refused(monkeypatch: pytest.MonkeyPatc
     graph, request = skewed(40, 400, weighted=False), BulkRequest(0, 0, 0, 0, (np.arange(20),))
     owners = Owners(block_rows(graph, RangeBook(np.array([0, 40])), 0, Solo()), Solo())
     edges = sampler.sample_by_owners(owners, request).minibatches[0].num_edges
-    for module in (node_wise, layer_wise):
-        monkeypatch.setattr(module, "LIMIT", edges + 1)
+    monkeypatch.setattr("millrace.stages.kernels.sampling.samples.LIMIT", edges + 1)
     sampler.sample_by_owners(owners, request)
-    for module in (node_wise, layer_wise):
-        monkeypatch.setattr(module, "LIMIT", edges)
+    monkeypatch.setattr("millrace.stages.kernels.sampling.samples.LIMIT", edges)
     wanted = f"would hold {edges} edges; at most {edges - 1} fit: use a smaller batch_size or (fanout|sizes)"
     with pytest.raises(RunError, match=wanted):
         sampler.sample_by_owners(owners, request)

@@ -26,7 +26,6 @@ pytest.importorskip("triton")
 
 from millrace.stages.kernels.sampling import device_graph, device_times
 from millrace.stages.kernels.sampling.cuda import backend as cuda
-from millrace.stages.kernels.sampling.cuda import neighbor as neighbor_cuda
 from millrace.stages.kernels.sampling.cuda import temporal as temporal_cuda
 
 pytestmark = pytest.mark.usefixtures("on_device")
@@ -143,7 +142,7 @@ def test_ids_of_eight_bytes_and_edges_without_weights() -> None:
     sampler = TemporalSampler((3, 2), "last")
     same(graph, asked(graph), sampler)
     (m, *_) = sampler.sample_on_device(graph, asked(graph)).minibatches
-    assert m.bulk.weight is None and m.bulk.positions_of(0, 0) is None and m.blocks[0].src.dtype == np.int64
+    assert not m.bulk.is_weighted and m.bulk.positions_of(0, 0) is None and m.blocks[0].src.dtype == np.int64
 
 
 def test_a_bulk_is_drawn_in_pieces_where_it_would_take_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +254,7 @@ def test_what_is_placed_is_complete_before_another_thread_sees_it(typed: bool, m
 @pytest.mark.parametrize("sampler", [TemporalSampler((3, -1)), TemporalSampler((3,), replace=True)], ids=str)
 def test_too_many_edges_for_a_list(sampler: TemporalSampler, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = hubs(False, np.int64)
-    monkeypatch.setattr(neighbor_cuda, "LIMIT", 20)
+    monkeypatch.setattr("millrace.stages.kernels.sampling.samples.LIMIT", 20)
     with pytest.raises(RunError, match="a minibatch would hold"):
         sampler.sample_on_device(graph, asked(graph))
 

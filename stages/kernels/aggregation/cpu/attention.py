@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 from ....memory.arena import empty
-from ...runtime.jit import njit
+from ...runtime.jit import REASSOCIATED, njit
 from ...runtime.threads import parallel
 from ..attention_args import AttentionEdges, BackwardRows
 from .lists import row_at
 from .prefetch import prefetch_rows
 from .row_ranges import even_parts, row_parts
-from .softmax import CHUNK_ROWS, JIT, constants, dots, edge_number, keep, leaky, num_chunks, numbering
+from .softmax import CHUNK_ROWS, constants, dots, edge_number, keep, leaky, num_chunks, numbering
 
 _U = np.uint64
 
 
-@njit(**JIT)
+@njit(**REASSOCIATED)
 def _attend_rows(indptr, indices, rows, own, names, z, logit_src, logit_dst, rule, before, out, log_sum, lo, hi):
     """Lists lo..hi-1. `before`: None, or the logarithms of the denominators of the current content of `out`; it may be
     `log_sum` itself."""
@@ -90,7 +90,7 @@ def _attend_rows(indptr, indices, rows, own, names, z, logit_src, logit_dst, rul
             log_sum[v, h] = top[h] + math.log(total[h])
 
 
-@njit(**JIT)
+@njit(**REASSOCIATED)
 def _attend_backward_dst(indptr, indices, rows, own, names, z, softmax, d_dst, lo, hi):
     H, D, E = z.shape[1], z.shape[2], len(indices)
     logit_src, logit_dst, rule, log_sum, grad, delta = softmax
@@ -120,7 +120,7 @@ def _attend_backward_dst(indptr, indices, rows, own, names, z, softmax, d_dst, l
                 d_dst[v, h] += d if x > 0 else slope * d
 
 
-@njit(**JIT)
+@njit(**REASSOCIATED)
 def _attend_backward_src(t_indptr, t_dst, t_edge, rows, own_rows, names, z, a_src, softmax, dz, d_src, lo, hi):
     H, D, E = z.shape[1], z.shape[2], len(t_dst)
     logit_src, logit_dst, rule, log_sum, grad, delta = softmax
@@ -161,7 +161,7 @@ def _attend_backward_src(t_indptr, t_dst, t_edge, rows, own_rows, names, z, a_sr
                 c[k] += d * a[k]
 
 
-@njit(**JIT)
+@njit(**REASSOCIATED)
 def _weighted_chunks(weight, z, partial, lo, hi):
     H, D = z.shape[1], z.shape[2]
     for c in range(lo, hi):
@@ -181,7 +181,7 @@ def weighted_sum(weight: Tensor, z: Tensor) -> Tensor:
     return torch.from_numpy(partial.sum(axis=0))
 
 
-@njit(**JIT)
+@njit(**REASSOCIATED)
 def _add_outer_rows(weight, a, out, lo, hi):
     H, D = a.shape
     for v in range(lo, hi):

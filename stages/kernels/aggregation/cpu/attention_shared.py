@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ....memory.arena import empty
 from ....memory.lazy_rows import base_and_ids
-from ...runtime.jit import njit
+from ...runtime.jit import REASSOCIATED, njit
 from ...runtime.threads import parallel
 from ..attention_args import AttentionEdges, SharedAttention
 from .lists import row_at
 from .prefetch import prefetch_rows
 from .row_ranges import even_parts, row_parts
-from .softmax import CHUNK_ROWS, JIT, chunk_parts, constants, dots, edge_number, keep, leaky, num_chunks, numbering
+from .softmax import CHUNK_ROWS, chunk_parts, constants, dots, edge_number, keep, leaky, num_chunks, numbering
 
 _U = np.uint64
 TILE = 16
@@ -30,7 +30,7 @@ TILE = 16
 them."""
 
 
-@njit(**JIT)
+@njit(**REASSOCIATED)
 def _dots(a, x, rows, out, count):
     """out[t] = <a, x[rows[t]]> for the first `count` rows, four at a time: they share the loads of a."""
     F, t = len(a), 0
@@ -53,7 +53,7 @@ def _dots(a, x, rows, out, count):
         t += 1
 
 
-@njit(**JIT)
+@njit(**REASSOCIATED)
 def _add_rows(o, x, rows, weight, count):
     """o += sum of weight[t] * x[rows[t]] over the first `count` rows, four at a time: they share the loads and stores
     of o."""
@@ -71,7 +71,7 @@ def _add_rows(o, x, rows, weight, count):
         t += 1
 
 
-@njit(**JIT)
+@njit(**REASSOCIATED)
 def _logit_rows(x, ids, a, out, lo, hi):
     H, F = a.shape
     flat, heads = x.reshape(-1), np.arange(H).astype(np.uint64)
@@ -90,7 +90,7 @@ def _logits(x: Tensor, a: Tensor) -> Tensor:
     return out
 
 
-@njit(**JIT)
+@njit(**REASSOCIATED)
 def _name_tile(q, j, e, v, indices, ids, source, row):
     """Sources and rows of edges q..q+TILE-1 of destination v, whose last edge, e, is its own. Returns their number."""
     count = min(TILE, e + 1 - q)
@@ -100,7 +100,7 @@ def _name_tile(q, j, e, v, indices, ids, source, row):
     return count
 
 
-@njit(**JIT)
+@njit(**REASSOCIATED)
 def _attend_rows(indptr, indices, ids, names, x, a_dst, logit_src, logit_dst, rule, out, log_sum, lo, hi):
     H, F, E = logit_src.shape[1], x.shape[1], len(indices)
     slope, key, threshold, keep_scale = rule
@@ -151,7 +151,7 @@ def _attend_rows(indptr, indices, ids, names, x, a_dst, logit_src, logit_dst, ru
             log_sum[v, h] = top[h] + math.log(total[h])
 
 
-@njit(**JIT)
+@njit(**REASSOCIATED)
 def _logit_gradient(x, p, inner, delta, kept, keep_scale, slope):
     """Gradient of a logit before the ReLU, x, from its coefficient p and inner = <grad_v, x_u>."""
     # An infinite row that was dropped has no gradient: `inner` is then not used.
@@ -159,7 +159,7 @@ def _logit_gradient(x, p, inner, delta, kept, keep_scale, slope):
     return g if x > 0 else slope * g
 
 
-@njit(**JIT)
+@njit(**REASSOCIATED)
 def _backward_dst(indptr, indices, ids, names, x, softmax, d_dst, to_dst, to_src, lo, hi):
     """Chunks lo..hi-1 of destinations. `to_dst`, [chunks, H, F], receives the gradient of `a_dst`; `to_src`, unless
     it is empty, that of `a_src`, if x needs none."""
@@ -204,7 +204,7 @@ def _backward_dst(indptr, indices, ids, names, x, softmax, d_dst, to_dst, to_src
                 _add_rows(to_dst[c, h], x, row, o[h : h + 1], 1)
 
 
-@njit(**JIT)
+@njit(**REASSOCIATED)
 def _backward_src(t_indptr, t_dst, t_edge, names, x, a_src, a_dst, softmax, d_dst, dx, to_src, lo, hi):
     """Chunks lo..hi-1 of sources. `to_src`, [chunks, H, F], receives the gradient of `a_src`."""
     logit_src, logit_dst, rule, log_sum, grad, delta = softmax

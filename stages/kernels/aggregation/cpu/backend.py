@@ -13,9 +13,9 @@ from torch import Tensor
 from .....storage.optional import moved, taken
 from ....memory.arena import empty
 from ....memory.lazy_rows import LazyRows, base_and_ids
-from ...runtime.jit import njit
+from ...runtime.jit import CONTRACTED, njit
 from ...runtime.threads import parallel
-from ..lists import InLists, IntArray, WeightedLists
+from ..lists import InLists, WeightedLists
 from .attention import add_outer, attend_from, attend_into, weighted_sum
 from .attention_shared import attend_shared, attend_shared_backward
 from .lists import row_at, rows_array
@@ -26,11 +26,9 @@ from .spmm_rows import ADDED, BESIDE, FROM_BESIDE, NOTHING, spmm_rows
 
 __all__ = [
     "add_outer", "add_rows", "attend_from", "attend_into", "attend_shared", "attend_shared_backward", "dots", "maximum",
-    "maximum_backward", "maximum_from", "maximum_into", "spmm", "spmm_backward", "spmm_beside", "spmm_beside_backward",
-    "spmm_from", "spmm_into", "take_rows", "weighted_sum",
+    "maximum_from", "maximum_into", "spmm", "spmm_backward", "spmm_beside", "spmm_beside_backward", "spmm_from",
+    "spmm_into", "take_rows", "weighted_sum",
 ]  # fmt: skip
-# NaN and infinity keep their meaning; "contract" allows multiply-add.
-_JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"contract"}}
 _U = np.uint64
 
 
@@ -93,7 +91,7 @@ def _gradient(of: WeightedLists, grad: Tensor, width: int, kind: int, own: Tenso
     return _spmm(back, given, width, width, (kind, own, lists.num_dst))
 
 
-@njit(**_JIT)
+@njit(**CONTRACTED)
 def _max_rows(indptr, indices, ids, x, out, arg, lo, hi):
     F = x.shape[1]
     for i in range(lo, hi):
@@ -117,7 +115,7 @@ def _max_rows(indptr, indices, ids, x, out, arg, lo, hi):
                 g[k] = q if better else g[k]
 
 
-@njit(**_JIT)
+@njit(**CONTRACTED)
 def _max_backward_rows(indptr, dst, edge, rows, positions, arg, grad, out, lo, hi):
     F = grad.shape[1]
     for u in range(lo, hi):
@@ -146,23 +144,16 @@ def maximum(lists: InLists, x: Tensor) -> tuple[Tensor, Tensor]:
     return out, arg
 
 
-def maximum_backward(lists: InLists, arg: Tensor, grad: Tensor) -> Tensor:
-    """Gradient of `maximum` with respect to x: [n, D] -> [S, D]."""
-    return maximum_from(lists, None, None, arg, grad)
-
-
-def maximum_from(lists: InLists, rows: IntArray | None, edge: IntArray | None, arg: Tensor, grad: Tensor) -> Tensor:
-    """Gradient of `maximum_into` with respect to x, after all shards: [N, D] -> [S, D].
+def maximum_from(of: WeightedLists, arg: Tensor, grad: Tensor) -> Tensor:
+    """Gradient with respect to x of `maximum`, or of `maximum_into` after all shards: [N, D] -> [S, D].
 
     Args:
-        lists: the shard's edges.
-        rows: see `cpu.shards`.
-        edge: see `cpu.shards`.
-        arg: int64 [N, D], the positions of the winning edges.
+        of: the edges.
+        arg: int32 or int64 [N, D], the positions of the winning edges.
         grad: [N, D].
     """
-    t = lists.transposed
-    out = empty((lists.num_src, grad.shape[1]), grad.dtype)
-    args = (t.indptr, t.dst, t.edge, rows, edge, arg.numpy(), grad.numpy(), out.numpy())
+    t = of.lists.transposed
+    out = empty((of.lists.num_src, grad.shape[1]), grad.dtype)
+    args = (t.indptr, t.dst, t.edge, of.rows, of.edge, arg.numpy(), grad.numpy(), out.numpy())
     parallel(_max_backward_rows, [(*args, a, b) for a, b in row_parts(t.indptr, grad.shape[1])])
     return out

@@ -10,27 +10,19 @@ so that a sum that goes on with further edges (`more`) has the bits of one that 
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .....storage.array_kinds import AnyArray, IdArray, Mask
 from ...runtime.intrinsics import prefetch, widened
-from ...runtime.jit import njit
+from ...runtime.jit import CONTRACTED, njit
 from ...runtime.threads import parallel
 from .row_ranges import row_parts
 from .spmm_rows import ADDED, BESIDE, NOTHING
 from .spmm_rows import FROM_BESIDE as FROM_BESIDE
 
-_JIT: Any = {
-    "nogil": True,
-    "cache": True,
-    "boundscheck": False,
-    "error_model": "numpy",
-    # "contract" allows multiply-add; another order of a sum is not allowed.
-    "fastmath": {"contract"},
-}
 _U = np.uint64
 AHEAD = 8
 """Edges between the row that is being used and the row that is being fetched."""
@@ -66,7 +58,7 @@ class Edges(NamedTuple):
     """[V], factor of each source."""
 
 
-@njit(**_JIT)
+@njit(**CONTRACTED)
 def _flatten(indptr, indices, place, weight, factor, dst, scale, at, stop, loops, ends, rows, coef, own):
     q = 0
     for i in range(len(dst)):
@@ -119,7 +111,7 @@ def flatten(
     return Flat(ends, rows[:count], coef, own)
 
 
-@njit(**_JIT)
+@njit(**CONTRACTED)
 def _mark(indptr, indices, rows, mask, lo, hi):
     for i in range(lo, hi):
         for e in range(indptr[rows[i]], indptr[rows[i] + 1]):
@@ -132,7 +124,7 @@ def mark_sources(indptr: AnyArray, indices: AnyArray, rows: IdArray, mask: Mask)
     parallel(_mark, [(indptr, indices, rows, mask, a, b) for a, b in row_parts(before, 1)])
 
 
-@njit(**_JIT)
+@njit(**CONTRACTED)
 def lists_ascend(indptr, indices, rows):
     """True if the sources of each of `rows` are in ascending order."""
     for i in range(len(rows)):
@@ -142,7 +134,7 @@ def lists_ascend(indptr, indices, rows):
     return True
 
 
-@njit(**_JIT)
+@njit(**CONTRACTED)
 def row_sums(indptr, weight, dst, out):
     """Sum of the weights of each destination's in-edges, into float64 [n]."""
     for i in range(len(dst)):
@@ -163,7 +155,7 @@ def _prefetch_row(flat, row, stride, width):
         prefetch(flat, first + width - 1)
 
 
-@njit(**_JIT)
+@njit(**CONTRACTED)
 def _sums(ends, rows, coef, own, x, F, kind, factor, more, out):
     flat, stride, last = x.reshape(-1), x.shape[1], len(rows)
     for q in range(min(AHEAD, last)):
@@ -216,7 +208,7 @@ def sums(lists: Flat, x: AnyArray, width: int, kind: int, factor: AnyArray, more
     _sums(*lists, x, width, kind, factor, more, out)
 
 
-@njit(**_JIT)
+@njit(**CONTRACTED)
 def _maxima(ends, rows, own, x, F, beside, more, out):
     flat, stride, last = x.reshape(-1), x.shape[1], len(rows)
     for q in range(min(AHEAD, last)):
@@ -247,7 +239,7 @@ def maxima(lists: Flat, x: AnyArray, width: int, beside: bool, more: bool, out: 
     _maxima(lists.ends, lists.rows, lists.own, x, width, beside, more, out)
 
 
-@njit(**_JIT)
+@njit(**CONTRACTED)
 def _weigh(ends, rows, logits, here, slope, known, top, total, p):
     H, last = here.shape[1], len(rows)
     side = logits.reshape(-1)
@@ -298,7 +290,7 @@ def weigh(
     return p
 
 
-@njit(**_JIT)
+@njit(**CONTRACTED)
 def _head_sums(ends, rows, p, x, D, apart, total, more, out):
     H = out.shape[1]
     flat, stride, last = x.reshape(-1), x.shape[1], len(rows)

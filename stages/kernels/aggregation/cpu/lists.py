@@ -5,15 +5,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .....storage.array_kinds import AnyArray
-from ...runtime.jit import njit
+from ...runtime.jit import JIT, njit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 
-
-@njit(**_JIT)
+@njit(**JIT)
 def row_at(ids, u):
     """Row number ``ids[u]``, or u itself if `ids` is None: uint64.
 
@@ -22,7 +20,7 @@ def row_at(ids, u):
     return np.uint64(u) if ids is None else np.uint64(ids[np.uint64(u)])
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def of_row(values, i, x):
     """``values[i]``, or 1 in the dtype of `x` if `values` is empty.
 

@@ -1,18 +1,15 @@
 """Numbering of the sources of a block of destinations of a graph in host memory."""
 
-from typing import Any
-
 import numpy as np
 
 from .....storage.array_kinds import AnyArray, IdArray, Int32Array
-from ...runtime.jit import njit
+from ...runtime.jit import JIT, njit
 
-_JIT: Any = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 _U = np.uint64
 _NEW = -1
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def _distinct(indptr, indices, dst, table, src):
     """Write the in-neighbours that are no destinations behind those, once each; their number with these."""
     n = len(dst)
@@ -29,7 +26,7 @@ def _distinct(indptr, indices, dst, table, src):
     return n
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def _local(indptr, indices, dst, src, table, out):
     for k in range(len(src)):
         table[_U(src[k])] = k

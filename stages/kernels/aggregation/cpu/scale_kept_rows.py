@@ -4,17 +4,16 @@ import numpy as np
 
 from ....random import NODE as _NODE
 from ...runtime.intrinsics import prefetch
-from ...runtime.jit import njit
+from ...runtime.jit import JIT, njit
 from .prefetch import AHEAD
 
-_JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 _U, _W = np.uint64, np.uint32
 _M1, _M2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 COLUMN, _A, _B = np.uint32(0x9E3779B9), np.uint32(0x21F0AAAD), np.uint32(0x735A2D97)
 """The last two, and the shifts that go with them, are from C. Wellons' hash prospector (least bias of two rounds)."""
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def scale_kept_rows(base, ids, names, columns, out, key, threshold, scale, lo, hi):
     """Rows lo..hi-1 of the result, each read in place and dropped by its name. `ids` and `names` may be empty: the
     rows' own numbers; once per row that costs nothing, and a compiled version for each case takes seconds.

@@ -15,18 +15,17 @@ from torch import Tensor
 
 from ....memory.arena import empty
 from ....memory.lazy_rows import base_and_ids
-from ...runtime.jit import njit
+from ...runtime.jit import CONTRACTED, njit
 from ...runtime.threads import parallel
-from ..lists import InLists, IntArray, WeightedLists
+from ..lists import IntArray, WeightedLists
 from .lists import of_row, row_at, rows_array
 from .prefetch import prefetch_rows
 from .row_ranges import even_parts, row_parts
 
-_JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"contract"}}
 _U = np.uint64
 
 
-@njit(**_JIT)
+@njit(**CONTRACTED)
 def _add_sums(indptr, indices, ids, coef, x, rows, scale, out, lo, hi):
     F, end, weighted = x.shape[1], indptr[hi], len(coef) > 0
     flat = x.reshape(-1)
@@ -69,7 +68,7 @@ def spmm_into(of: WeightedLists, x: Tensor, out: Tensor) -> None:
     parallel(_add_sums, [(*args, a, b) for a, b in row_parts(lists.indptr, x.shape[1])])
 
 
-@njit(**_JIT)
+@njit(**CONTRACTED)
 def _raise_maxima(indptr, indices, ids, edge, x, rows, out, arg, lo, hi):
     F, end = x.shape[1], indptr[hi]
     flat = x.reshape(-1)
@@ -89,27 +88,23 @@ def _raise_maxima(indptr, indices, ids, edge, x, rows, out, arg, lo, hi):
                 g[k] = position if better else g[k]
 
 
-def maximum_into(
-    lists: InLists, rows: IntArray | None, edge: IntArray | None, x: Tensor, out: Tensor, arg: Tensor
-) -> None:
+def maximum_into(of: WeightedLists, x: Tensor, out: Tensor, arg: Tensor) -> None:
     """Raise the running maxima `out` by the shard's edges, in place. A tie goes to the smallest position, whatever the
     order of the shards; a NaN wins over numbers.
 
     Args:
-        lists: the shard's edges.
-        rows: see the module.
-        edge: see the module.
+        of: the shard's edges.
         x: [S, D], or lazy rows (`stages.memory.lazy_rows`).
         out: [N, D]; values count only for rows that had an edge before.
         arg: int64 [N, D], the position of the winning edge; -1 if there was none yet.
     """
     assert out.is_contiguous() and arg.is_contiguous()
-    base, ids = base_and_ids(x)
-    args = (lists.indptr, lists.indices, ids, edge, base, rows, out.numpy(), arg.numpy())
+    lists, (base, ids) = of.lists, base_and_ids(x)
+    args = (lists.indptr, lists.indices, ids, of.edge, base, of.rows, out.numpy(), arg.numpy())
     parallel(_raise_maxima, [(*args, a, b) for a, b in row_parts(lists.indptr, x.shape[1])])
 
 
-@njit(**_JIT)
+@njit(**CONTRACTED)
 def _add_rows(out, ids, x, lo, hi):
     F, flat = x.shape[1], out.reshape(-1)
     for i in range(lo, hi):
@@ -133,7 +128,7 @@ def add_rows(out: Tensor, ids: IntArray, x: Tensor) -> None:
     parallel(_add_rows, [(*args, a, b) for a, b in even_parts(len(ids), width)])
 
 
-@njit(**_JIT)
+@njit(**CONTRACTED)
 def _take_rows(x, named, ids, scale, out, lo, hi):
     F, flat, scaled = x.shape[1], x.reshape(-1), len(scale) > 0
     for i in range(lo, hi):

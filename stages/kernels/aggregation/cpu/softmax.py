@@ -10,33 +10,25 @@ from .....storage.array_kinds import IdArray
 from ....memory.arena import empty
 from ....random import GOLDEN as _GOLDEN
 from ....random import NODE as _NODE
-from ...runtime.jit import njit
+from ...runtime.jit import REASSOCIATED, njit
 from ...runtime.threads import parallel
 from ...sampling.cpu.rng import mixed
 from ..attention_args import AttentionRule, EdgeNumbers
 from .lists import row_at
 from .row_ranges import even_parts, part_count
 
-# "reassoc" lets dot products use vectors; NaN and infinity keep their meaning.
-JIT: Any = {
-    "nogil": True,
-    "cache": True,
-    "boundscheck": False,
-    "error_model": "numpy",
-    "fastmath": {"reassoc", "contract"},
-}
 CHUNK_ROWS = 1024
 """Rows per partial sum of a reduction over all rows: fixed, so that the order of summation is too."""
 _U = np.uint64
 
 
-@njit(**JIT)
+@njit(**REASSOCIATED)
 def keep(key, threshold, e, h):
     """True if the coefficient of edge e and head h is kept: see `AttentionRule.key`."""
     return mixed(mixed(key + _U(e) * _NODE) + _U(h + 1) * _GOLDEN) >> _U(32) >= threshold
 
 
-@njit(**JIT)
+@njit(**REASSOCIATED)
 def edge_number(names, q, e, E, v):
     """Number of edge q of row v for dropout. The row's list ends at e, the position of its own edge: see
     `EdgeNumbers`."""
@@ -55,7 +47,7 @@ def numbering(numbers: EdgeNumbers | None) -> tuple[Any, Any, Any]:
     return _OWN_ORDER if numbers is None else (numbers.first, numbers.own, numbers.edge)
 
 
-@njit(**JIT)
+@njit(**REASSOCIATED)
 def leaky(x, slope):
     """The leaky ReLU."""
     return x if x > 0 else slope * x
@@ -67,7 +59,7 @@ def constants(rule: AttentionRule, z: Tensor) -> tuple[Any, ...]:
     return real(rule.slope), _U(rule.key), _U(rule.threshold), real(rule.keep_scale)
 
 
-@njit(**JIT)
+@njit(**REASSOCIATED)
 def _dot_rows(x, y, out, lo, hi):
     H, D = x.shape[1], x.shape[2]
     for i in range(lo, hi):

@@ -2,19 +2,17 @@
 
 import numpy as np
 
-from ...runtime.jit import njit
+from ...runtime.jit import CONTRACTED, njit
 from .lists import of_row, row_at
 from .prefetch import prefetch_rows
 
-# NaN and infinity keep their meaning; "contract" allows multiply-add.
-_JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy", "fastmath": {"contract"}}
 _U = np.uint64
 NOTHING, ADDED, BESIDE, FROM_BESIDE = range(4)
 """Addition to a row of the result beside its neighbours: none; its own row, times a factor; its own row, in columns
 [F, 2F); or, in the gradient of that, columns [F, 2F) of its own row."""
 
 
-@njit(**_JIT)
+@njit(**CONTRACTED)
 def spmm_rows(indptr, indices, ids, coef, x, F, scale, kind, own, own_rows, out, lo, hi):
     flat = x.reshape(-1)
     # Checked at run time: a version of its own for lists without coefficients takes half a second to compile.

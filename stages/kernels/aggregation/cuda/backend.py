@@ -32,8 +32,8 @@ from .sums import ADDED, BESIDE, FROM_BESIDE, NOTHING, UNROLL, Scales, add_lists
 
 __all__ = [
     "add_outer", "add_rows", "attend_from", "attend_into", "attend_shared", "attend_shared_backward", "dots", "maximum",
-    "maximum_backward", "maximum_from", "maximum_into", "spmm", "spmm_backward", "spmm_beside", "spmm_beside_backward",
-    "spmm_from", "spmm_into", "take_rows", "weighted_sum",
+    "maximum_from", "maximum_into", "spmm", "spmm_backward", "spmm_beside", "spmm_beside_backward", "spmm_from",
+    "spmm_into", "take_rows", "weighted_sum",
 ]  # fmt: skip
 
 
@@ -149,11 +149,9 @@ def maximum(lists: InLists, x: Tensor) -> tuple[Tensor, Tensor]:
     return out, arg
 
 
-def maximum_into(
-    lists: InLists, rows: IntArray | None, edge: IntArray | None, x: Tensor, out: Tensor, arg: Tensor
-) -> None:
+def maximum_into(of: WeightedLists, x: Tensor, out: Tensor, arg: Tensor) -> None:
     assert out.is_contiguous() and arg.is_contiguous()
-    _maxima(lists.to_device(x.device), rows_on(rows, x.device), rows_on(edge, x.device), x, out, arg, True)
+    _maxima(of.lists.to_device(x.device), rows_on(of.rows, x.device), rows_on(of.edge, x.device), x, out, arg, True)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -183,15 +181,11 @@ def _max_backward_rows(
     tl.store(out + i.to(tl.int64)[:, None] * F + k[None, :], total, inside[:, None] & columns[None, :])
 
 
-def maximum_backward(lists: InLists, arg: Tensor, grad: Tensor) -> Tensor:
-    return maximum_from(lists, None, None, arg, grad)
-
-
-def maximum_from(lists: InLists, rows: IntArray | None, edge: IntArray | None, arg: Tensor, grad: Tensor) -> Tensor:
-    out, width = grad.new_empty(lists.num_src, grad.shape[1]), grad.shape[1]
-    back, positions = lists.to_device(grad.device).transposed
-    dst = back.over_rows(rows_on(rows, grad.device)).indices
-    given = rows_on(edge, grad.device)
+def maximum_from(of: WeightedLists, arg: Tensor, grad: Tensor) -> Tensor:
+    out, width = grad.new_empty(of.lists.num_src, grad.shape[1]), grad.shape[1]
+    back, positions = of.lists.to_device(grad.device).transposed
+    dst = back.over_rows(rows_on(of.rows, grad.device)).indices
+    given = rows_on(of.edge, grad.device)
     rows_per, columns = tile(width)
     shape = {"LIMIT": back.limit, "UNROLL": UNROLL, "BR": rows_per, "BF": columns}
 

@@ -8,13 +8,12 @@ from .....storage.graph import Graph
 from ....random import GOLDEN as _GOLDEN
 from ....random import NODE as _NODE
 from ...runtime.intrinsics import prefetch
-from ...runtime.jit import njit
+from ...runtime.jit import JIT, njit
 from ...runtime.threads import get_num_threads, parallel
 from ..alias import RACE, SLOT_BITS, AliasTable, tries
-from .exponential_times import exponential
+from .exponential_times import exponential, inserted
 from .rng import mixed
 
-JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 _U = np.uint64
 _FULL = 1 << SLOT_BITS
 _LOW = np.uint64(_FULL - 1)
@@ -110,12 +109,7 @@ def _exponential_race(weight, start, degree, word, found, n, fanout, log, best):
             drawn |= found[j] == i
         if drawn:
             continue
-        m = min(m + 1, fanout)
-        j = m - 1
-        while j > n and best[j - 1] > finish:
-            best[j], found[j] = best[j - 1], found[j - 1]
-            j -= 1
-        best[j], found[j] = finish, i
+        m = inserted(best, found, n, m, fanout, finish, i)
 
 
 @njit(**JIT)

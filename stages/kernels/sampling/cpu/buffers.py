@@ -3,8 +3,7 @@
 import numpy.typing as npt
 
 from .....storage.array_kinds import AnyArray
-from .....storage.errors import RunError
-from ..samples import LIMIT
+from ..samples import LIMIT, check_edges
 from .workspace import Workspace
 
 
@@ -14,10 +13,7 @@ def edge_buffer(space: Workspace, name: str, size: int, dtype: npt.DTypeLike, ke
     Raises:
         RunError: `size` exceeds the maximum of a minibatch.
     """
-    if size >= LIMIT:
-        raise RunError(
-            f"a minibatch would hold {size} edges; at most {LIMIT - 1} fit: use a smaller batch_size, fanout or sizes"
-        )
+    check_edges(size)
     return space.rows(name, (1, size), dtype, keep)[0]
 
 

@@ -12,20 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from .....storage.array_kinds import AnyArray, IdArray
-from .....storage.errors import RunError
 from .....storage.graph import Graph, starts_of
 from .....storage.optional import present
 from .....storage.store.npy import file_of
 from .....storage.store.row_file import RowFile
 from ...runtime.intrinsics import ones, trailing_zeros
-from ...runtime.jit import njit
+from ...runtime.jit import JIT, njit
 from ...runtime.once_per_graph import once_per_graph
 from ...runtime.threads import parallel, spans_of_threads
 from ..draws import BulkDraws
-from ..samples import LIMIT, EdgeList, NeighborSample
+from ..samples import EdgeList, NeighborSample, check_edges
 from .workspace import ALIGN, Cutter, Workspace, padded
 
-JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 _U = np.uint64
 
 
@@ -167,10 +165,7 @@ class Bulk:
             RunError: these are more than a minibatch can index.
         """
         need = int((self.edge_end + total).max(initial=1))
-        if need >= LIMIT:
-            raise RunError(
-                f"a minibatch would hold {need} edges; at most {LIMIT - 1} fit: use a smaller batch_size or fanout"
-            )
+        check_edges(need, "batch_size or fanout")
         used, self.final = int(self.edge_end.max(initial=0)), final
         if final:
             assert self.keep and self.keep_weight

@@ -13,14 +13,13 @@ from .....storage.graph import Graph
 from ....random import GOLDEN as _GOLDEN
 from ....random import NODE as _NODE
 from ...runtime.intrinsics import prefetch
-from ...runtime.jit import njit
+from ...runtime.jit import JIT, njit
 from ...runtime.threads import parallel
 from ..alias import NO_TABLE, AliasTable
 from ..exponential_race import log2_table
 from .alias import take_weighted
 from .rng import mixed
 
-JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 _U = np.uint64
 LANES = 64
 """Frontier nodes that are processed together: wide enough for vector instructions, small enough for the first-level

@@ -17,6 +17,19 @@ def _length(x):
 
 
 @njit(inline="always")
+def inserted(best, place, first, count, most, key, at):
+    """Put `key` with its place `at` among the ascending ones from `first` to `count`, of which `most` are kept; returns
+    their number then."""
+    count = min(count + 1, most)
+    j = count - 1
+    while j > first and best[j - 1] > key:
+        best[j], place[j] = best[j - 1], place[j - 1]
+        j -= 1
+    best[j], place[j] = key, at
+    return count
+
+
+@njit(inline="always")
 def exponential(bits, table):
     """-log2((bits + 1) / 2**32) with 32 fractional bits, for 32 uniform bits: an int64 in [0, 32 * 2**32]."""
     x = np.int64(bits) + np.int64(1)

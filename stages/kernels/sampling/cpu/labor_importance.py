@@ -8,12 +8,11 @@ import numpy as np
 
 from .....storage.array_kinds import AnyArray, WordArray
 from ...runtime.intrinsics import LANES, prefetch
-from ...runtime.jit import njit
+from ...runtime.jit import JIT, njit
 from ...runtime.threads import parallel
 from .bulk import Bulk, IdArray
 from .labor_rows import PIECE, number
 
-_JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 _U = np.uint64
 AHEAD = 16
 """Edges between the one whose source is looked up and the one whose source is prefetched."""
@@ -28,7 +27,7 @@ def _look_up(sources, lo, hi, table, pi):
         pi[at - lo] = table[sources[at]]
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def _factor(pi, inverse, d, s):
     """The c of a row of d in-edges: see `oracles.labor.factor`."""
     total, largest = 0.0, 0.0
@@ -63,7 +62,7 @@ def _spread(sources, lo, hi, pi, c, table):
             table[u] = value
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def sample_importance(
     indptr, sources, nodes, begin, end, s, iterations, key, row_ends, before, even, odd, pi, inverse
 ):  # fmt: skip

@@ -13,13 +13,12 @@ import numpy as np
 
 from ....random import NODE as _NODE
 from ...runtime.intrinsics import LANES, below, ones, prefetch, trailing_zeros
-from ...runtime.jit import njit
+from ...runtime.jit import JIT, njit
 from .draw import BLOCK_ROWS, fetch
-from .exponential_times import exponential
+from .exponential_times import exponential, inserted
 from .relations import segment_end
 from .rng import mixed
 
-_JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 _U = np.uint64
 _HIGHEST = np.uint64(0xFFFFFFFFFFFFFFFF)
 PIECE = 256
@@ -39,7 +38,7 @@ def _wanted(s):
     return s + np.int64(ceil(4.0 * sqrt(s))) + 4
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def number(sources, start, m, key, words):
     """words[:m]: the numbers of the sources of in-edges from `start` on. More are computed, up to whole groups."""
     # Slices, since an index that might be negative keeps vector instructions away.
@@ -61,7 +60,7 @@ def _mask(words, block, n, bound):
     return bits if n - block >= LANES else bits & ((_U(1) << _U(n - block)) - _U(1))
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def _separator(words, n, s, high):
     """A word that exactly s of words[:n] are below, or 0 if there is none: s < n, and all are below `high`."""
     low, under, over, turn = _U(0), 0, n, 0
@@ -82,7 +81,7 @@ def _separator(words, n, s, high):
     return _U(0)
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def _insert(sources, lo, hi, key, s, words, best, place):
     """place[:s]: the s in-edges with the smallest words, in the row's order; of equal ones, the earlier."""
     n = 0
@@ -93,17 +92,11 @@ def _insert(sources, lo, hi, key, s, words, best, place):
             w = words[i]
             if n == s and w >= best[s - 1]:
                 continue
-            if n < s:
-                n += 1
-            j = n - 1
-            while j > 0 and best[j - 1] > w:
-                best[j], place[j] = best[j - 1], place[j - 1]
-                j -= 1
-            best[j], place[j] = w, start + i
+            n = inserted(best, place, 0, n, s, w, start + i)
     place[:s].sort()
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def _candidates(sources, lo, hi, key, bound, words, found, place):
     """Number of in-edges whose words are below `bound`, with these words and the positions; -1 if they do not fit."""
     n = 0
@@ -142,7 +135,7 @@ def _put_below(sources, lo, words, n, limit, edges, positions, keep_positions, e
     return e
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def _exponential_race(sources, weight, lo, hi, key, s, words, best, place, log):
     """place[:n]: the n <= s in-edges of positive weight whose sources' times over their weights are the smallest, in
     the row's order; of equal ones, the earlier. Returns n."""
@@ -158,17 +151,12 @@ def _exponential_race(sources, weight, lo, hi, key, s, words, best, place, log):
             time = np.float64(exponential(bits, log)) / w
             if n == s and time >= best[s - 1]:
                 continue
-            n = min(n + 1, s)
-            j = n - 1
-            while j > 0 and best[j - 1] > time:
-                best[j], place[j] = best[j - 1], place[j - 1]
-                j -= 1
-            best[j], place[j] = time, start + i
+            n = inserted(best, place, 0, n, s, time, start + i)
     place[:n].sort()
     return n
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def _take(
     indptr, sources, nodes, lo, hi, s, poisson, key, row_ends, edges, positions, keep_positions, room, e, words, found,
     place, weight, log, times
@@ -223,7 +211,7 @@ def _take(
     return hi, e
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def sample_labor(
     first, last, indptr, sources, nodes, begin, end, s, poisson, keys, row_ends, edges, positions, keep_positions, room,
     edge_end, sorted_rows, weight, log
@@ -258,7 +246,7 @@ def sample_labor(
                 )  # fmt: skip
 
 
-@njit(**_JIT)
+@njit(**JIT)
 def sample_labor_relations(
     first, last, indptr, sources, kind, nodes, begin, end, fanout, poisson, keys, row_ends, edges, positions, room,
     edge_end, weights

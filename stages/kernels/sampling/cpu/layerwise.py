@@ -12,12 +12,12 @@ import numpy.typing as npt
 from .....storage.array_kinds import AnyArray, Float32Array, IdArray, Int32Array, IntArray, WordArray
 from .....storage.graph import Graph
 from ...runtime.intrinsics import prefetch
-from ...runtime.jit import njit
+from ...runtime.jit import JIT, njit
 from ...runtime.threads import parallel, spans_of_threads
 from ..draws import LayerDraws
 from ..layerwise import Drawn, LayerSample, budget, clock, complete, dart_word, factors, same_scale, with_replacement
 from .buffers import doubled, edge_buffer
-from .terms import JIT, add_terms, draw_distinct, flip, has, integer, rates, row_prefix, square
+from .terms import add_terms, draw_distinct, flip, has, integer, rates, row_prefix, square
 from .workspace import Workspace
 
 _U = np.uint64

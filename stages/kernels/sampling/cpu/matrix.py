@@ -11,15 +11,14 @@ from .....storage.graph import Graph
 from ....random import GOLDEN as _GOLDEN
 from ....random import NODE as _NODE
 from ...runtime.intrinsics import prefetch
-from ...runtime.jit import njit
+from ...runtime.jit import JIT, njit
 from ..exponential_race import log2_table
 from ..numbering import DenseNumbering
 from ..samples import EdgeList
 from ..sparse import Sparse, adjacency
 from .draw import LANES, draw, kept
-from .exponential_times import exponential
+from .exponential_times import exponential, inserted
 from .rng import below, mixed
-from .terms import JIT
 
 __all__ = ["adjacency", "choose", "induced", "multiply"]
 TOGETHER = False
@@ -137,12 +136,7 @@ def _exponential_race(word, start, stop, value, s, column, log, best, found):
         time = np.float64(exponential(bits, log)) / np.float64(value[at])
         if n == s and time >= best[n - 1]:
             continue
-        n = min(n + 1, s)
-        j = n - 1
-        while j > 0 and best[j - 1] > time:
-            best[j], found[j] = best[j - 1], found[j - 1]
-            j -= 1
-        best[j], found[j] = time, at
+        n = inserted(best, found, 0, n, s, time, at)
     found[:n].sort()
     return n
 

@@ -6,13 +6,13 @@ A hop draws in-edges (`cpu.draw`); `cpu.bulk` numbers the nodes found.
 import numpy as np
 
 from .....storage.graph import Graph
-from ...runtime.jit import njit
+from ...runtime.jit import JIT, njit
 from ...runtime.once_per_graph import once_per_graph
 from ...runtime.threads import parallel
 from ..draws import NeighborDraws
 from ..samples import NeighborSample
 from .bulk import Bulk, IdArray, sample_hops
-from .draw import JIT, LANES, draw_spans
+from .draw import LANES, draw_spans
 from .relations import NO_SEGMENTS, Segments, count_relations, sample_relations
 
 

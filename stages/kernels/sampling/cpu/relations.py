@@ -15,11 +15,10 @@ from .....storage.graph import Graph
 from ....random import GOLDEN as _GOLDEN
 from ....random import NODE as _NODE
 from ...runtime.intrinsics import prefetch
-from ...runtime.jit import njit
+from ...runtime.jit import JIT, njit
 from .draw import BLOCK_ROWS, LANES, LINE, STREAM, fetch
 from .rng import mixed
 
-JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 _U = np.uint64
 AHEAD = 8
 """Rows from the one that is drawn from to the one whose edges are fetched; to that whose place is, twice as many."""

@@ -9,12 +9,11 @@ import numpy as np
 from .....storage.array_kinds import IdArray
 from .....storage.graph import Graph
 from ....random import GOLDEN as _GOLDEN
-from ...runtime.jit import njit
+from ...runtime.jit import JIT, njit
 from ...runtime.once_per_graph import once_per_graph
 from ..layerwise import fraction_bits, weight_scale
 from .rng import below, mixed
 
-JIT = {"nogil": True, "cache": True, "boundscheck": False, "error_model": "numpy"}
 _U = np.uint64
 
 

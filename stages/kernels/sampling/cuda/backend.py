@@ -18,7 +18,7 @@ from .....storage.optional import when_present
 from ...runtime.device_memory import to_device
 from ...runtime.triton_rng import device
 from ..device_graph import DeviceGraph, number_on_device, on_device
-from ..device_samples import DeviceLayers, DeviceSample, Rows, prefix_sums
+from ..device_samples import DeviceSample, Rows, leading, prefix_sums
 from ..device_times import DeviceTimes, TimedDraws, TimedSample, place_times, times_on_device
 from ..draws import BulkDraws, LaborDraws, LayerDraws, NeighborDraws
 from ..layerwise import LayerSample
@@ -30,7 +30,7 @@ from . import neighbor as sample_cuda
 from . import temporal as temporal_cuda
 from .block_rows import AllNodes, Answers, draw_rows, draw_typed_rows, neighbor_of_owners, rows_of
 from .draw import Drawn, cumulated
-from .labor_relations import draw_labor_relations, hops_of
+from .labor_relations import draw_labor_relations
 from .relations import segments_of, weights
 from .tables import Tables, Workspace, at_once, table_bytes
 from .temporal import degrees_until, look_up
@@ -71,20 +71,19 @@ def _cut(values: Tensor | None, counts: IdArray) -> list[Any]:
 
 
 def _minibatches(
-    made: DeviceSample | DeviceLayers, weights: Sequence[Tensor] | None, positions: bool = True
+    made: DeviceSample, positions: bool = True
 ) -> Iterator[tuple[IntArray, tuple[int, ...], tuple[EdgeList, ...]]]:
     """Nodes, their numbers before each hop, and lists of each minibatch, on the host."""
     of_lists = []
-    for x, weight in zip(made.lists, [None] * len(made.lists) if weights is None else weights):
-        at = x.positions if positions else None
-        edges = (_cut(values, x.edges) for values in (x.indices, at, weight))
+    for x in made.lists:
+        edges = (_cut(values, x.edges) for values in (x.indices, x.positions if positions else None, x.weight))
         of_lists.append([EdgeList(*parts) for parts in zip(_cut(x.indptr, x.rows + 1), *edges)])
     ends = map(tuple, np.stack(made.node_ends, axis=1).tolist())
     return zip(_cut(made.rows.nodes, made.node_ends[-1]), ends, zip(*of_lists))
 
 
-def _samples(made: DeviceSample, weights: Sequence[Tensor] | None = None) -> list[NeighborSample]:
-    return [NeighborSample(*each) for each in _minibatches(made, weights)]
+def _samples(made: DeviceSample) -> list[NeighborSample]:
+    return [NeighborSample(*each) for each in _minibatches(made)]
 
 
 def relation_weights(
@@ -104,8 +103,11 @@ def relation_weights_of(graph: Graph, made: DeviceSample, by_relation: IdArray |
     """`relation_weights` of each list of some minibatches; of Poisson draws with these fanouts, if they are given."""
     to = made.rows.nodes.device
     fanout = None if by_relation is None else to_device(by_relation, to)
-    drawn = [None if fanout is None else (hops_of(made, h), fanout) for h in range(len(made.lists))]
-    return [relation_weights(graph, x.positions, x.indptr, d) for x, d in zip(made.lists, drawn)]
+    found = []
+    for h, x in enumerate(made.lists):
+        drawn = None if fanout is None else (made.hops(h, *leading(x.rows + 1, to)), fanout)
+        found.append(relation_weights(graph, x.positions, x.indptr, drawn))
+    return found
 
 
 def neighbor_pieces(graph: Graph, asked: NeighborDraws) -> Iterator[tuple[slice, DeviceSample]]:
@@ -127,7 +129,7 @@ def neighbor(graph: Graph, asked: NeighborDraws) -> list[NeighborSample]:
     """
     pieces = neighbor_pieces(graph, asked)
     if not graph.types.is_single:
-        return [s for _, made in pieces for s in _samples(made, relation_weights_of(graph, made))]
+        return [s for _, made in pieces for s in _samples(made.weighing(relation_weights_of(graph, made)))]
     samples = [s for _, made in pieces for s in _samples(made)]
     if not asked.keep_weights or graph.edge_weight is None:
         return samples
@@ -155,18 +157,19 @@ def labor(graph: Graph, asked: LaborDraws) -> list[NeighborSample]:
     if graph.types.is_single:
         return [s for _, made in pieces for s in _samples(made)]
     fanout_of = np.asarray(asked.fanout) if asked.poisson else None
-    return [s for _, made in pieces for s in _samples(made, relation_weights_of(graph, made, fanout_of))]
+    weighed = (made.weighing(relation_weights_of(graph, made, fanout_of)) for _, made in pieces)
+    return [s for made in weighed for s in _samples(made)]
 
 
-def _layers(made: DeviceLayers, keep_positions: bool) -> list[LayerSample]:
-    weighted, found = made.weight is not None, []
-    for nodes, ends, lists in _minibatches(made, made.weight, keep_positions):
+def _layers(made: DeviceSample, keep_positions: bool) -> list[LayerSample]:
+    weighted, found = made.lists[0].weight is not None, []
+    for nodes, ends, lists in _minibatches(made, keep_positions):
         blocks = ((x.indptr, x.indices, x.weight, x.positions) for x in lists)
         found.append(LayerSample.from_blocks(nodes, ends, blocks, weighted, keep_positions))
     return found
 
 
-def layer_pieces(graph: Graph, asked: LayerDraws) -> Iterator[tuple[slice, DeviceLayers]]:
+def layer_pieces(graph: Graph, asked: LayerDraws) -> Iterator[tuple[slice, DeviceSample]]:
     """`layers` with its result on the device; see `neighbor_pieces`."""
     known = terms(graph)
     for piece, seeds, part in _pieces(known.graph, asked):

@@ -20,8 +20,9 @@ from ...runtime.device_memory import to_device
 from ..device_graph import DeviceGraph, RowsOnDevice, Slots
 from ..device_samples import DeviceSample, Rows
 from ..draws import NeighborDraws
+from ..samples import check_edges
 from .draw import Drawn, draw
-from .neighbor import check_int32, expand
+from .neighbor import expand
 from .relations import draw_relations, segments_of
 from .renumber import Group
 from .tables import Tables
@@ -106,7 +107,7 @@ async def neighbor_of_owners(nodes: AllNodes, asked: NeighborDraws, dtype: torch
     async def draw_hop(group: Group, h: int, s: int, tables: Tables) -> Drawn:
         nonlocal came
         if asked.replace:
-            check_int32(s * int(group.counts.max()))
+            check_edges(s * int(group.counts.max()))
         answers = await ask(group.rows, h)
         drawn = _in_order(answers, group.rows, tables, asked.keep_positions)
         if drawn.positions is not None:

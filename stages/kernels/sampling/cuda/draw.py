@@ -35,6 +35,12 @@ class Drawn:
     positions: Tensor | None
     """int64, likewise, positions in the graph's edge arrays; if requested."""
 
+    @classmethod
+    def with_room(cls, graph: DeviceGraph, ends: Tensor, room: int, keep: bool = True) -> "Drawn":
+        """Memory for `room` edges that are to be drawn, with positions if `keep`."""
+        sources = torch.empty(max(room, 1), dtype=graph.indices.dtype, device=graph.device)
+        return cls(ends, sources, torch.empty_like(sources, dtype=torch.int64) if keep else None)
+
 
 def cumulated(counts: Tensor) -> Tensor:
     """int64 [n+1]: sums of all counts before each."""
@@ -171,38 +177,41 @@ def draw(
     room = num_edges
     if room is None:
         room = total(ends) if fanout < 0 or n * s > BOUND else n * s
-    edges = torch.empty(max(room, 1), dtype=graph.indices.dtype, device=graph.device)
-    positions = torch.empty(max(room, 1), dtype=torch.int64, device=graph.device) if keep else None
+    made = Drawn.with_room(graph, ends, room, keep)
     if not n or not room:
-        return Drawn(ends, edges, positions)
-    known = (graph.indptr, graph.indices, rows.nodes, rows.owner)
-    found, stride = (None, 0) if tables is None else (tables.found, tables.stride)
-    target = (found, edges, edges if positions is None else positions)
+        return made
     if fanout >= 0 and table is None:
         grid, shape = tiles(n, s, replace)
+        known, (target, stride) = (graph.indptr, graph.indices, rows.nodes, rows.owner), _target(made, tables)
         launch(_uniform, *grid)(*known, keys, ends, *target, n, s, stride, REPLACE=replace, KEEP=keep, **shape)
-        return Drawn(ends, edges, positions)
-    places = ends
+        return made
+    places = None
     if fanout >= 0:
         assert table is not None
         places = draw_positions(graph, rows, keys, s, table, kept, ends, room, replace=replace)
-    launch(_take, programs(room, BLOCK))(
-        *known, ends, places, *target, n, room, stride, n.bit_length(),
-        PLACED=fanout >= 0, KEEP=keep, BLOCK=BLOCK,
-    )  # fmt: skip
-    return Drawn(ends, edges, positions)
+    return _taken(graph, rows, made, places, room, tables)
 
 
 def edges_at(graph: DeviceGraph, rows: Rows, ends: Tensor, places: Tensor, tables: Tables | None) -> Drawn:
     """The edges at `places` in their rows, int32; the sources are marked in `tables`, unless it is None."""
-    room = len(places)
-    edges = torch.empty(max(room, 1), dtype=graph.indices.dtype, device=graph.device)
-    positions = torch.empty(max(room, 1), dtype=torch.int64, device=graph.device)
-    n = len(rows.nodes)
+    return _taken(graph, rows, Drawn.with_room(graph, ends, len(places)), places, len(places), tables)
+
+
+def _target(made: Drawn, tables: Tables | None) -> tuple[tuple[Tensor | None, Tensor, Tensor], int]:
+    """Where kernels mark and write edges, and the stride of the marks."""
     found, stride = (None, 0) if tables is None else (tables.found, tables.stride)
+    return (found, made.sources, made.sources if made.positions is None else made.positions), stride
+
+
+def _taken(
+    graph: DeviceGraph, rows: Rows, made: Drawn, places: Tensor | None, room: int, tables: Tables | None
+) -> Drawn:
+    """`made`, with at most `room` edges: those at `places` in their rows, or all if there are none."""
+    n, (target, stride) = len(rows.nodes), _target(made, tables)
     if room:
         launch(_take, programs(room, BLOCK))(
-            graph.indptr, graph.indices, rows.nodes, rows.owner, ends, places, found, edges, positions,
-            n, room, stride, n.bit_length(), PLACED=True, KEEP=True, BLOCK=BLOCK,
+            graph.indptr, graph.indices, rows.nodes, rows.owner, made.ends, made.ends if places is None else places,
+            *target, n, room, stride, n.bit_length(), PLACED=places is not None, KEEP=made.positions is not None,
+            BLOCK=BLOCK,
         )  # fmt: skip
-    return Drawn(ends, edges, positions)
+    return made

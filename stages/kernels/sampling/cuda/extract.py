@@ -16,7 +16,7 @@ from torch import Tensor
 from ...runtime.device_memory import ToHost
 from ...runtime.triton_rng import INTERPRETED, TILE, launch, programs, row_at
 from ..device_samples import Counts, DeviceList
-from .neighbor import check_int32
+from ..samples import check_edges
 from .renumber import Group
 from .tables import Tables, Workspace
 from .terms import Terms
@@ -218,7 +218,7 @@ class Walk:
             RunError: a minibatch has more edges than its lists can index.
         """
         self._edges = np.diff(sizes)
-        check_int32(int(self._edges.max()))
+        check_edges(int(self._edges.max()))
         if sizes[-1] > self._room:
             most = int(sizes[-1])
             # A quarter more, since bulks differ.

@@ -243,32 +243,26 @@ def _walk(kernel: Any, graph: DeviceGraph, rows: Rows, *args: Any, WIDTH: int = 
         launch(kernel, n)(*args, LONG, (1 << 31) - 1, CHUNK=CHUNK * warps, num_warps=warps, **options)
 
 
-Into = tuple[Tensor, Tensor, Tensor]
-"""Places of drawn edges: int64 [n], that of each row's first; and room for sources and positions."""
-
-
-def keep_smallest(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tables, into: Into) -> None:
+def keep_smallest(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tables, into: Drawn) -> None:
     """Draw min(s, degree) edges of each row, and mark their sources in `tables`."""
     n, s = len(rows.nodes), min(s, max(1, graph.max_degree))
     width = _width(s)
     room = programs(n, ROWS) * width
     words, places = (torch.empty(room, dtype=t, device=keys.device) for t in (torch.int64, torch.int32))
-    begin, edges, positions = into
     known = graph.indptr, graph.indices, rows.nodes, rows.owner, keys
     _walk(
-        _keep_smallest, graph, rows, *known, begin, words, places, tables.found, edges, positions,
+        _keep_smallest, graph, rows, *known, into.ends, words, places, tables.found, into.sources, into.positions,
         n, s, _wanted(s), tables.stride, WIDTH=width,
     )  # fmt: skip
 
 
-def keep_below(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tables, into: Into | None) -> Tensor:
+def keep_below(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tables, into: Drawn | None) -> Tensor:
     """Decide each edge of each row with chance s / degree. Without `into`, int64 [n], the numbers of those that are
     kept; else they go there, and their sources are marked in `tables`."""
     counts = torch.zeros(len(rows.nodes), dtype=torch.int32, device=keys.device)
-    begin, edges, positions = into or (counts, counts, counts)
     known, rest = (graph.indptr, graph.indices, rows.nodes, rows.owner, keys), (len(counts), s, tables.stride)
-    write = into is not None
-    _walk(_keep_below, graph, rows, *known, begin, counts, tables.found, edges, positions, *rest, WRITE=write)
+    to = (counts, counts, counts) if into is None else (into.ends, into.sources, into.positions)
+    _walk(_keep_below, graph, rows, *known, to[0], counts, tables.found, *to[1:], *rest, WRITE=into is not None)
     return counts.long()
 
 
@@ -314,22 +308,17 @@ def _draw(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tables, 
     allocate memory for."""
     if s < 0:
         return draw(graph, rows, keys, s, tables, replace=False, table=None, keep=True)
-    n, to = len(rows.nodes), graph.device
-
-    def made(room: int) -> tuple[Tensor, Tensor]:
-        return torch.empty(room, dtype=graph.indices.dtype, device=to), torch.empty(room, dtype=torch.int64, device=to)
-
     if poisson:
         ends = cumulated(keep_below(graph, rows, keys, s, tables, None))
-        edges, positions = made(total(ends))
-        keep_below(graph, rows, keys, s, tables, (ends, edges, positions))
-        return Drawn(ends, edges, positions)
-    start = graph.indptr.index_select(0, rows.nodes)
-    ends = cumulated((graph.indptr[1:].index_select(0, rows.nodes) - start).clamp_(max=s))
+        made = Drawn.with_room(graph, ends, total(ends))
+        keep_below(graph, rows, keys, s, tables, made)
+        return made
+    ends = cumulated(degrees(graph, rows).clamp_(max=s))
     s = min(s, max(1, graph.max_degree))
-    edges, positions = made(total(ends) if n * s > BOUND else n * s)
-    keep_smallest(graph, rows, keys, s, tables, (ends, edges, positions))
-    return Drawn(ends, edges, positions)
+    most = len(rows.nodes) * s
+    made = Drawn.with_room(graph, ends, total(ends) if most > BOUND else most)
+    keep_smallest(graph, rows, keys, s, tables, made)
+    return made
 
 
 TypedDraw = Callable[[Rows, IdArray, Tables], Drawn]

@@ -1,13 +1,15 @@
 """LABOR-0 relation by relation on the device: the bits of `oracles.labor`. The segment of each relation of a row is a
 row of its own, with the numbers of all: the kernels of `labor` walk segments, those of one fanout after the other."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from .....storage.array_kinds import IdArray
 from ...runtime.device_memory import to_device
-from ..device_samples import DeviceSample, Rows, prefix_sums
+from ..device_samples import Rows
 from .draw import Drawn, cumulated, total
 from .labor import keep_below, keep_smallest
 from .relations import Segments, segments_in
@@ -44,29 +46,11 @@ def draw_labor_relations(
             if s > 0:
                 kept[at] = keep_below(graph, some, keys, s, tables, None)
     ends = cumulated(kept)
-    room = total(ends)
-    edges = torch.empty(room, dtype=graph.indices.dtype, device=keys.device)
-    positions = torch.empty(room, dtype=torch.int64, device=keys.device)
+    made = Drawn.with_room(graph, ends, total(ends))
     for s, at, some in parts:
-        into = ends[:-1][at].contiguous(), edges, positions
+        into = replace(made, ends=ends[:-1][at].contiguous())
         if s < 0 or poisson:
             keep_below(graph, some, keys, s if s > 0 else ALL, tables, into)
         else:
             keep_smallest(graph, some, keys, s, tables, into)
-    return Drawn(ends[of.ends], edges, positions)
-
-
-def hops_of(made: DeviceSample, h: int) -> Tensor:
-    """int64, the hop in which each row of list h was drawn, by its place in the list's ``indptr``."""
-    x, to = made.lists[h], made.rows.nodes.device
-    places = x.rows + 1
-    owner = torch.repeat_interleave(
-        torch.arange(len(places), device=to), to_device(places, to), output_size=int(places.sum())
-    )
-    hop = torch.full_like(owner, h)
-    if len(made.lists) == 1:
-        # One list for all hops: a row was drawn in the hop after it was found.
-        row = torch.arange(len(owner), device=to) - to_device(prefix_sums(places)[:-1], to)[owner]
-        for ends in made.node_ends[:-2]:
-            hop += row >= to_device(ends, to)[owner]
-    return hop
+    return replace(made, ends=ends[of.ends])

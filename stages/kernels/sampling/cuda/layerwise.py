@@ -11,7 +11,7 @@ is drawn by a race as elsewhere: P is added up here, and `layerwise.complete` ru
 nearly all candidates are needed.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .....storage.array_kinds import IdArray, WordArray
 from ...runtime.device_memory import ToHost, completed, to_device
-from ..device_samples import Counts, DeviceLayers, Rows, prefix_sums
+from ..device_samples import Counts, DeviceList, DeviceSample, Rows, prefix_sums
 from ..draws import LayerDraws
 from ..layerwise import Drawn, budget, clock, complete, dart_words, factors, same_scale, with_replacement
 from .draw import cumulated
@@ -170,7 +170,7 @@ class _Layers:
         return to_device(np.concatenate(factor), mass.device)
 
 
-def layers(terms: Terms, seeds: Seeds, asked: LayerDraws) -> DeviceLayers:
+def layers(terms: Terms, seeds: Seeds, asked: LayerDraws) -> DeviceSample:
     """See `cpu.layerwise.layers`.
 
     Args:
@@ -187,13 +187,12 @@ def layers(terms: Terms, seeds: Seeds, asked: LayerDraws) -> DeviceLayers:
     ends = to_device(prefix_sums(counts), flat.device)
     group = start(flat, counts, ends, tables)
     words = to_device(np.ascontiguousarray(dart_words(keys).T).view(np.int64), flat.device)
-    node_ends, lists, weight = [counts], [], []
+    node_ends, lists = [counts], list[DeviceList]()
 
     def finish(walk: Walk, nodes: Group, all_ends: Tensor, sample: _Sample) -> None:
         found = walk.written(nodes, all_ends, asked.every_row)
-        lists.append(found.edges)
-        if bulk.weighted:
-            weight.append(bulk.weigh(walk.group, nodes, found, sample))
+        weight = bulk.weigh(walk.group, nodes, found, sample) if bulk.weighted else None
+        lists.append(replace(found.edges, weight=weight))
 
     # One whose edges the device looks for, and one whose edges are known.
     hop, known = None, None
@@ -216,4 +215,4 @@ def layers(terms: Terms, seeds: Seeds, asked: LayerDraws) -> DeviceLayers:
         finish(*hop)
     forget(group.rows, tables)
     workspace.put_back(tables)
-    return DeviceLayers(group.rows, tuple(node_ends), tuple(lists), tuple(weight) if bulk.weighted else None)
+    return DeviceSample(group.rows, tuple(node_ends), tuple(lists), tuple(x.edges for x in lists))

@@ -23,7 +23,7 @@ from ...runtime.once_per_graph import once_per_graph
 from ...runtime.triton_rng import device
 from .. import sparse
 from ..device_graph import in_memory, number_on_device
-from ..device_samples import DeviceEdges
+from ..device_samples import DeviceEdges, leading
 from ..exponential_race import FRACTION_BITS, TABLE_BITS, log2_table
 from ..samples import EdgeList
 from ..sparse import IdArray, Sparse, stacked
@@ -134,11 +134,8 @@ def _on_device(M: Sparse) -> DeviceSparse:
 
 def _entries(start: IdArray, lengths: IdArray, to: torch.device) -> tuple[Tensor, Tensor]:
     """Row and place of each entry of some rows, row by row."""
-    row = torch.repeat_interleave(
-        torch.arange(len(start), device=to), to_device(lengths, to), output_size=int(lengths.sum())
-    )
-    shift = to_device(start - (np.cumsum(lengths) - lengths), to)
-    return row, torch.arange(len(row), device=to) + shift[row]
+    row, place = leading(lengths, to)
+    return row, to_device(start, to)[row] + place
 
 
 def multiply(Q: Sparse, A: Sparse, num_columns: int) -> DeviceSparse:

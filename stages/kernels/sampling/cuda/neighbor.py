@@ -20,12 +20,11 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 from torch import Tensor
 
-from .....storage.errors import RunError
 from ...runtime.device_memory import completed, to_device
 from ..device_graph import DeviceGraph, Slots
 from ..device_samples import Counts, DeviceSample, prefix_sums
 from ..draws import NeighborDraws, NodeWiseDraws
-from ..samples import LIMIT
+from ..samples import check_edges
 from .draw import Drawn, draw
 from .relations import Segments, draw_relations
 from .renumber import Group, Hop, forget, joined, merged, number, start
@@ -59,7 +58,7 @@ async def expand(graph: Nodes, seeds: Seeds, asked: NodeWiseDraws, draw_hop: Dra
         hop, new = await number(group, await draw_hop(group, h, s, tables), known, tables)
         edges = edges + hop.counts
         edge_ends.append(hop.counts if again else edges)
-        check_int32(int(edges.max()))
+        check_edges(int(edges.max()))
         known = known + new.counts
         groups = [merged([*groups, new])] if again else [*groups, new]
         group = groups[-1]
@@ -70,14 +69,6 @@ async def expand(graph: Nodes, seeds: Seeds, asked: NodeWiseDraws, draw_hop: Dra
     forget(nodes.rows, tables)
     asked.workspace.put_back(tables)
     return DeviceSample(nodes.rows, tuple(node_ends), lists, tuple(edge_ends))
-
-
-def check_int32(edges: int) -> None:
-    """Raises RunError if one minibatch has too many edges for int32."""
-    if edges >= LIMIT:
-        raise RunError(
-            f"a minibatch would hold {edges} edges; at most {LIMIT - 1} fit: use a smaller batch_size, fanout or sizes"
-        )
 
 
 def neighbor(
@@ -100,7 +91,7 @@ def neighbor(
             return draw_relations(segments, group.rows, keys[h], np.asarray(asked.fanout[h]), tables, replace=replace)
         if replace:
             # Before memory is allocated for them.
-            check_int32(s * int(group.counts.max()))
+            check_edges(s * int(group.counts.max()))
         keep = asked.keep_positions or asked.keep_weights
         return draw(graph, group.rows, keys[h], s, tables, replace=replace, table=table, keep=keep)
 

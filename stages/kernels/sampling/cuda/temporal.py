@@ -12,7 +12,7 @@ An edge costs what it costs `neighbor` but for marks, the sort of a 64-bit key, 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,8 +25,8 @@ from ...runtime.device_memory import ToHost, completed, to_device
 from ...runtime.triton_rng import TILE, launch, programs, row_of, tile_of_rows
 from ..device_samples import Counts, Rows, prefix_sums
 from ..device_times import DeviceTimes, NodesInTrees, TimedDraws, TimedSample
+from ..samples import check_edges
 from .draw import Drawn, cumulated, drawn, tiles, total
-from .neighbor import check_int32
 from .renumber import Group, Hop, joined, joined_numbers, merged
 
 BLOCK = TILE
@@ -257,7 +257,7 @@ async def _grow(times: DeviceTimes, trees: Trees, asked: TimedDraws) -> TimedSam
     for h, s in enumerate(asked.fanout):
         if asked.replace:
             # Before memory is allocated for them.
-            check_int32(s * int(group.counts.max(initial=0)))
+            check_edges(s * int(group.counts.max(initial=0)))
         of = segments(times, node, tree, trees.moments, num_rows)
         drawn, kept = _draw(times, of, trees.keys[h], s, asked, keep or weighs)
         ends = drawn.ends if of.of_nodes is None else drawn.ends[of.of_nodes]
@@ -274,7 +274,7 @@ async def _grow(times: DeviceTimes, trees: Trees, asked: TimedDraws) -> TimedSam
         num_rows = count if times.by_type is None else int(message[-1])
         all_rows += num_rows
         edges = edges + counts
-        check_int32(int(edges.max(initial=0)))
+        check_edges(int(edges.max(initial=0)))
         key = found[torch.searchsorted(before[1:], torch.arange(1, count + 1, device=to))]
         # What is as long as the edges goes as soon as it was read: the last hop's would be there with the joined lists.
         del found, before, beside
@@ -294,12 +294,12 @@ async def _grow(times: DeviceTimes, trees: Trees, asked: TimedDraws) -> TimedSam
         edge_ends.append(edges)
     del known, key, node, tree
     own = joined_numbers(hops, weights) if weighs else None
-    lists = (joined(hops, None),)
+    lists = (replace(joined(hops, None), weight=own),)
     nodes = merged(groups)
     tree = torch.div(nodes.rows.nodes, V, rounding_mode="floor")
     rows = Rows((nodes.rows.nodes - tree * V).to(times.lists.indices.dtype), nodes.rows.owner)
     in_trees = NodesInTrees(rows.nodes, tree.int(), trees.moments, all_rows)
-    return TimedSample(rows, tuple(node_ends), lists, tuple(edge_ends), in_trees, own)
+    return TimedSample(rows, tuple(node_ends), lists, tuple(edge_ends), in_trees)
 
 
 def _weights(

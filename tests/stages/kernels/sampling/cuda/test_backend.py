@@ -319,7 +319,7 @@ def test_a_minibatch_that_cannot_be_indexed_is_refused():
 
 def test_layers_that_cannot_be_indexed_are_refused(monkeypatch):
     graph = from_edges(np.arange(1, 301) % 5, np.zeros(300, np.int64), 5)
-    monkeypatch.setattr("millrace.stages.kernels.sampling.cuda.neighbor.LIMIT", 200)
+    monkeypatch.setattr("millrace.stages.kernels.sampling.samples.LIMIT", 200)
     with pytest.raises(RunError, match="smaller batch_size, fanout or sizes"):
         LadiesSampler((5,)).sample(graph, BulkRequest(0, 0, 0, 0, (np.array([0]),)), cuda)
 

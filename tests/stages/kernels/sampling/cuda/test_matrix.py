@@ -11,7 +11,6 @@ from millrace.stages.kernels.sampling import device_graph
 from millrace.stages.kernels.sampling.cpu import backend as cpu
 from millrace.stages.kernels.sampling.cuda import backend as cuda
 from millrace.stages.kernels.sampling.sparse import Sparse, adjacency
-from millrace.stages.sample import matrix as base
 from millrace.stages.sample.ppr import PprSampler
 from millrace.stages.sample.saint import SaintSampler
 from millrace.storage.errors import InputError, RunError
@@ -106,7 +105,7 @@ def test_a_topology_in_host_memory_is_refused() -> None:
 
 
 def test_a_minibatch_of_too_many_edges_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "LIMIT", 3)
+    monkeypatch.setattr("millrace.stages.kernels.sampling.samples.LIMIT", 3)
     graph = from_edges([1, 2, 3, 0], [0, 0, 0, 2], 4)
     with pytest.raises(RunError, match=r"at most 2 fit: use a smaller batch_size"):
         PprSampler(1, 9, 2).sample_on_device(graph, BulkRequest(0, 0, 0, 0, (np.array([0]),)))
