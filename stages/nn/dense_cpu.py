@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...storage.optional import taken
+from ...storage.optional import taken, when_present
 from ..autograd import once_differentiable
 from ..kernels.runtime.threads import parallel
 from ..memory.arena import empty
@@ -76,57 +76,61 @@ def _through(grad: Tensor, out: Tensor | None, activation: str, room: Tensor) ->
     return grad if out is None else _BACKWARD[activation](grad, out, room[: len(out)])
 
 
-class Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, low: bool) -> Tensor:
-        out, kept = empty((len(x), len(weight)), x.dtype), _kept(x, low)
-        w = weight.bfloat16() if low else weight
+def _computed(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, low: bool) -> Tensor:
+    """Rows of each head, [n, H, F], times its matrix, [H, D, F]: [n, H * D]. What backward passes need is saved."""
+    heads, width = weight.shape[:2]
+    out, kept = empty((len(x), heads * width), x.dtype), _kept(x, low)
+    by_head = when_present(lambda of_all: of_all.view(heads, width), bias)
+    w = weight.bfloat16() if low else weight
 
-        def work(_: int, blocks: list[slice]) -> None:
-            for rows in blocks:
-                y = out[rows]
+    def work(_: int, blocks: list[slice]) -> None:
+        for rows in blocks:
+            for h in range(heads):
+                y = out[rows, h * width : (h + 1) * width]
                 if low:
-                    y.copy_(torch.mm(kept[rows].copy_(x[rows]), w.t()))
-                    if bias is not None:
-                        y += bias
-                elif bias is None:
-                    torch.mm(x[rows], w.t(), out=y)
+                    y.copy_(torch.mm(kept[rows, h].copy_(x[rows, h]), w[h].t()))
+                    if by_head is not None:
+                        y += by_head[h]
+                elif by_head is None:
+                    torch.mm(x[rows, h], w[h].t(), out=y)
                 else:
-                    torch.addmm(bias, x[rows], w.t(), out=y)
-                if activation != "none":
-                    _FORWARD[activation](y)
+                    torch.addmm(by_head[h], x[rows, h], w[h].t(), out=y)
+            if activation != "none":
+                _FORWARD[activation](out[rows])
 
-        _each(work, _parts(len(x)), len(x) * weight.numel())
-        ctx.activation, ctx.low = activation, low
-        ctx.save_for_backward(kept, weight, None if activation == "none" else out)
-        return out
+    _each(work, _parts(len(x)), len(x) * weight.numel())
+    ctx.activation, ctx.low = activation, low
+    ctx.save_for_backward(kept, weight, None if activation == "none" else out)
+    return out
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad = grads[0]
-        x, weight, out = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        parts = _parts(len(x))
-        dx = empty(x.shape, grad.dtype) if needs_x else None
-        dw = empty((len(parts), *weight.shape), weight.dtype) if needs_weight else None
-        db = empty((len(parts), len(weight)), weight.dtype) if needs_bias else None
-        w = weight.bfloat16() if ctx.low else weight
 
-        def work(p: int, blocks: list[slice]) -> None:
-            room = torch.empty_like(grad[blocks[0]], memory_format=torch.contiguous_format)
-            for b, rows in enumerate(blocks):
-                g = _through(grad[rows], taken(out, rows), ctx.activation, room)
-                if db is not None:
-                    _accumulate(db[p], g.sum(0), b)
-                g = g.bfloat16() if ctx.low else g
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Those of the rows, the matrices and the bias of `_computed`, which are needed."""
+    x, weight, out = ctx.saved_tensors
+    heads, width = weight.shape[:2]
+    needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+    parts = _parts(len(x))
+    dx = empty(x.shape, grad.dtype) if needs_x else None
+    dw = empty((len(parts), *weight.shape), weight.dtype) if needs_weight else None
+    db = empty((len(parts), heads * width), weight.dtype) if needs_bias else None
+    w = weight.bfloat16() if ctx.low else weight
+
+    def work(p: int, blocks: list[slice]) -> None:
+        room = torch.empty_like(grad[blocks[0]], memory_format=torch.contiguous_format)
+        for b, rows in enumerate(blocks):
+            g = _through(grad[rows], taken(out, rows), ctx.activation, room)
+            if db is not None:
+                _accumulate(db[p], g.sum(0), b)
+            g = g.bfloat16() if ctx.low else g
+            for h in range(heads):
+                own = g[:, h * width : (h + 1) * width]
                 if dw is not None:
-                    _add_product(dw[p], g.t(), x[rows], b, ctx.low)
+                    _add_product(dw[p, h], own.t(), x[rows, h], b, ctx.low)
                 if dx is not None:
-                    _product(dx[rows], g, w)
+                    _product(dx[rows, h], own, w[h])
 
-        _each(work, parts, len(x) * weight.numel())
-        return dx, None if dw is None else dw.sum(0), None if db is None else db.sum(0), None, None
+    _each(work, parts, len(x) * weight.numel())
+    return dx, when_present(lambda of_parts: of_parts.sum(0), dw), when_present(lambda of_parts: of_parts.sum(0), db)
 
 
 def _accumulate(into: Tensor, value: Tensor, block: int) -> None:
@@ -154,56 +158,27 @@ def _product(into: Tensor, a: Tensor, b: Tensor) -> None:
         into.copy_(torch.mm(a, b))
 
 
-class PerHead(torch.autograd.Function):
+class Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, activation: str, low: bool) -> Tensor:
-        heads, width = weight.shape[:2]
-        out, kept = empty((len(x), heads * width), x.dtype), _kept(x, low)
-        by_head = bias.view(heads, width)
-        w = weight.bfloat16() if low else weight
-
-        def work(_: int, blocks: list[slice]) -> None:
-            for rows in blocks:
-                for h in range(heads):
-                    y = out[rows, h * width : (h + 1) * width]
-                    if low:
-                        y.copy_(torch.mm(kept[rows, h].copy_(x[rows, h]), w[h].t()))
-                        y += by_head[h]
-                    else:
-                        torch.addmm(by_head[h], x[rows, h], w[h].t(), out=y)
-                if activation != "none":
-                    _FORWARD[activation](out[rows])
-
-        _each(work, _parts(len(x)), len(x) * weight.numel())
-        ctx.activation, ctx.low = activation, low
-        ctx.save_for_backward(kept, weight, None if activation == "none" else out)
-        return out
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, low: bool) -> Tensor:
+        return _computed(ctx, x[:, None], weight[None], bias, activation, low)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad = grads[0]
-        x, weight, out = ctx.saved_tensors
-        heads, width = weight.shape[:2]
-        parts = _parts(len(x))
-        dx = empty(x.shape, grad.dtype) if ctx.needs_input_grad[0] else None
-        dw, db = empty((len(parts), *weight.shape), weight.dtype), empty((len(parts), heads * width), weight.dtype)
-        w = weight.bfloat16() if ctx.low else weight
+        dx, dw, db = _gradients(ctx, grads[0])
+        return taken(dx, (slice(None), 0)), taken(dw, 0), db, None, None
 
-        def work(p: int, blocks: list[slice]) -> None:
-            room = torch.empty_like(grad[blocks[0]], memory_format=torch.contiguous_format)
-            for b, rows in enumerate(blocks):
-                g = _through(grad[rows], taken(out, rows), ctx.activation, room)
-                _accumulate(db[p], g.sum(0), b)
-                g = g.bfloat16() if ctx.low else g
-                for h in range(heads):
-                    own = g[:, h * width : (h + 1) * width]
-                    _add_product(dw[p, h], own.t(), x[rows, h], b, ctx.low)
-                    if dx is not None:
-                        _product(dx[rows, h], own, w[h])
 
-        _each(work, parts, len(x) * weight.numel())
-        return dx, dw.sum(0), db.sum(0), None, None
+class PerHead(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, activation: str, low: bool) -> Tensor:
+        return _computed(ctx, x, weight, bias, activation, low)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return *_gradients(ctx, grads[0]), None, None
 
 
 class Activate(torch.autograd.Function):

@@ -8,12 +8,13 @@ backward pass; the products come in float32.
 Products are written into tensors of a given dtype, which autocast leaves alone: `dense` reads its setting.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...storage.optional import taken
 from ..autograd import once_differentiable
 
 _aten: Any = torch.ops.aten
@@ -41,27 +42,23 @@ def _own(*tensors: Tensor) -> bool:
     return products_cuda.takes(*tensors)
 
 
-def _backward(
-    needs: Sequence[bool], grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None, activation: str, low: bool
-) -> tuple[Tensor | None, ...]:
+def _backward(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor, out: Tensor | None) -> tuple[Tensor | None, ...]:
     """Gradients of x, weight and bias by those kernels.
 
     Args:
-        needs: whether each is needed.
+        ctx: of the forward pass.
         grad: [n, H * D].
         x: [H, n, K].
         weight: [H, D, K].
         out: [n, H * D] or None, the result of the activation.
-        activation: see `dense.linear`.
-        low: whether products are in bfloat16.
     """
     from ..kernels import products_cuda
 
-    heads, columns = weight.shape[:2]
+    (heads, columns), needs, of, low = weight.shape[:2], ctx.needs_input_grad[:3], ctx.activation, ctx.low
     g, y = (None if t is None else t.view(-1, heads, columns).transpose(0, 1) for t in (grad.contiguous(), out))
     assert g is not None
-    dx = products_cuda.rows_by_weight(g, weight.transpose(1, 2), result=y, of=activation, low=low) if needs[0] else None
-    dw, db = products_cuda.sums_over_rows(g, x, y, activation, needs[2], low=low) if any(needs[1:]) else (None, None)
+    dx = products_cuda.rows_by_weight(g, weight.transpose(1, 2), result=y, of=of, low=low) if needs[0] else None
+    dw, db = products_cuda.sums_over_rows(g, x, y, of, needs[2], low=low) if any(needs[1:]) else (None, None)
     return dx, dw, db
 
 
@@ -114,10 +111,8 @@ class Linear(torch.autograd.Function):
         a, w, out = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         if ctx.own:
-            dx, dw, db = _backward(
-                ctx.needs_input_grad[:3], grads[0], a[None], w[None], out, ctx.activation, low=ctx.low
-            )
-            return dx, dw if dw is None else dw[0], db, None, None
+            dx, dw, db = _backward(ctx, grads[0], a[None], w[None], out)
+            return dx, taken(dw, 0), db, None, None
         grad = _BACKWARD[ctx.activation](grads[0], out)
         g = _operand(grad, ctx.low)
         return (
@@ -156,9 +151,7 @@ class PerHead(torch.autograd.Function):
         a, w, out = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         if ctx.own:
-            dx, dw, db = _backward(
-                ctx.needs_input_grad[:3], grads[0], a.transpose(0, 1), w, out, ctx.activation, low=ctx.low
-            )
+            dx, dw, db = _backward(ctx, grads[0], a.transpose(0, 1), w, out)
             return None if dx is None else dx.view(a.shape), dw, db, None, None
         grad = _BACKWARD[ctx.activation](grads[0], out)
         g = _operand(grad, ctx.low).unflatten(1, w.shape[:2]).transpose(0, 1)
