@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...stages.evaluate.in_files import FileLayers, Layout, lay_out
+from ...stages.evaluate.in_files import FileLayers, Layout, Reads, lay_out
 from ...stages.evaluate.layerwise import evaluating
 from ...stages.models.base import check_initialised, layered, reads_edges, reads_loops
 from ...stages.neighbourhood.checks import no_edge_features
@@ -108,8 +108,8 @@ def outputs_in_files(
         _folder(scratch) as folder,
         executing(job, by.count, alone, emit, 0, (folder,)) as (execute, slots),
     ):
-        layers, loops = int(layered(model).num_layers), reads_loops(model)
-        layout = lay_out(folder, data.graph, data.features, wanted, layers, dtype, edges=edges, reads_loops=loops)
+        reads = Reads(int(layered(model).num_layers), dtype, edges, reads_loops(model))
+        layout = lay_out(folder, data.graph, data.features, wanted, reads)
         layout = replace(layout, processes=slots)
         layers, text = FileLayers(layout, model), pickled(model)
         done, total = 0, sum(layers.num_rows(k) for k in layers.stages)

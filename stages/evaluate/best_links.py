@@ -69,7 +69,7 @@ def best_destinations(
         ids = np.empty((end - begin, k), np.int64)
         scores = torch.empty(end - begin, k, dtype=_dtype(rows.rows)).numpy()
 
-        def find(first: int, begin: int = begin, end: int = end, ids: Any = ids, scores: Any = scores) -> None:
+        def find(first: int, begin: int = begin, end: int = end, ids: IdArray = ids, scores: Any = scores) -> None:
             chunk = sources[np.arange(first, first + padded) % total]
             with torch.no_grad():
                 own = rows.rows[torch.from_numpy(rows.positions(chunk)).to(rows.rows.device)]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,9 +20,9 @@ from torch import Tensor, nn
 from ...storage.array_kinds import AnyArray, FloatArray
 from ...storage.errors import RunError
 from ...storage.features import ArrayFeatures, FeatureStore, MappedFeatures
-from ...storage.graph import Graph, index_dtype
+from ...storage.graph import Graph, index_dtype, row_ranges
 from ...storage.lazy_dataset import LazyGraph
-from ...storage.optional import present
+from ...storage.optional import present, when_present
 from ...storage.store.bytes_left import fits_in_memory
 from ...storage.store.npy import HEADER_BYTES, make_npy, put_npy
 from ...storage.store.row_file import RowFile
@@ -61,16 +62,18 @@ class Layout:
     """That evaluate on a machine at the same time, at most."""
 
 
-def lay_out(
-    folder: Path,
-    graph: Graph,
-    features: FeatureStore,
-    wanted: IdArray,
-    layers: int,
-    dtype: torch.dtype,
-    edges: FeatureStore | None,
-    reads_loops: bool,
-) -> Layout:
+class Reads(NamedTuple):
+    """What a model reads."""
+
+    layers: int
+    dtype: torch.dtype
+    edges: FeatureStore | None = None
+    """Features of edges, [E, D]; None: no layer reads them."""
+    loops: bool = False
+    """The graph's self loops."""
+
+
+def lay_out(folder: Path, graph: Graph, features: FeatureStore, wanted: IdArray, reads: Reads) -> Layout:
     """Write what all processes read: the graph, features that lie in no ``.npy`` file yet, and the nodes of each layer.
 
     Args:
@@ -78,10 +81,7 @@ def lay_out(
         graph: V nodes; that of a store is copied piece by piece, and a mapped one stays where it is.
         features: [V, F].
         wanted: ascending nodes whose outputs are asked for.
-        layers: L.
-        dtype: of the model.
-        edges: features of edges, [E, D], if the model reads them.
-        reads_loops: the model reads the graph's self loops.
+        reads: what the model reads.
 
     Raises:
         RunError: the disk is full.
@@ -102,13 +102,13 @@ def lay_out(
     mapped = _graph(folder, weighted)
     # Threads that have read pieces keep memory of them.
     give_back()
-    reads_loops = reads_loops and any(len(loops_of_rows(rows, first)) for first, rows in _some_rows(mapped))
+    reads_loops = reads.loops and any(len(loops_of_rows(rows, first)) for first, rows in _some_rows(mapped))
     degrees = (with_loops(rows, first) if reads_loops else rows.degree for first, rows in _some_rows(mapped))
     shape = (num_nodes, COLUMNS) if reads_loops else (num_nodes,)
-    _write(folder / "degree.npy", shape, torch.empty(0, dtype=dtype).numpy().dtype, degrees)
+    _write(folder / "degree.npy", shape, torch.empty(0, dtype=reads.dtype).numpy().dtype, degrees)
     of_nodes = _file_of(features, folder / "features.npy")
-    of_edges = None if edges is None else _file_of(edges, folder / "edge_features.npy")
-    needed = needed_rows(mapped, wanted, layers + 1)
+    of_edges = when_present(lambda edges: _file_of(edges, folder / "edge_features.npy"), reads.edges)
+    needed = needed_rows(mapped, wanted, reads.layers + 1)
     for k, mask in enumerate(needed):
         if not mask.all():
             np.save(folder / f"nodes-{k}.npy", nodes := np.flatnonzero(mask))
@@ -244,9 +244,8 @@ class FileLayers:
     def _blocks(
         self, k: int, first: int, stop: int | None, sinks: tuple[HostSink, HostSink] | None = None
     ) -> LayerBlocks:
-        following = self._parts[k] if k < self.num_layers else None
         nodes = self._nodes(k, first, self.num_rows(k) if stop is None else stop)
-        return LayerBlocks(self._run, k - 1, self._parts[k - 1], following, nodes, self._read(k - 1), sinks=sinks)
+        return LayerBlocks(self._run, k - 1, self._parts, nodes, self._read(k - 1), sinks)
 
     def _read(self, k: int) -> LayerRows | FarRows:
         """The rows of a stage that is done: where they are mapped, or read by the wave."""
@@ -335,10 +334,6 @@ def _graph(folder: Path, weighted: bool, types: GraphTypes = SINGLE) -> Graph:
 
 def _some_rows(graph: Graph) -> Iterator[tuple[int, Graph]]:
     """Some of the rows after the other: the first one, and their in-edges."""
-    first, step = 0, PIECE_BYTES // 8
-    while first < graph.num_nodes:
-        reach = int(np.searchsorted(graph.indptr, graph.indptr[first] + step, "right")) - 1
-        stop = min(max(reach, first + 1), first + step, graph.num_nodes)
+    for first, stop in row_ranges(graph.indptr, PIECE_BYTES // 8, PIECE_BYTES // 8):
         rows = graph.rows(first, stop)
         yield first, Graph(rows.indptr, rows.indices, rows.edge_weight)
-        first = stop

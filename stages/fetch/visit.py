@@ -23,7 +23,7 @@ from ..links.decoders import decoder_of
 from ..messages import Fetched, PairsToScore, RankJob
 from ..models.base import layered, reads_blocks
 from ..neighbourhood.base import Neighbourhood
-from ..neighbourhood.full_batch import FullBatch, View
+from ..neighbourhood.full_batch import FullBatch, GivenRows, View
 from ..neighbourhood.halo import Halo, HaloNeighbourhood
 from ..neighbourhood.relations import PartTypes
 from ..neighbourhood.ring import Ring
@@ -215,9 +215,10 @@ class Visits(Fetcher):
         self.share, self._modes, self._ahead_bytes, self.group = share, modes, prefetch_bytes, group
         self._device = device
         of = (share.x, share.labels, share.edge_rows) if device is None else share.to_device(device)
-        self._x, self._labels, self._edge_rows = of
-        self.device, self._dtype = self._x.device, self._x.dtype
-        """Where layers are computed, and in what."""
+        self._x, self._labels, edge_rows = of
+        self._given = GivenRows(self._x.dtype, edge_rows, device)
+        self.device = self._x.device
+        """Where layers are computed."""
         self._halos: dict[int, Halo] = {}
         self._waited_s = 0.0
         self._ring = Ring(group, prefetch_bytes, device)
@@ -260,14 +261,10 @@ class Visits(Fetcher):
 
     def _neighbourhood(self, batch: FullBatch, view: View, layer: int, mode: Mode, ring: Ring) -> Neighbourhood:
         if mode != "halo" and self.group.size > 1:
-            keep, edges = mode == "keep", self._edge_rows
-            return SequentialNeighbourhood(
-                batch, view, layer, ring, self._dtype, keep=keep, edge_rows=edges, device=self._device
-            )
+            return SequentialNeighbourhood(batch, view, layer, ring, self._given, keep=mode == "keep")
         # With one rank the modes are the same.
         if id(view) not in self._halos:
-            types = self.share.types
-            self._halos[id(view)] = Halo(batch, view, self._dtype, self._edge_rows, self._device, types)
+            self._halos[id(view)] = Halo(batch, view, self._given, self.share.types)
         return HaloNeighbourhood(self._halos[id(view)], ring)
 
     @property

@@ -9,6 +9,7 @@ edge).
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +85,11 @@ class Shard:
     def weighted(self, device: torch.device, scale: Tensor | None) -> WeightedLists:
         """The edges with their weights, and factors of rows [N], on a device."""
         return WeightedLists(self.lists, self.weight_on(device), scale, self.rows)
+
+    @property
+    def unweighted(self) -> WeightedLists:
+        """The edges as maxima take them."""
+        return WeightedLists(self.lists, rows=self.rows, edge=self.edge)
 
     def numbers(self, batch: EdgeNumbers) -> EdgeNumbers:
         """Keys of the edges for dropout, from those of all edges of the rank: made once, as are their copies on a
@@ -230,15 +236,28 @@ class FullBatch:
         return self
 
 
+class GivenRows(NamedTuple):
+    """What layers of a full batch know of the features."""
+
+    dtype: torch.dtype
+    edges: Tensor | None = None
+    """[e, D] on the device, features of all edges of the rank, in the order of its part; None: they have none."""
+    device: torch.device | None = None
+    """Where they lie; None: on the host."""
+
+
+class Results(NamedTuple):
+    """What layers of a full batch are for."""
+
+    seeds: IdArray
+    """Local ids that the loss is over."""
+    num_layers: int
+    prune: bool = False
+    """Leave out rows and edges of each layer that the seeds' results do not depend on."""
+
+
 def arrange(
-    shards: EdgeShards,
-    owned: IdArray,
-    seeds: IdArray,
-    num_layers: int,
-    prune: bool,
-    group: Group,
-    reads_loops: bool,
-    empty: Empty = in_memory,
+    shards: EdgeShards, owned: IdArray, of: Results, group: Group, reads_loops: bool, empty: Empty = in_memory
 ) -> FullBatch:
     """Order a rank's rows and edges as layers need them, and agree with the other ranks on the rows that travel.
 
@@ -247,14 +266,12 @@ def arrange(
     Args:
         shards: N rows.
         owned: int64 [N], their global ids.
-        seeds: local ids that the loss is over.
-        num_layers: L.
-        prune: leave out rows and edges of each layer that the seeds' results do not depend on.
+        of: what the layers are for.
         group: the ranks, one for each part.
         reads_loops: the model reads the self loops of the whole graph.
         empty: makes the arrays of edges, those of their transposes too.
     """
-    num_rows, rank = len(owned), group.rank
+    (seeds, num_layers, prune), num_rows, rank = of, len(owned), group.rank
     hops = np.full(num_rows, FAR, np.uint8)
     hops[seeds] = 0
     if prune:

@@ -113,7 +113,7 @@ class Maximum(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         kernels, lists = ctx.rest
-        return kernels.maximum_backward(lists, *ctx.saved_tensors, grads[0].contiguous()), None, None
+        return kernels.maximum_from(WeightedLists(lists), *ctx.saved_tensors, grads[0].contiguous()), None, None
 
 
 AttentionOver = tuple[ModuleType, AttentionEdges]

@@ -25,7 +25,7 @@ from .base import Loops
 from .block import BlockNeighbourhood
 from .checked import BARE, CheckedNeighbourhood, Factors, Kind, UserMessage
 from .checks import as_matrix
-from .full_batch import FullBatch, Shard, View
+from .full_batch import FullBatch, GivenRows, Shard, View
 from .loops import loops_of_all
 from .relations import EdgeTypes, NodeRows, PartTypes, Relation, TypedEdges
 from .ring import KIND, Ring
@@ -35,23 +35,12 @@ class Halo:
     """Rows that a layer reads, as one block: this rank's rows, then those of the others in the order of ranks. Made
     once for a run."""
 
-    def __init__(
-        self,
-        batch: FullBatch,
-        view: View,
-        dtype: torch.dtype,
-        edge_rows: Tensor | None = None,
-        device: torch.device | None = None,
-        types: PartTypes | None = None,
-    ) -> None:
+    def __init__(self, batch: FullBatch, view: View, given: GivenRows, types: PartTypes | None = None) -> None:
         """
         Args:
             batch: this rank's share of the graph.
             view: the part that the layer needs.
-            dtype: of the features.
-            edge_rows: [e, D] on the device, features of all edges of the rank, in the order of its part; None: they
-                have none.
-            device: of the features; None: the host.
+            given: the features.
             types: of the rank's rows and edges; None: there is one of each.
         """
         self.batch, self.view = batch, view
@@ -63,17 +52,18 @@ class Halo:
         src = np.arange(lists.num_src)
         weight = None if whole.weight is None else whole.weight.numpy()
         block = Block(view.num_dst, src, lists.indptr, lists.indices, weight)
-        known = batch.degree_rows[: view.num_src].to(dtype)
+        known = batch.degree_rows[: view.num_src].to(given.dtype)
         degree = known.new_zeros(len(src), *known.shape[1:])
         degree[: view.num_src] = known
         numbers = EdgeNumbers(batch.numbers.first, batch.numbers.own, whole.edge)
-        self.edges = None if edge_rows is None else lambda: edge_rows[to_device(whole.edge, edge_rows.device)]
+        rows = given.edges
+        self.edges = None if rows is None else lambda: rows[to_device(whole.edge, rows.device)]
         """Returns the features of the edges."""
-        degree = degree.to(device or degree.device)
+        degree = degree.to(given.device or degree.device)
         self.neighbourhood = BlockNeighbourhood(
             block,
             degree,
-            edge_types=None if types is None else _types_of(block, view, types, whole.edge, device),
+            edge_types=None if types is None else _types_of(block, view, types, whole.edge, given.device),
             edges=self.edges,
         )
         self.neighbourhood.names, self.neighbourhood.numbers = batch.names[: view.num_src], numbers

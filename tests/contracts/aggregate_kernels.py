@@ -44,7 +44,7 @@ def results(
     of = WeightedLists(lists, coef, scale)
     found += [kernels.spmm(of, x, own), kernels.spmm_backward(of, grad, own)]
     largest, arg = kernels.maximum(lists, x)
-    found += [largest, arg, kernels.maximum_backward(lists, arg, grad)]
+    found += [largest, arg, kernels.maximum_from(WeightedLists(lists), arg, grad)]
     z, a, logit, upstream = rand(S, heads, width), rand(heads, width), rand(n, heads), rand(n, heads, width)
     edges = AttentionEdges(lists, AttentionRule(0.2, dropout, 12345 + seed))
     out, log_sum = attend(kernels, edges, z, a, logit)

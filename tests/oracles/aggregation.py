@@ -89,7 +89,7 @@ def maximum(lists: InLists, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def maximum_backward(lists: InLists, arg: Tensor, grad: Tensor) -> Tensor:
-    """See `cpu.backend.maximum_backward`."""
+    """Gradient of `maximum` with respect to x."""
     out = grad.new_zeros(lists.num_src, grad.shape[1])
     row, column = torch.nonzero(arg >= 0, as_tuple=True)
     src = _edges(lists)[0][arg[row, column].long()]
@@ -111,22 +111,20 @@ def spmm_from(of: WeightedLists, grad: Tensor, width: int) -> Tensor:
     return grad.new_zeros(of.lists.num_src, width).index_add(0, src, scaled)
 
 
-def maximum_into(
-    lists: InLists, rows: IntArray | None, edge: IntArray | None, x: Tensor, out: Tensor, arg: Tensor
-) -> None:
+def maximum_into(of: WeightedLists, x: Tensor, out: Tensor, arg: Tensor) -> None:
     """See `cpu.shards.maximum_into`."""
-    for u, v, position in zip(*(t.tolist() for t in (*_edges(lists, rows), _positions(lists, edge)))):
+    for u, v, position in zip(*(t.tolist() for t in (*_edges(of.lists, of.rows), _positions(of.lists, of.edge)))):
         new, old = x[u], out[v]
         tie = (new == old) | (new.isnan() & old.isnan())
         better = (arg[v] < 0) | (new > old) | (new.isnan() & ~old.isnan()) | (tie & (position < arg[v]))
         out[v], arg[v] = torch.where(better, new, old), torch.where(better, position, arg[v])
 
 
-def maximum_from(lists: InLists, rows: IntArray | None, edge: IntArray | None, arg: Tensor, grad: Tensor) -> Tensor:
+def maximum_from(of: WeightedLists, arg: Tensor, grad: Tensor) -> Tensor:
     """See `cpu.backend.maximum_from`."""
-    src, dst = _edges(lists, rows)
-    won = arg[dst] == _positions(lists, edge)[:, None]
-    return grad.new_zeros(lists.num_src, grad.shape[1]).index_add(0, src, torch.where(won, grad[dst], 0))
+    src, dst = _edges(of.lists, of.rows)
+    won = arg[dst] == _positions(of.lists, of.edge)[:, None]
+    return grad.new_zeros(of.lists.num_src, grad.shape[1]).index_add(0, src, torch.where(won, grad[dst], 0))
 
 
 def add_rows(out: Tensor, ids: IntArray, x: Tensor) -> None:

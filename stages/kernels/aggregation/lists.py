@@ -123,7 +123,7 @@ class InLists:
 
 @dataclass(frozen=True, eq=False)
 class WeightedLists:
-    """Lists whose sums are weighted: ``row_scale[v] * sum over edges e of v of coef[e] * ...``."""
+    """Lists whose sums are weighted: ``row_scale[v] * sum over edges e of v of coef[e] * ...``; maxima are not."""
 
     lists: InLists
     """n lists over S sources."""
@@ -133,6 +133,9 @@ class WeightedLists:
     """[n] of the dtype of the rows, or of a shard [N]; ones when absent."""
     rows: IntArray | None = None
     """Of a shard: the row of the result that each list belongs to, see `cpu.shards`; its own when absent."""
+    edge: IntArray | None = None
+    """Of a shard: the position of each edge among all of those rows, by which maxima know it; that in the lists when
+    absent."""
 
 
 CHUNK = 256

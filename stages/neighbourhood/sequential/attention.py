@@ -12,15 +12,17 @@ from ..checked import Kind
 from ..full_batch import Shard
 from .layer import SequentialLayer, rebuild
 
+Over = tuple[SequentialLayer, AttentionRule]
+"""What attention goes over, and how."""
+
 
 class Attend(torch.autograd.Function):
-    """``apply(z, a_src, dst, hood, rule, kind)``: keeps z of this rank, the result and two numbers per row and head. If
+    """``apply(z, a_src, dst, over, kind)``: keeps z of this rank, the result and two numbers per row and head. If
     "shared", z is [num_src, F] and all heads sum its rows. `dst` is logit_dst, or a_dst if "both"."""
 
     @staticmethod
-    def forward(
-        ctx: Any, z: Tensor, a_src: Tensor, dst: Tensor, neighbourhood: SequentialLayer, rule: AttentionRule, kind: Kind
-    ) -> Tensor:
+    def forward(ctx: Any, z: Tensor, a_src: Tensor, dst: Tensor, over: Over, kind: Kind) -> Tensor:
+        neighbourhood, rule = over
         kernels, call = neighbourhood.kernels, neighbourhood.begin()
         both, spread = kind == "both", _Spread(len(a_src) if kind == "shared" else 0)
         logit_dst = kernels.dots(z[: neighbourhood.num_dst], dst[None]) if both else dst
@@ -58,18 +60,12 @@ class Attend(torch.autograd.Function):
             return spread.back(dz)
 
         dz = gradient_of(here, z)
-        rebuild(
-            neighbourhood,
-            z,
-            call,
-            kept,
-            lambda q, rows: gradient_of(view.shards[q], rows),
-            dz if ctx.needs_input_grad[0] else None,
-        )
+        onto = dz if ctx.needs_input_grad[0] else None
+        rebuild(neighbourhood, z, call, kept, lambda q, rows: gradient_of(view.shards[q], rows), onto)
         if a_dst is not None:
             kernels.add_outer(dz, d_dst, a_dst)
             d_dst = kernels.weighted_sum(d_dst, z[: neighbourhood.num_dst])
-        return dz if ctx.needs_input_grad[0] else None, d_src, d_dst, None, None, None
+        return onto, d_src, d_dst, None, None
 
 
 class _Spread:

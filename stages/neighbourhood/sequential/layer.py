@@ -13,7 +13,7 @@ from ...memory.arena import empty
 from ..base import Loops
 from ..checked import CheckedNeighbourhood
 from ..checks import no_edge_features
-from ..full_batch import FullBatch, Shard, View
+from ..full_batch import FullBatch, GivenRows, Shard, View
 from ..loops import degrees_alone, loops_of_all
 from ..ring import Aggregation, Push, Ring
 
@@ -24,15 +24,7 @@ class SequentialLayer(CheckedNeighbourhood):
     spans_ranks = True
 
     def __init__(
-        self,
-        batch: FullBatch,
-        view: View,
-        layer: int,
-        ring: Ring,
-        dtype: torch.dtype,
-        keep: bool = False,
-        edge_rows: Tensor | None = None,
-        device: torch.device | None = None,
+        self, batch: FullBatch, view: View, layer: int, ring: Ring, given: GivenRows, keep: bool = False
     ) -> None:
         """
         Args:
@@ -40,18 +32,14 @@ class SequentialLayer(CheckedNeighbourhood):
             view: the part that the layer needs.
             layer: its number, for messages.
             ring: the exchanges of this pass.
-            dtype: of the features.
+            given: the features.
             keep: keep rows for the backward pass rather than fetching them again.
-            edge_rows: [e, D] on the device, features of all edges of the rank, in the order of its part; None: they
-                have none.
-            device: of the features; None: the host.
         """
-        self._edge_rows = edge_rows
         self.batch, self.view, self.layer, self.ring, self.keep = batch, view, layer, ring, keep
         self.num_dst, self.num_src, self.num_edges = view.num_dst, view.num_src, view.num_edges
         self.names, self.own = batch.names[: view.num_src], view.shards[batch.rank]
         """See `Neighbourhood.names`; and the edges between this rank's rows."""
-        self._dtype, self.device = dtype, device or torch.device("cpu")
+        self._edge_rows, self._dtype, self.device = given.edges, given.dtype, given.device or torch.device("cpu")
         self.kernels = aggregation_on(self.device)
 
     @property

@@ -1,6 +1,6 @@
 """A user's message function over ranks, computed for some edges at a time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -9,15 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from ....storage.errors import InputError
+from ....storage.graph import row_ranges
 from ....storage.optional import moved, present, taken, when_present
 from ...autograd import once_differentiable
 from ...kernels.aggregation.lists import InLists, WeightedLists
 from ...memory.arena import empty
 from ...random import Purpose, draw_word, node_words, stream, torch_seed
 from ..base import Message, Reduce
-from ..checks import (
-    as_matrix,
-)
+from ..checked import UserMessage
+from ..checks import as_matrix
 from ..full_batch import Shard
 from .layer import SequentialLayer, rebuild
 
@@ -28,6 +28,7 @@ MESSAGE_BYTES = 64 << 20
 class Messages(NamedTuple):
     """What is computed of each edge, and how that is reduced."""
 
+    neighbourhood: SequentialLayer
     message: Message
     scale: Tensor | None
     """[num_dst], factor of each row's sum."""
@@ -39,22 +40,14 @@ class Messages(NamedTuple):
 
 
 class Apply(torch.autograd.Function):
-    """``apply(h, edge, own, neighbourhood, messages, *params, *held)``."""
+    """``apply(h, edge, own, messages, *params, *held)``."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        h: Tensor,
-        edge: Tensor | None,
-        own: Tensor | None,
-        neighbourhood: SequentialLayer,
-        messages: Messages,
-        *inputs: Tensor,
-    ) -> Tensor:
+    def forward(ctx: Any, h: Tensor, edge: Tensor | None, own: Tensor | None, of: Messages, *inputs: Tensor) -> Tensor:
+        neighbourhood, message = of.neighbourhood, of.message
         kernels, call, batch = neighbourhood.kernels, neighbourhood.begin(), neighbourhood.batch
-        message, scale, reduce, key, num_params = messages
-        key = stream(key, Purpose.DROPOUT, call.number)
-        params = inputs[:num_params]
+        of = of._replace(key=stream(of.key, Purpose.DROPOUT, call.number))
+        params = inputs[: of.num_params]
         dst = h[: neighbourhood.num_dst] if own is None else own
         out, arg, shape = None, None, None
         kept, of_edges = {}, _EdgeValues(neighbourhood, edge)
@@ -63,22 +56,18 @@ class Apply(torch.autograd.Function):
             nonlocal out, arg, shape
             shard = neighbourhood.view.shards[q]
             for a, b in _pieces(shard, rows):
-                src, there, lists = _piece(shard, a, b, h.device)
-                coef = taken(shard.weight_on(h.device), slice(src.start, src.stop))
-                weight = moved(coef, h.dtype)
-                with _seeded(key, batch.rank, q, a, h.device):
+                src, there, weight, lists = _piece(of, shard, a, b, h)
+                with _seeded(of.key, batch.rank, q, a, h.device):
                     x = message(rows[src.indices], dst[there], weight, *of_edges.values(q, src), *params)
                 shape = tuple(x.shape[1:])
                 x = as_matrix(x, len(src.indices), "the message's result").detach()
                 if out is None:
                     out = empty((neighbourhood.num_dst, x.shape[1]), x.dtype, x.device).zero_()
-                    arg = empty(out.shape, torch.int64, x.device).fill_(-1) if reduce == "max" else None
-                of_rows = shard.rows_of(a, b)
-                if reduce == "max":
-                    kernels.maximum_into(lists, of_rows, shard.edge[src.start : src.stop], x, out, arg)
+                    arg = empty(out.shape, torch.int64, x.device).fill_(-1) if of.reduce == "max" else None
+                if of.reduce == "max":
+                    kernels.maximum_into(lists, x, out, arg)
                 else:
-                    of = WeightedLists(lists, None if reduce == "plain" else coef, scale, of_rows)
-                    kernels.spmm_into(of, x, out)
+                    kernels.spmm_into(lists, x, out)
 
         visit(batch.rank, h)
         for q, rows in neighbourhood.ring.rows(neighbourhood.view, h, call):
@@ -88,14 +77,15 @@ class Apply(torch.autograd.Function):
                 kept[q] = rows
             del rows
         assert out is not None
-        ctx.rest = neighbourhood, message, scale, reduce, key, num_params, call, kept
+        ctx.rest = of, call, kept
         ctx.save_for_backward(h, edge, own, arg, *inputs)
         return out.reshape(neighbourhood.num_dst, *(shape or ()))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        neighbourhood, message, scale, reduce, key, num_params, call, kept = ctx.rest
+        of, call, kept = ctx.rest
+        neighbourhood, num_params = of.neighbourhood, of.num_params
         kernels, batch = neighbourhood.kernels, neighbourhood.batch
         h, edge, own, arg, *inputs = ctx.saved_tensors
         grad = grads[0].reshape(neighbourhood.num_dst, grads[0].shape[1:].numel()).contiguous()
@@ -115,20 +105,15 @@ class Apply(torch.autograd.Function):
             shard = neighbourhood.view.shards[q]
             d_rows = torch.zeros_like(rows)
             for a, b in _pieces(shard, rows):
-                src, there, lists = _piece(shard, a, b, h.device)
-                coef = taken(shard.weight_on(h.device), slice(src.start, src.stop))
-                weight = moved(coef, h.dtype)
-                with torch.enable_grad(), _seeded(key, batch.rank, q, a, h.device):
+                src, there, weight, lists = _piece(of, shard, a, b, h)
+                with torch.enable_grad(), _seeded(of.key, batch.rank, q, a, h.device):
                     x_src, x_dst = rows[src.indices].requires_grad_(), dst[there].requires_grad_()
                     x_edge = [t.requires_grad_(d_edge is not None) for t in of_edges.values(q, src)]
-                    x = message(x_src, x_dst, weight, *x_edge, *given[:num_params])
-                of_rows = shard.rows_of(a, b)
-                width = grad.shape[1]
-                if reduce == "max":
-                    dx = kernels.maximum_from(lists, of_rows, shard.edge[src.start : src.stop], arg, grad)
+                    x = of.message(x_src, x_dst, weight, *x_edge, *given[:num_params])
+                if of.reduce == "max":
+                    dx = kernels.maximum_from(lists, arg, grad)
                 else:
-                    of = WeightedLists(lists, None if reduce == "plain" else coef, scale, of_rows)
-                    dx = kernels.spmm_from(of, grad, width)
+                    dx = kernels.spmm_from(lists, grad, grad.shape[1])
                 if not x.requires_grad:
                     continue
                 asked = [x_src, x_dst, *(given[i] for i in wanted), *(x_edge if d_edge is not None else ())]
@@ -148,7 +133,7 @@ class Apply(torch.autograd.Function):
         rebuild(neighbourhood, h, call, kept, gradient_of, dh if ctx.needs_input_grad[0] else None)
         of_inputs = (d_inputs.get(i) for i in range(len(inputs)))
         d_own = None if own is None else d_dst
-        return dh if ctx.needs_input_grad[0] else None, d_edge, d_own, None, None, *of_inputs
+        return dh if ctx.needs_input_grad[0] else None, d_edge, d_own, None, *of_inputs
 
 
 def _cut(param: Tensor) -> Tensor:
@@ -179,30 +164,27 @@ class _EdgeValues:
         return () if self._values is None else (self._values[self.positions(q, edges)],)
 
 
-def _pieces(shard: Shard, rows: Tensor) -> Iterator[tuple[int, int]]:
+def _pieces(shard: Shard, rows: Tensor) -> list[tuple[int, int]]:
     """Ranges of lists whose edges' inputs take at most `MESSAGE_BYTES`; at least one range, so that the message
     function is called."""
     per_edge = 2 * rows.itemsize * max(1, rows.shape[1:].numel())
     most = max(1, MESSAGE_BYTES // per_edge)
-    indptr, n, a = shard.lists.indptr, shard.lists.num_dst, 0
-    while True:
-        b = max(a + 1, int(np.searchsorted(indptr, indptr[a] + most, side="right")) - 1) if a < n else n
-        b = min(b, n)
-        yield a, b
-        a = b
-        if a >= n:
-            return
+    return [*row_ranges(shard.lists.indptr, most, len(shard.lists.indptr))] or [(0, 0)]
 
 
-def _piece(shard: Shard, a: int, b: int, device: torch.device) -> tuple[_Edges, Tensor, InLists]:
-    """Lists [a, b): their edges, the destination row of each, and lists in which every edge is a source of its own.
-    Tensors lie on the device."""
+def _piece(
+    of: Messages, shard: Shard, a: int, b: int, like: Tensor
+) -> tuple[_Edges, Tensor, Tensor | None, WeightedLists]:
+    """Lists [a, b): their edges, the destination row of each and its weight in the dtype of `like`, and lists in which
+    every edge is a source of its own. Tensors lie where `like` does."""
     indptr = shard.lists.indptr[a : b + 1] - shard.lists.indptr[a]
     start, stop = int(shard.lists.indptr[a]), int(shard.lists.indptr[b])
-    there = np.repeat(shard.rows_of(a, b).astype(np.int64), np.diff(indptr))
+    rows, coef = shard.rows_of(a, b), taken(shard.weight_on(like.device), slice(start, stop))
+    there = torch.from_numpy(np.repeat(rows.astype(np.int64), np.diff(indptr)))
     own = InLists.from_arrays(indptr, np.arange(stop - start), stop - start)
-    sources = torch.from_numpy(shard.lists.indices[start:stop]).to(device)
-    return _Edges(start, stop, sources), torch.from_numpy(there).to(device), own
+    lists = WeightedLists(own, None if of.reduce == "plain" else coef, of.scale, rows, edge=shard.edge[start:stop])
+    sources = torch.from_numpy(shard.lists.indices[start:stop]).to(like.device)
+    return _Edges(start, stop, sources), there.to(like.device), moved(coef, like.dtype), lists
 
 
 @contextmanager
@@ -223,21 +205,14 @@ def _seeded(key: int, rank: int, source: int, piece: int, device: torch.device) 
             generator.set_state(state)
 
 
-def parameters_used(
-    message: Message,
-    h: Tensor,
-    weight: Tensor | None,
-    params: Sequence[Tensor],
-    edge: Tensor | None = None,
-    own: Tensor | None = None,
-) -> list[Tensor]:
+def parameters_used(of: UserMessage, h: Tensor, weight: Tensor | None) -> list[Tensor]:
     """Parameters that a message function uses without getting them as arguments, found by calling it for no edge."""
     if not torch.is_grad_enabled():
         return []
-    known = {id(p) for p in params}
-    inputs = [t[:0].detach().requires_grad_() for t in (h, h if own is None else own)]
-    of_edges = [of_edge[:0].detach().requires_grad_(of_edge.requires_grad) for of_edge in present([edge])]
-    given = [_cut(p) for p in params]
+    message, known = of.function, {id(p) for p in of.params}
+    inputs = [t[:0].detach().requires_grad_() for t in (h, h if of.own is None else of.own)]
+    of_edges = [of_edge[:0].detach().requires_grad_(of_edge.requires_grad) for of_edge in present([of.edge])]
+    given = [_cut(p) for p in of.params]
     known |= {id(p) for p in given} | {id(i) for i in (*inputs, *of_edges)}
     marker = torch.zeros((), requires_grad=True) * 1
     assert marker.grad_fn is not None

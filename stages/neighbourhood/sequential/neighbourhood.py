@@ -23,7 +23,7 @@ from ..checked import Factors, Kind, UserMessage
 from .attention import Attend
 from .layer import SequentialLayer
 from .messages import Apply, Messages, parameters_used
-from .sums import Maximum, Sum
+from .sums import Maximum, Sum, Sums
 
 
 class SequentialNeighbourhood(SequentialLayer):
@@ -34,13 +34,13 @@ class SequentialNeighbourhood(SequentialLayer):
     """
 
     def _sum(self, x: Tensor, factors: Factors) -> Tensor:
-        return Sum.apply(x, factors.own, self, when_present(Tensor.contiguous, factors.of_sources), None, False)
+        return Sum.apply(x, factors.own, Sums(self, when_present(Tensor.contiguous, factors.of_sources)))
 
     def _mean(self, x: Tensor) -> Tensor:
-        return Sum.apply(x, None, self, None, self.mean_scale(x.dtype), False)
+        return Sum.apply(x, None, Sums(self, scale=self.mean_scale(x.dtype)))
 
     def _mean_beside(self, x: Tensor) -> Tensor:
-        return Sum.apply(x, None, self, None, self.mean_scale(x.dtype), True)
+        return Sum.apply(x, None, Sums(self, scale=self.mean_scale(x.dtype), beside=True))
 
     def _max(self, x: Tensor) -> Tensor:
         """Of equal values the first edge in the order of the whole graph takes the gradient."""
@@ -48,7 +48,7 @@ class SequentialNeighbourhood(SequentialLayer):
 
     def _attend(self, kind: Kind, z: Tensor, a_src: Tensor, dst: Tensor, rule: AttentionRule) -> Tensor:
         """An online softmax over the ranks, of which only z travels, once for all heads."""
-        return Attend.apply(z, a_src, z[: self.num_dst] @ dst.T if kind == "shared" else dst, self, rule, kind)
+        return Attend.apply(z, a_src, z[: self.num_dst] @ dst.T if kind == "shared" else dst, (self, rule), kind)
 
     def _applied(self, of: UserMessage, h: Tensor) -> Tensor:
         """Messages are computed for some edges at a time, and again in the backward pass, so a function may be called
@@ -60,11 +60,11 @@ class SequentialNeighbourhood(SequentialLayer):
             InputError: it uses a tensor that was computed with gradients outside of it; pass that in `params`.
         """
         h = h.contiguous()
-        held = parameters_used(of.function, h, self.own.weight_on(h.device), of.params, of.edge, of.own)
+        held = parameters_used(of, h, self.own.weight_on(h.device))
         scale = self.mean_scale(h.dtype) if of.reduce == "mean" else None
         # Read but not consumed: the next layer's random numbers must not depend on how neighbours are read.
         state = torch.default_generator.get_state()
         key = int(torch.randint(2**62, ()).item())
         torch.default_generator.set_state(state)
-        messages = Messages(of.function, scale, of.reduce, key, len(of.params))
-        return Apply.apply(h, of.edge, of.own, self, messages, *of.params, *held)
+        messages = Messages(self, of.function, scale, of.reduce, key, len(of.params))
+        return Apply.apply(h, of.edge, of.own, messages, *of.params, *held)

@@ -1,6 +1,6 @@
 """Sum, mean and maximum over ranks, with their backward passes."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,21 +12,26 @@ from ..full_batch import Shard
 from .layer import SequentialLayer
 
 
+class Sums(NamedTuple):
+    """What sums are over, and how they are scaled."""
+
+    neighbourhood: SequentialLayer
+    factor: Tensor | None = None
+    """[num_src], of each source's row; None: ones."""
+    scale: Tensor | None = None
+    """[num_dst], of each sum; None: ones."""
+    beside: bool = False
+    """See `gradients.SpmmBeside`."""
+
+
 class Sum(torch.autograd.Function):
-    """``apply(x, own, hood, factor, row_scale, beside)``: see `gradients.Spmm` and `gradients.SpmmBeside`."""
+    """``apply(x, own, sums)``: see `gradients.Spmm` and `gradients.SpmmBeside`."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        own: Tensor | None,
-        neighbourhood: SequentialLayer,
-        factor: Tensor | None,
-        scale: Tensor | None,
-        beside: bool,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, own: Tensor | None, of_sums: Sums) -> Tensor:
+        neighbourhood, factor, scale, beside = of_sums
         kernels, call = neighbourhood.kernels, neighbourhood.begin(factor)
-        ctx.rest = neighbourhood, factor, scale, beside, call
+        ctx.rest = *of_sums, call
         ctx.save_for_backward(own, x if own is not None and own.requires_grad else None)
         here = neighbourhood.own
         coef = _coefficients(here, factor, x.device)
@@ -56,7 +61,7 @@ class Sum(torch.autograd.Function):
 
             neighbourhood.ring.push_all(neighbourhood.view, gradient_of, dx, call)
         down = kernels.dots(grad[:, None], x[: neighbourhood.num_dst, None])[:, 0] if ctx.needs_input_grad[1] else None
-        return dx, down, None, None, None, None
+        return dx, down, None
 
 
 def _coefficients(shard: Shard, factor: Tensor | None, device: torch.device) -> Tensor | None:
@@ -77,10 +82,10 @@ class Maximum(torch.autograd.Function):
         out = empty((neighbourhood.num_dst, x.shape[1]), x.dtype, x.device)
         arg = empty(out.shape, torch.int64, x.device).fill_(-1)
         here = neighbourhood.own
-        kernels.maximum_into(here.lists, None, here.edge, x, out, arg)
+        kernels.maximum_into(here.unweighted, x, out, arg)
         for q, rows in neighbourhood.ring.rows(neighbourhood.view, x, call):
             shard = neighbourhood.view.shards[q]
-            kernels.maximum_into(shard.lists, shard.rows, shard.edge, rows, out, arg)
+            kernels.maximum_into(shard.unweighted, rows, out, arg)
             del rows
         out[torch.from_numpy(neighbourhood.view.kept == 0).to(out.device)] = 0
         ctx.rest = neighbourhood, call
@@ -95,8 +100,7 @@ class Maximum(torch.autograd.Function):
         grad = grads[0].contiguous()
 
         def gradient_of(q: int) -> Tensor:
-            shard = neighbourhood.view.shards[q]
-            return neighbourhood.kernels.maximum_from(shard.lists, shard.rows, shard.edge, arg, grad)
+            return neighbourhood.kernels.maximum_from(neighbourhood.view.shards[q].unweighted, arg, grad)
 
         dx = gradient_of(neighbourhood.batch.rank)
         neighbourhood.ring.push_all(neighbourhood.view, gradient_of, dx, call)

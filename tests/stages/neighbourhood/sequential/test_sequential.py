@@ -14,7 +14,7 @@ from torch import Tensor
 
 from millrace.stages.comm.solo import Solo
 from millrace.stages.neighbourhood.base import Neighbourhood, destinations
-from millrace.stages.neighbourhood.full_batch import FullBatch, View
+from millrace.stages.neighbourhood.full_batch import FullBatch, GivenRows, View
 from millrace.stages.neighbourhood.halo import Halo, HaloNeighbourhood
 from millrace.stages.neighbourhood.ring import Ring
 from millrace.stages.neighbourhood.sequential import messages
@@ -46,8 +46,8 @@ def view_of(batch: FullBatch, name: str) -> View:
 
 def make_hood(batch: FullBatch, view: View, mode: str, ring: Ring, device: torch.device | None = None) -> Neighbourhood:
     if mode == "halo":
-        return HaloNeighbourhood(Halo(batch, view, F64, device=device), ring)
-    return SequentialNeighbourhood(batch, view, 0, ring, F64, keep=mode == "keep", device=device)
+        return HaloNeighbourhood(Halo(batch, view, GivenRows(F64, device=device)), ring)
+    return SequentialNeighbourhood(batch, view, 0, ring, GivenRows(F64, device=device), keep=mode == "keep")
 
 
 class TestOverRanks(NeighbourhoodTests):
@@ -383,7 +383,7 @@ def test_ranks_that_match_by_order_begin_the_same_rounds_in_the_same_order(name:
 
 def neighbourhood() -> SequentialNeighbourhood:
     batch = make_case(8, 1).share(Solo(), 1, False).graph
-    return SequentialNeighbourhood(batch, batch.whole, 0, Ring(Solo(), 0), F64)
+    return SequentialNeighbourhood(batch, batch.whole, 0, Ring(Solo(), 0), GivenRows(F64))
 
 
 def of_edge(h_src: Tensor, h_dst: Tensor, weight: Tensor | None, edge: Tensor, w: Tensor) -> Tensor:
@@ -419,10 +419,10 @@ def test_values_of_edges_lie_with_their_shards(
         batch, ring = share.graph, Ring(group, 64)
         leaves = [t.clone().requires_grad_() for t in (torch.from_numpy(case.x[batch.names]), w, v)]
         if mode == "halo":
-            hood: Any = HaloNeighbourhood(Halo(batch, batch.whole, F64, share.edge_rows), ring)
+            hood: Any = HaloNeighbourhood(Halo(batch, batch.whole, GivenRows(F64, share.edge_rows)), ring)
         else:
-            keep = mode == "keep"
-            hood = SequentialNeighbourhood(batch, batch.whole, 0, ring, F64, keep=keep, edge_rows=share.edge_rows)
+            given = GivenRows(F64, share.edge_rows)
+            hood = SequentialNeighbourhood(batch, batch.whole, 0, ring, given, keep=mode == "keep")
         out = result(hood, *leaves)
         found = torch.autograd.grad((out * grad[batch.names]).sum(), leaves, allow_unused=True)
         return batch.names, [out.detach(), *(torch.zeros_like(x) if g is None else g for g, x in zip(found, leaves))]

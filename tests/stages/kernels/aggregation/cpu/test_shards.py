@@ -163,11 +163,10 @@ def maxima(k: Any, case: Case, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor,
         # What lies there before the first edge does not matter.
         out, arg = x.new_full(shape, 1e9), torch.full(shape, -1, device=x.device)
         for shard in rank.shards:
-            k.maximum_into(shard.lists, shard.rows, shard.edge, at(x, shard.src), out, arg)
+            k.maximum_into(WeightedLists(shard.lists, rows=shard.rows, edge=shard.edge), at(x, shard.src), out, arg)
         for shard in rank.shards:
-            dx[torch.from_numpy(shard.src).long().to(dx.device)] += k.maximum_from(
-                shard.lists, shard.rows, shard.edge, arg, at(grad, rank.nodes)
-            )
+            of = WeightedLists(shard.lists, rows=shard.rows, edge=shard.edge)
+            dx[torch.from_numpy(shard.src).long().to(dx.device)] += k.maximum_from(of, arg, at(grad, rank.nodes))
         here = torch.from_numpy(rank.nodes).long().to(x.device)
         result[here] = out.masked_fill_(arg < 0, 0)
         winner[here] = torch.where(arg < 0, arg, arg + torch.from_numpy(rank.first).to(x.device)[:, None])
@@ -375,7 +374,7 @@ def test_named_rows_are_read_where_they_lie(rows: IntArray | None) -> None:
     def found(x: Tensor) -> list[Tensor]:
         out, top, arg = torch.zeros(5, 6), torch.zeros(5, 5), torch.full((5, 5), -1)
         k.spmm_into(WeightedLists(lists, rows=rows), x, out)
-        k.maximum_into(lists, rows, edge, x, top, arg)
+        k.maximum_into(WeightedLists(lists, rows=rows, edge=edge), x, top, arg)
         return [out, top, arg, k.take_rows(x, take), k.take_rows(x, take, torch.arange(6.0))]
 
     named = LazyRows(base, ids)
@@ -430,7 +429,7 @@ def test_what_a_caller_must_not_pass() -> None:
         with pytest.raises(AssertionError):
             aggregate_cpu.spmm_into(WeightedLists(lists), flat, out)
         with pytest.raises(AssertionError):
-            aggregate_cpu.maximum_into(lists, None, None, flat, out, torch.zeros(3, 4, dtype=torch.int64))
+            aggregate_cpu.maximum_into(WeightedLists(lists), flat, out, torch.zeros(3, 4, dtype=torch.int64))
         with pytest.raises(AssertionError):
             aggregate_cpu.add_rows(out, rows, torch.zeros(1, out.shape[1]))
     with pytest.raises(AssertionError):
