@@ -16,6 +16,7 @@ from millrace.benchmarks.partitioned_words import WORD, digest, placed
 from millrace.stages.assignment import BulkRequest
 from millrace.stages.feed.collective_feed import SampledByOwners
 from millrace.stages.placement.grid_costs import Cost, Degrees, expected
+from millrace.stages.placement.row_blocks import Grid
 from millrace.stages.placement.row_owners import Owners
 from millrace.stages.sample.ladies import LadiesSampler
 from millrace.stages.sample.neighbor import NeighborSampler
@@ -97,7 +98,7 @@ def measure_algorithms(args: argparse.Namespace, report: dict[str, Any]) -> None
         for records, over in zip(zip(*ranks), zip(*linked)):
             r = records[0]
             sampler = next(s for s in samplers if s.name == r["sampler"])
-            want = expected(sampler, degrees, ranks=p, replication=r["c"], batch=args.batch, bulk=r["k"])
+            want = expected(sampler, degrees, Grid(p, r["c"]), batch=args.batch, bulk=r["k"])
             cost = Cost(sum(x["words"] for x in records) / p, sum(x["waits"] for x in records) / p)
             found.append(
                 {

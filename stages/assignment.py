@@ -44,10 +44,9 @@ class Steps:
         """The step that trains on minibatch `index`."""
         return index // self.per_step
 
-    def minibatches_of(self, step: int, end: int | None = None) -> range:
-        """The minibatches of a step, or of all steps from `step` up to `end` (exclusive), over all ranks."""
-        last = step + 1 if end is None else end
-        return range(step * self.per_step, min(last * self.per_step, self.minibatches))
+    def minibatches_of(self, step: int) -> range:
+        """The minibatches of a step, over all ranks."""
+        return range(step * self.per_step, min((step + 1) * self.per_step, self.minibatches))
 
     def is_mine(self, index: int) -> bool:
         """True if this rank trains on minibatch `index`."""

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from ...stages.placement.grid_costs import BANDWIDTH, LATENCY_S, Degrees, expected, sampler_kind
+from ...stages.placement.row_blocks import Grid
 from ...stages.sample import SAMPLERS
 from ...stages.sample.base import reads_times
 from ..config.load import Job, build
@@ -42,9 +43,8 @@ def grid_forecasts(at: Setting, job: Job) -> tuple[GridForecast, ...]:
     link = (at.link.latency_s, at.link.bandwidth) if at.link else (LATENCY_S, BANDWIDTH)
     found = []
     for c in (c for c in range(1, job.ranks) if job.ranks % c == 0):
-        costs = expected(
-            sampler, degrees, ranks=job.ranks, replication=c, batch=batch, bulk=bulk, weighted=graph.is_weighted
-        )
+        grid = Grid(job.ranks, c)
+        costs = expected(sampler, degrees, grid, batch=batch, bulk=bulk, weighted=graph.is_weighted)
         best = min(costs, key=lambda name: costs[name].seconds())
         for name, cost in costs.items():
             found.append(GridForecast(c, name, cost.words, cost.messages, cost.seconds(*link), name == best))

@@ -57,9 +57,8 @@ def best_destinations(
         on_progress: called with (sources done, n).
     """
     on_host = rows.rows.device.type == "cpu"
-    most, width = (links.PAIRS, links.NODES) if on_host else (links.PAIRS_THERE, links.NODES_THERE)
     total = len(sources)
-    size = max(1, min(most, total))
+    size = max(1, min(links.PAIRS if on_host else links.PAIRS_THERE, total))
     padded = max(FEW, size)
     start = int(np.searchsorted(rows.nodes, known.candidates.start))
     candidates = rows.rows[start : start + len(known.candidates)]
@@ -73,7 +72,7 @@ def best_destinations(
             chunk = sources[np.arange(first, first + padded) % total]
             with torch.no_grad():
                 own = rows.rows[torch.from_numpy(rows.positions(chunk)).to(rows.rows.device)]
-                found = _best_of(decoder, own, candidates, chunk, k, known, width=width)
+                found = _best_of(decoder, own, candidates, chunk, k, known)
             kept = slice(max(first, begin), min(first + size, end))
             for array, of_chunk in zip((ids, scores), found):
                 array[kept.start - begin : kept.stop - begin] = of_chunk[kept.start - first : kept.stop - first]
@@ -96,11 +95,10 @@ def _dtype(rows: Tensor) -> torch.dtype:
     return torch.float64 if rows.dtype == torch.float64 else torch.float32
 
 
-def _best_of(
-    decoder: Any, sources: Tensor, candidates: Tensor, ids: IdArray, k: int, known: KnownPairs, width: int
-) -> Best:
+def _best_of(decoder: Any, sources: Tensor, candidates: Tensor, ids: IdArray, k: int, known: KnownPairs) -> Best:
     """The best of a few sources, on the device of their rows."""
-    width, among = min(len(candidates), width), known.candidates
+    width, among = links.NODES if sources.device.type == "cpu" else links.NODES_THERE, known.candidates
+    width = min(len(candidates), width)
     best = torch.full((len(ids), k), -torch.inf, dtype=_dtype(sources), device=sources.device)
     found = torch.full((len(ids), k), -1, device=sources.device)
     for block in blocks_of_candidates(ids, known, width):

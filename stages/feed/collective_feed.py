@@ -123,8 +123,7 @@ class SampledByOwners(BySampler):
         costs = expected(
             self.sampler,
             Degrees(*counts.numpy().astype(np.float64).reshape(2, -1)),
-            ranks=job.group.size,
-            replication=replication,
+            Grid(job.group.size, replication),
             batch=job.batch_size,
             bulk=min(job.bulk_size, -(-self.plan(placement, job).num_minibatches // job.group.size)),
             weighted=placement.graph.is_weighted,

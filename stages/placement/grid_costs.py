@@ -119,21 +119,19 @@ def sampler_kind(sampler: object) -> str | None:
 
 
 def expected(
-    sampler: Any, degrees: Degrees, *, ranks: int, replication: int, batch: int, bulk: int, weighted: bool = False
+    sampler: Any, degrees: Degrees, grid: Grid, *, batch: int, bulk: int, weighted: bool = False
 ) -> dict[str, Cost]:
     """Expected cost of a bulk for each algorithm.
 
     Args:
         sampler: draws it; of a known kind (`sampler_kind`).
         degrees: of the whole graph.
-        ranks: p.
-        replication: c.
+        grid: of the ranks, p in p/c rows.
         batch: seeds of a minibatch.
         bulk: k, minibatches of a rank in a bulk.
         weighted: edges have weights.
     """
-    grid = Grid(ranks, replication)
-    p, c, blocks = ranks, replication, grid.blocks
+    p, c, blocks = grid.ranks, grid.replication, grid.blocks
     if blocks == 1:
         return dict.fromkeys(("owners", "1.5d"), Cost(0.0, 0.0))
     per_node = sampler_kind(sampler) == "node"

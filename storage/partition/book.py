@@ -313,14 +313,13 @@ def order_digest(book: PartitionBook) -> str:
     return "" if keeps else digest.hexdigest()
 
 
-def write_book(path: Path, book: Book, *, fingerprint: dict[str, str] | None = None, overwrite: bool = False) -> Store:
+def write_book(path: Path, book: Book, *, fingerprint: dict[str, str] | None = None) -> Store:
     """Write a partition book as a committed store.
 
     Args:
         path: the folder to make.
         book: what to write.
         fingerprint: what the book was made from, e.g. the graph's digest, the method and the seed.
-        overwrite: replace a store that is there.
     """
     array: AnyArray
     if isinstance(book, HashBook):
@@ -328,9 +327,7 @@ def write_book(path: Path, book: Book, *, fingerprint: dict[str, str] | None = N
     else:
         form, array = ("range", book.offsets) if isinstance(book, RangeBook) else ("table", book.part_of)
     meta = {"form": form, "num_parts": book.num_parts, "num_nodes": book.num_nodes}
-    return write_store(
-        Path(path), KIND, fingerprint=fingerprint or {}, meta=meta, arrays={"book": array}, overwrite=overwrite
-    )
+    return write_store(Path(path), KIND, fingerprint=fingerprint or {}, meta=meta, arrays={"book": array})
 
 
 def open_book(path: Path, *, fingerprint: dict[str, str] | None = None) -> Book:

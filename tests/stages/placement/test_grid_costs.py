@@ -62,25 +62,25 @@ def node_wise_words(graph: Graph, sampler: Any, grid: Grid) -> dict[str, float]:
 @pytest.mark.parametrize("sampler", [NeighborSampler((10, 5, 3)), NeighborSampler((4, 3), expand="all")], ids=str)
 @pytest.mark.parametrize(("p", "c"), [(4, 1), (4, 2), (8, 2)], ids=str)
 def test_node_wise_words_are_expected_to_a_few_percent(graph: Graph, sampler: Any, p: int, c: int) -> None:
-    costs = expected(sampler, Degrees.histogram(graph.in_degree), ranks=p, replication=c, batch=BATCH, bulk=BULK)
+    costs = expected(sampler, Degrees.histogram(graph.in_degree), Grid(p, c), batch=BATCH, bulk=BULK)
     for name, words in node_wise_words(graph, sampler, Grid(p, c)).items():
         assert costs[name].words == pytest.approx(words, rel=0.1), name
 
 
 def test_messages_and_seconds() -> None:
     degrees = Degrees.histogram(even().in_degree)
-    costs = expected(NeighborSampler((5, 5)), degrees, ranks=8, replication=2, batch=10, bulk=1)
+    costs = expected(NeighborSampler((5, 5)), degrees, Grid(8, 2), batch=10, bulk=1)
     # Two exchanges of two messages; ids, lengths and the rows of ceil(4 / 2) stages besides.
     assert costs["owners"].messages == 2 * 4 and costs["1.5d"].messages == 2 * (4 + 3 + 2)
     assert Cost(1000.0, 3.0).seconds(0.5, 1000.0) == 4.0 + 3.0
-    alone = expected(NeighborSampler((5, 5)), degrees, ranks=4, replication=4, batch=10, bulk=1)
+    alone = expected(NeighborSampler((5, 5)), degrees, Grid(4, 4), batch=10, bulk=1)
     assert all(cost == Cost(0.0, 0.0) for cost in alone.values())
 
 
 def test_which_one_is_cheaper_depends_on_degrees_and_on_how_many_minibatches_share_rows() -> None:
     def cheaper(degree: int, fanout: int, bulk: int) -> str:
         degrees = Degrees.histogram(np.full(V, degree))
-        costs = expected(NeighborSampler((fanout,) * 2), degrees, ranks=4, replication=1, batch=500, bulk=bulk)
+        costs = expected(NeighborSampler((fanout,) * 2), degrees, Grid(4, 1), batch=500, bulk=bulk)
         return min(costs, key=lambda name: costs[name].words)
 
     assert cheaper(degree=100, fanout=5, bulk=1) == "owners"
@@ -91,7 +91,7 @@ def test_which_one_is_cheaper_depends_on_degrees_and_on_how_many_minibatches_sha
 @pytest.mark.parametrize("sampler", [LadiesSampler((200, 200)), FastGCNSampler((200, 200))], ids=str)
 def test_layer_wise_costs_count_rows_once_and_sets_of_nodes_for_each_owner(sampler: Any) -> None:
     degrees = Degrees.histogram(even().in_degree)
-    one, two = (expected(sampler, degrees, ranks=8, replication=c, batch=BATCH, bulk=BULK) for c in (1, 2))
+    one, two = (expected(sampler, degrees, Grid(8, c), batch=BATCH, bulk=BULK) for c in (1, 2))
     # Fewer owners to tell of all nodes.
     assert two["owners"].words < one["owners"].words
     rows = BULK * (BATCH + 200) * (1 - 1 / 8)
