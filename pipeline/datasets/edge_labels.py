@@ -174,11 +174,8 @@ def with_labelled_edges(
 
 def labelled_edges(source: Any, options: ReadOptions, dataset: Dataset, ends: Ends | None = None) -> LabelledEdges:
     """The labelled edges of a source whose graph is that of `dataset`, or those of the file `ReadOptions.pairs`. With
-    `ends`, as in `as_pairs`, those of the source, whose labels are not read and need not be there.
-
-    Raises:
-        InputError: there are none, or an end is no node.
-    """
+    `ends`, as in `as_pairs`, those of the source, whose labels are not read and need not be there. Raises InputError:
+    there are none, or an end is no node."""
     path = path_of(source)
     if ends is None and options.pairs is not None:
         return _of_file(expanded(options.pairs), options, dataset)
@@ -222,11 +219,8 @@ def _of_file(path: Path, options: ReadOptions, dataset: Dataset, ends: Ends | No
 
 
 def _edge_table(path: Path, options: ReadOptions, dataset: Dataset) -> SourceTable:
-    """The table of edges at a path, of the relation of the dataset's pairs if there are several.
-
-    Raises:
-        InputError: there is none.
-    """
+    """The table of edges at a path, of the relation of the dataset's pairs if there are several. Raises InputError:
+    there is none."""
     from .readers.derived_tables import rows_by_relation
     from .readers.tables import read_rows
     from .schema.files import entries_in, tables_of

@@ -22,11 +22,8 @@ ALL = "all"
 
 def with_pair_relation(dataset: Dataset, relation: Relations | None) -> Dataset:
     """The dataset whose graph says which relations pairs are of, where they are of one: see
-    `GraphTypes.pair_relations`. A graph with one type of nodes and edges has none.
-
-    Raises:
-        InputError: the graph has several relations, and none of them is named so, or one and it is named.
-    """
+    `GraphTypes.pair_relations`. A graph with one type of nodes and edges has none. Raises InputError: the graph has
+    several relations, and none of them is named so, or one and it is named."""
     types = dataset.graph.types
     if relation is None and types.num_relations > 1:
         raise InputError(

@@ -41,11 +41,8 @@ FORMS = f"expected a table ({', '.join(KINDS)}) with the columns src, dst, or .n
 
 def read_sets(path: Path, dataset: Dataset) -> tuple[dict[str, PairArray], Times]:
     """int64 [n, 2] of each set of pairs in a file, by `SETS`, and times [n] by set if there are any. See
-    `ReadOptions.pairs` for its form.
-
-    Raises:
-        InputError: the file cannot be read, or a pair has an end that is no node.
-    """
+    `ReadOptions.pairs` for its form. Raises InputError: the file cannot be read, or a pair has an end that is no
+    node."""
     require_file(path)
     if path.suffix == ".npz":
         if dataset.graph.types.predicts_several:
@@ -85,10 +82,7 @@ def _sets_of_table(table: "Table", path: Path, dataset: Dataset) -> tuple[dict[s
 
 def relations_of_table(table: "Table", path: Path, types: GraphTypes) -> npt.NDArray[np.int64] | None:
     """int64 [n], the column relation of a table of pairs, as numbers; None where there is none, or edges have one type.
-
-    Raises:
-        InputError: a relation is none of those that are predicted.
-    """
+    Raises InputError: a relation is none of those that are predicted."""
     if types.is_single or "relation" not in table.column_names:
         return None
     names = _relation_names(table, path)
@@ -171,11 +165,7 @@ class GivenPairs:
     @classmethod
     def read(cls, pairs: Any, dataset: Dataset) -> "GivenPairs":
         """Pairs of an array, a tensor or a list, or of a file: a table, whose dates count as those of the dataset, or
-        ``.npy``.
-
-        Raises:
-            InputError: the file cannot be read.
-        """
+        ``.npy``. Raises InputError: the file cannot be read."""
         if not isinstance(pairs, str | Path):
             return cls(host(pairs), "pairs")
         path = expanded(pairs)
@@ -196,11 +186,8 @@ class GivenPairs:
         return _relation_names(self.rows, self.path)
 
     def ends(self, at: Any, dataset: Dataset, ends: Ends | None) -> PairArray:
-        """int64 [m, 2], the pairs at some positions, or a slice of all. `ends` as in `as_pairs`.
-
-        Raises:
-            InputError: see `as_pairs`; or a column is missing.
-        """
+        """int64 [m, 2], the pairs at some positions, or a slice of all. `ends` as in `as_pairs`. Raises InputError: see
+        `as_pairs`; or a column is missing."""
         if self.path is None:
             return as_pairs(self.rows[at], dataset, self.what, ends)
         return ends_of_table(self.rows if isinstance(at, slice) else self.rows.take(at), self.path, dataset, ends)
@@ -219,11 +206,8 @@ def read_pairs(path: Path, dataset: Dataset, ends: Ends | None = None) -> tuple[
 def as_pairs(pairs: Any, dataset: Dataset, what: str, ends: Ends | None = None) -> PairArray:
     """Pairs of nodes, int64 [n, 2], from an array or tensor [n, 2] of ids, or names where nodes have names; where these
     are integers, integers are names. With types, each column is of the ids, or names, within the type of that end,
-    whose nodes are `ends`: by default those of the dataset's pairs.
-
-    Raises:
-        InputError: another shape, or an end that is no node.
-    """
+    whose nodes are `ends`: by default those of the dataset's pairs. Raises InputError: another shape, or an end that is
+    no node."""
     rows = host(pairs)
     if rows.size == 0:
         return np.empty((0, 2), np.int64)
@@ -334,10 +318,7 @@ def _of_arrays(arrays: Mapping[str, Any], dataset: Dataset, what: str) -> tuple[
 
 def times_like(values: npt.ArrayLike, what: str, count: int, graph: Graph) -> npt.NDArray[np.number]:
     """Times of so many pairs, as `as_times` gives them; beside a graph with times, dates if those are, else numbers.
-
-    Raises:
-        InputError: they are of the other kind; or see `as_times`.
-    """
+    Raises InputError: they are of the other kind; or see `as_times`."""
     given, kinds = np.asarray(values), ("numbers", "dates")
     has, wants = given.dtype.kind == "M", graph.time_unit is not None
     if has != wants and (graph.has_edge_times or graph.has_node_times):
@@ -380,11 +361,8 @@ def _time(table: "Table", path: Path, dataset: Dataset) -> npt.NDArray[Any] | No
 def ends_of_table(
     table: "Table", path: Path, dataset: Dataset, ends: Ends | None = None, columns: tuple[str, str] = ("src", "dst")
 ) -> PairArray:
-    """int64 [n, 2], the `columns` of the ends in a table. `ends` as in `as_pairs`.
-
-    Raises:
-        InputError: a column is missing, or an end is no node.
-    """
+    """int64 [n, 2], the `columns` of the ends in a table. `ends` as in `as_pairs`. Raises InputError: a column is
+    missing, or an end is no node."""
     import pyarrow as pa
 
     from .schema.columns import is_list

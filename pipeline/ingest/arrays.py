@@ -120,11 +120,7 @@ def write_slice(store: Path, output: Output, first: int, stop: int) -> dict[str,
 
 
 def read_pieces(output: Output, first: int, stop: int) -> npt.NDArray[Any]:
-    """Rows ``[first, stop)`` of an array from its pieces.
-
-    Raises:
-        RunError: a file is incomplete.
-    """
+    """Rows ``[first, stop)`` of an array from its pieces. Raises RunError: a file is incomplete."""
     out, before = np.zeros((stop - first, *output.entry), output.dtype), 0
     row = out.itemsize * int(np.prod(output.entry, dtype=np.int64))
     for piece in output.pieces:

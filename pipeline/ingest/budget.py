@@ -47,11 +47,7 @@ class Budget:
 
 
 def budget_of(memory: int, workers: int, in_process: bool) -> Budget:
-    """Memory of each task, if all processes together may take `memory` bytes.
-
-    Raises:
-        InputError: that is too little.
-    """
+    """Memory of each task, if all processes together may take `memory` bytes. Raises InputError: that is too little."""
     base = DRIVER_BYTES + (0 if in_process else workers * WORKER_BYTES)
     tasks = 1 if in_process else workers
     if memory - base < tasks * LEAST_BYTES:

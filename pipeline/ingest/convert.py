@@ -55,12 +55,8 @@ TO_PREDICT = "A graph that a run only predicts for is not converted: give its so
 def convert_job(
     job: Job, source: Any, out: Path | str, formats: Formats, memory: str | int, workers: int, emit: Emit
 ) -> Store:
-    """Write the job's dataset, or `source` in its place, as a store at a path or a URL.
-
-    Raises:
-        InputError: see `convert`.
-        RunError: a task failed; the same call goes on.
-    """
+    """Write the job's dataset, or `source` in its place, as a store at a path or a URL. Raises InputError: see
+    `convert`; RunError: a task failed; the same call goes on."""
     formats.check()
     limit = parse_memory(memory)
     workers = whole_number("workers", workers, 1)

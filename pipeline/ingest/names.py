@@ -109,11 +109,8 @@ def node_names(folder: Path) -> NodeNames:
 
 def number_nodes(folder: Path, table: Table, key: str, text: bool, options: ReadOptions, rows: int) -> dict[str, Any]:
     """Write what numbers the nodes with the ids in the column `key` of their table, which are read so many at a time;
-    return the kind of ids, and notes.
-
-    Raises:
-        InputError: an id is null, two nodes have one, or ids have gaps where that is an error.
-    """
+    return the kind of ids, and notes. Raises InputError: an id is null, two nodes have one, or ids have gaps where that
+    is an error."""
     what = f"nodes.{key}"
 
     def columns() -> Iterator[pa.ChunkedArray]:

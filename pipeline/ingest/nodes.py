@@ -64,10 +64,7 @@ class NodeTable:
 
     def number(self, ids_are_text: bool, options: ReadOptions, notes: list[str]) -> None:
         """Number the nodes from their ids, which makes `map`; put times, labels and split as they are into files.
-
-        Raises:
-            InputError: an id is null, belongs to two nodes, or is missing; or labels are no labels.
-        """
+        Raises InputError: an id is null, belongs to two nodes, or is missing; or labels are no labels."""
         rows = max(1, min(self._budget.task_bytes // (4 * SCAN_BYTES), 1 << 20))
         found: dict[str, Any] = {"kind": "rows", "notes": []}
         if self.columns.id is not None:
@@ -110,11 +107,8 @@ class NodeTable:
     def write_features(
         self, matrix: Matrix, treatment: Treatment, notes: list[str], card: Card, of: str = "nodes"
     ) -> Written:
-        """Write the features, cleaned. Returns what was written.
-
-        Raises:
-            InputError: they are no numbers, NaN where that is an error, or lists of several lengths.
-        """
+        """Write the features, cleaned. Returns what was written. Raises InputError: they are no numbers, NaN where that
+        is an error, or lists of several lengths."""
         options = treatment.options
         work = feature_tasks.FeatureWork(self.folder, self.feature_rows(options), self.map, matrix, treatment)
         items: list[Any] = [(work, k, span) for k, span in enumerate(self.spans)]

@@ -28,11 +28,8 @@ IMPORTED, RELATIONS = MADE = "import", "relations"
 def open_tables(
     source: GraphTables, options: ReadOptions, stages: Stages, budget: Budget, typed: bool
 ) -> tuple[GraphTables, list[Table]]:
-    """The source and its tables in their order, with one of edges for each value of `relation_column`.
-
-    Raises:
-        InputError: a file cannot be read, or a column is missing.
-    """
+    """The source and its tables in their order, with one of edges for each value of `relation_column`. Raises
+    InputError: a file cannot be read, or a column is missing."""
     number = {t: i for kind in (source.nodes, source.edges) for i, t in enumerate(kind)}
     stage = {t: f"{t.kind}-{number[t]}" if typed else t.kind for t in source.tables}
     tables = [_opened(t, stage[t], options, stages, budget) for t in source.tables]

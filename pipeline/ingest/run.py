@@ -67,12 +67,8 @@ class Ingest:
         self.typed = described.is_typed(source, settings.options)
 
     def run(self) -> None:
-        """Make the store, with its manifest.
-
-        Raises:
-            InputError: the input is refused, with the sentence of `open_dataset`.
-            RunError: a task failed; the same command goes on.
-        """
+        """Make the store, with its manifest. Raises InputError: the input is refused, with the sentence of
+        `open_dataset`; RunError: a task failed; the same command goes on."""
         with about(self.source.name if self.typed else ""):
             self._run()
 

@@ -30,10 +30,7 @@ def scratch(out: Path, plan: Mapping[str, Any]) -> Iterator[tuple[Path, bool]]:
     """Context with the folder of an ingest, and whether it goes on with one that was killed and had the same plan.
 
     The folder is removed if the ingest ends, or the input is refused; it stays if the ingest is stopped or fails.
-
-    Raises:
-        InputError: another process makes `out`, or its folder cannot be written.
-    """
+    Raises InputError: another process makes `out`, or its folder cannot be written."""
     folder = scratch_of(out)
     try:
         descriptor = os.open(own_folder(folder), os.O_RDONLY | os.O_NOFOLLOW)

@@ -327,12 +327,8 @@ def spans_of(table: Table, rows: int) -> list[Span]:
 
 
 def batches(table: Table, span: Span, columns: Sequence[str], rows: int) -> Iterator[pa.Table]:
-    """Rows of a span, at most `rows` at a time, with the columns of the table that exist among `columns`.
-
-    Raises:
-        InputError: the file is damaged.
-        RunError: the file is gone, or has changed since the ingest began.
-    """
+    """Rows of a span, at most `rows` at a time, with the columns of the table that exist among `columns`. Raises
+    InputError: the file is damaged; RunError: the file is gone, or has changed since the ingest began."""
     wanted, number = [c for c in columns if c in table.empty.column_names], table.paths.index(span.path)
     with reading(table.file_of(span.path)):
         first = span.first

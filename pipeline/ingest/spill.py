@@ -126,11 +126,8 @@ def groups_of(sizes: npt.NDArray[np.integer], most: int) -> list[tuple[int, int]
 
 
 def read_cells(folder: Path, tasks: int, fields: Sequence[Field], first: int, stop: int) -> list[npt.NDArray[Any]]:
-    """Records of the cells ``[first, stop)`` of all tasks, an array for each field.
-
-    Raises:
-        RunError: a file is incomplete.
-    """
+    """Records of the cells ``[first, stop)`` of all tasks, an array for each field. Raises RunError: a file is
+    incomplete."""
     bounds = [np.asarray(_bounds(folder, n)[:, [first, stop, -1]]) for n in range(tasks)]
     count = sum(int((b[:, 1] - b[:, 0]).sum()) for b in bounds)
     out = [np.empty((count, *field.shape), field.dtype) for field in fields]

@@ -34,12 +34,7 @@ def record_in(path: Path) -> dict[str, Any]:
 
 
 def recorded(task: Task, record: Path, *arguments: Any) -> dict[str, Any]:
-    """Do a task and record its result.
-
-    Raises:
-        MillraceError: as the task does.
-        RunError: the disk is full.
-    """
+    """Do a task and record its result. Raises MillraceError: as the task does; RunError: the disk is full."""
     try:
         result = task(*arguments)
         aside = record.with_name(f".{uuid.uuid4().hex}")
@@ -68,11 +63,8 @@ class Stages:
         (folder / "done").mkdir(parents=True, exist_ok=True)
 
     def run(self, stage: str, text: str, task: Task, items: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]]:
-        """Results of the task for each of `items`, its arguments. Those that are recorded are not done again.
-
-        Raises:
-            MillraceError: as the task does.
-        """
+        """Results of the task for each of `items`, its arguments. Those that are recorded are not done again. Raises
+        MillraceError: as the task does."""
         with during(StageStarted(stage, text, len(items)), self._emit):
             records = [done_record(self.folder, stage, number) for number in range(len(items))]
             found = {n: result for n, r in enumerate(records) if (result := record_in(r))}
@@ -93,11 +85,7 @@ class Stages:
 
 
 def parse_memory(text: str | int) -> int:
-    """Bytes in a text such as ``1GiB``, ``512MB`` or ``2e9``.
-
-    Raises:
-        InputError: it is no size.
-    """
+    """Bytes in a text such as ``1GiB``, ``512MB`` or ``2e9``. Raises InputError: it is no size."""
     from dask.utils import parse_bytes
 
     words = str(text).strip().lower()

@@ -78,11 +78,7 @@ def _sample(table: Table, own: Columns) -> Any:
 
 def gather_times(times: Times, types: Sequence[tuple[NodeMap, int, str]]) -> dict[str, Any]:
     """Write the times of the nodes of all types, in the order of their numbers. `types` are of each its nodes, the
-    first one's number, and the name of its times; empty: it has none.
-
-    Raises:
-        InputError: a node has no time.
-    """
+    first one's number, and the name of its times; empty: it has none. Raises InputError: a node has no time."""
     total, kind = sum(nodes.num_nodes for nodes, *_ in types), np.dtype(times.of_nodes)
     out = np.full(total, ALWAYS[kind], kind)
     for nodes, begin, what in types:

@@ -74,12 +74,8 @@ def holds_store(url: str) -> bool:
 
 
 def fetched_store(url: str, out: Path) -> Store:
-    """Copy the dataset's store at a URL into the folder `out`.
-
-    Raises:
-        StoreError: it is of another kind, or damaged.
-        RunError: the object store does not answer.
-    """
+    """Copy the dataset's store at a URL into the folder `out`. Raises StoreError: it is of another kind, or damaged;
+    RunError: the object store does not answer."""
     place = ObjectLocation(url)
     place.manifest("", KIND)
     with committed_folder(out) as folder:
@@ -88,12 +84,8 @@ def fetched_store(url: str, out: Path) -> Store:
 
 
 def uploaded(url: str, make: Callable[[Path], Store]) -> Store:
-    """Make a store in this folder, copy it to a URL, and remove it here. Returns its description.
-
-    Raises:
-        StoreError: a store is there already, or access is refused.
-        RunError: the object store does not answer.
-    """
+    """Make a store in this folder, copy it to a URL, and remove it here. Returns its description. Raises StoreError: a
+    store is there already, or access is refused; RunError: the object store does not answer."""
     place = ObjectLocation(url)
     if place.has(""):
         raise InputError(f"{url} already exists; choose another --out")

@@ -123,10 +123,7 @@ SHOWN_VALUES = 5
 
 def one_hot_values(table: "pa.Table", named: Sequence[str], title: str) -> dict[str, tuple[str, ...]]:
     """The values that columns among `named` have in a piece of the table `title`, at most one more than there may be.
-
-    Raises:
-        InputError: a column holds lists.
-    """
+    Raises InputError: a column holds lists."""
     import pyarrow as pa
 
     for name in (n for n in named if n in table.column_names and pa.types.is_nested(table[n].type)):
@@ -158,11 +155,8 @@ def _note_unknown(text: "pa.ChunkedArray", what: str) -> str:
 
 def with_one_hot(table: "pa.Table", values: Mapping[str, Sequence[str]], title: str) -> "pa.Table":
     """A piece of the table `title` with lists of 0 and 1 in the columns that have `values`; all 0 for a null or empty
-    text. Values are in the order of class names, and in the metadata of the field.
-
-    Raises:
-        InputError: a column has too many values.
-    """
+    text. Values are in the order of class names, and in the metadata of the field. Raises InputError: a column has too
+    many values."""
     import pyarrow as pa
 
     from .arrow import pc

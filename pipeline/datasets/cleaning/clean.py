@@ -27,11 +27,8 @@ from .typed import check_relations, count_nodes, joined_names, note_of_types, ty
 
 def clean(raw: Raw, options: ReadOptions, split: str | None, seed: int) -> Dataset:
     """Check and repair the arrays of a reader; `split` and `seed` are those of `make_split`. Of a graph with several
-    types, the target's nodes come first, those of the other types follow, and all edges are kept as they are.
-
-    Raises:
-        InputError: starts with the name of the input, and names the defect and what to change.
-    """
+    types, the target's nodes come first, those of the other types follow, and all edges are kept as they are. Raises
+    InputError: starts with the name of the input, and names the defect and what to change."""
     with about(raw.name):
         return replace(_clean(raw, options, split, seed), read_as=options.given)
 

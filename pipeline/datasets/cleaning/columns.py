@@ -37,11 +37,8 @@ NODES, EDGES = RowKind(), RowKind((), "edge", "edges")
 def clean_features(
     features: Any, num_nodes: int, options: ReadOptions, notes: list[str], of: RowKind = NODES, card: Card | None = None
 ) -> npt.NDArray[np.float32]:
-    """Features float32 [V, F], C-contiguous, of numbers, dense or SciPy sparse, or of None, so that F is 0.
-
-    Raises:
-        InputError: names the defect and the option that resolves it.
-    """
+    """Features float32 [V, F], C-contiguous, of numbers, dense or SciPy sparse, or of None, so that F is 0. Raises
+    InputError: names the defect and the option that resolves it."""
     if features is None:
         return np.zeros((num_nodes, 0), np.float32)
     if not (sparse := hasattr(features, "todense")):
@@ -68,11 +65,8 @@ def clean_features(
 def clean_edge_features(
     features: Any, num_edges: int, options: ReadOptions, notes: list[str], of: RowKind = EDGES, card: Card | None = None
 ) -> npt.NDArray[np.float32]:
-    """Features of edges, float32 [E, D], in the order given. Missing values are filled as those of nodes are.
-
-    Raises:
-        InputError: they are no rows of numbers, or values are missing where that is an error.
-    """
+    """Features of edges, float32 [E, D], in the order given. Missing values are filled as those of nodes are. Raises
+    InputError: they are no rows of numbers, or values are missing where that is an error."""
     given = _array(features)
     if given.ndim == 2 and not given.shape[1]:
         return np.zeros((num_edges, 0), np.float32)

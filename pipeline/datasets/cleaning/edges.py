@@ -62,11 +62,8 @@ def checked_edges(
     card: Card | None = None,
 ) -> tuple[AnyArray, AnyArray, OfEdges]:
     """Sources, destinations and values of the edges of a relation, or of all (None), as they are read; `counts` are of
-    the nodes of the types of both ends.
-
-    Raises:
-        InputError: names the defect, the relation if there are several, and the option that resolves it.
-    """
+    the nodes of the types of both ends. Raises InputError: names the defect, the relation if there are several, and the
+    option that resolves it."""
     seen, rows, name = list[str](), None, ",".join(kind or ())
     with about(type_text(kind)):
         src, dst = _checked_ends(own.ends, counts)
@@ -84,11 +81,8 @@ def clean_edges(
     own: RawEdges, num_nodes: int, options: ReadOptions, hint: Hint | None, notes: list[str], card: Card | None = None
 ) -> Graph:
     """Build the graph with the repairs that `options` allow, each noted in `notes`. The `hint` decides the direction if
-    the options do not and the edges are not symmetric.
-
-    Raises:
-        InputError: names the defect and the option that resolves it.
-    """
+    the options do not and the edges are not symmetric. Raises InputError: names the defect and the option that resolves
+    it."""
     src, dst, w = checked_edges(None, own, (num_nodes, num_nodes), options, notes, card)
     rows = w.rows
     w = replace(w, rows=when_present(lambda own: np.arange(len(own)), rows))
@@ -313,11 +307,7 @@ def settled_direction(
     symmetric: bool, num_edges: int, options: ReadOptions, hint: Hint | None, notes: list[str]
 ) -> Direction:
     """The direction in which edges that are already reversed if the options say so remain to be read: by the options,
-    by the edges' symmetry, which counts only without options, or by the hint.
-
-    Raises:
-        InputError: nothing decides it.
-    """
+    by the edges' symmetry, which counts only without options, or by the hint. Raises InputError: nothing decides it."""
     if options.direction is not None:
         return "undirected" if options.direction == "undirected" else "directed"
     if symmetric:

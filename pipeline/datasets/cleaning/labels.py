@@ -156,11 +156,8 @@ def _task_of(labels: AnyArray) -> Task:
 
 
 def as_task(dataset: Dataset, task: Task) -> tuple[npt.NDArray[Any], int]:
-    """Labels of a clean dataset for another task, and the number of classes or targets.
-
-    Raises:
-        InputError: its labels do not fit the task.
-    """
+    """Labels of a clean dataset for another task, and the number of classes or targets. Raises InputError: its labels
+    do not fit the task."""
     labels, number = dataset.labels, dataset.num_classes
     if task == dataset.task:
         return labels, number

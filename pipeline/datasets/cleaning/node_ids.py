@@ -21,11 +21,8 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def signed(column: Any, what: str) -> Any:
-    """Unsigned ids as int64, since numbers of both kinds meet as floating-point ones, which are not exact.
-
-    Raises:
-        InputError: an id is beyond int64.
-    """
+    """Unsigned ids as int64, since numbers of both kinds meet as floating-point ones, which are not exact. Raises
+    InputError: an id is beyond int64."""
     if not pa.types.is_uint64(column.type):
         return column
     try:
@@ -124,10 +121,7 @@ def numbered_by_name(
     ids: pa.ChunkedArray, ends: Columns, what: str = "nodes.id"
 ) -> tuple[NodeNames, dict[str, AnyArray]]:
     """Names of nodes in the order of their rows, and the ends of edges as row numbers, -1 where they are no nodes.
-
-    Raises:
-        InputError: a name belongs to two nodes; `what` is their column.
-    """
+    Raises InputError: a name belongs to two nodes; `what` is their column."""
     known: Any = ids.cast(pa.large_string())
     counted = pc.value_counts(known)
     if len(counted) < len(known):
@@ -141,11 +135,8 @@ def numbered_by_name(
 
 
 def with_gaps(ids: AnyArray, options: ReadOptions, notes: list[str], what: str = "nodes.id") -> AnyArray | None:
-    """The ascending `ids` if edges must be renumbered, which is noted; None if they are 0 to V - 1.
-
-    Raises:
-        InputError: two are the same; or they have gaps, and that is an error.
-    """
+    """The ascending `ids` if edges must be renumbered, which is noted; None if they are 0 to V - 1. Raises InputError:
+    two are the same; or they have gaps, and that is an error."""
     if (ids[1:] == ids[:-1]).any():
         raise repeated(str(ids[1:][ids[1:] == ids[:-1]][0]), what)
     count = len(ids)

@@ -43,11 +43,8 @@ class SplitSpec:
 
 
 def parse_split(text: str) -> SplitSpec:
-    """Parse ``public``, ``random:T,V``, ``fraction:T,V``, ``time:T,V`` or ``until:T,V``.
-
-    Raises:
-        InputError: another form, or numbers out of range.
-    """
+    """Parse ``public``, ``random:T,V``, ``fraction:T,V``, ``time:T,V`` or ``until:T,V``. Raises InputError: another
+    form, or numbers out of range."""
     if not isinstance(text, str):
         raise InputError(f"split is {text!r}; {FORMS}")
     kind, _, rest = text.strip().partition(":")
@@ -238,11 +235,8 @@ def _fraction(labels: npt.NDArray[Any], spec: SplitSpec, seed: int) -> Split:
 def clean_split(
     stored: Mapping[str, AnyArray], labels: npt.NDArray[Any], options: ReadOptions, notes: list[str], unit: str = "node"
 ) -> Split:
-    """The stored split with the repairs that `options` allow. `unit` as in `make_split`.
-
-    Raises:
-        InputError: names the defect and the option that resolves it.
-    """
+    """The stored split with the repairs that `options` allow. `unit` as in `make_split`. Raises InputError: names the
+    defect and the option that resolves it."""
     num_nodes = len(labels)
     none = np.empty(0, np.int64)
     ids = {name: _ids(name, np.asarray(stored.get(name, none)), num_nodes, notes, unit) for name in SPLITS}

@@ -34,10 +34,7 @@ def check_followed(name: str, options: ReadOptions, followed: tuple[str, ...] = 
 def typed_graph(raw: Raw, counts: Counts, options: ReadOptions, notes: list[str], card: Card) -> Graph:
     """The graph of several types of nodes and edges. Edges of a relation without times have those of their sources; a
     type without any has been there always. Nodes have times if those of the target type do. Times are in one unit.
-
-    Raises:
-        InputError: names the relation with the defect.
-    """
+    Raises InputError: names the relation with the defect."""
     offsets = tuple(np.cumsum([0, *counts.values()]).tolist())
     start, ends, of_edges = dict(zip(counts, offsets)), dict[RelationType, Any](), list[OfEdges]()
     for key, own in raw.edges.items():

@@ -12,11 +12,7 @@ VALIDATED = (1, 2, 3, 7, 29, 30, 31, 32)
 def read_karate(name: str | None = None) -> Raw:
     """34 members, each with a feature of its own; 78 pairs that met outside the club, both ways, weighted by how often.
     The class is the club that a member joined when it split (Zachary, 1977). The two leaders train, eight members
-    validate, the rest test.
-
-    Raises:
-        MissingExtraError: NetworkX is not installed.
-    """
+    validate, the rest test. Raises MissingExtraError: NetworkX is not installed."""
     try:
         from networkx import karate_club_graph
     except ImportError:

@@ -48,11 +48,8 @@ def generate_rmat(text: str, name: str | None) -> Dataset:
     """The graph described by `text`, with permuted ids, without self loops or multi-edges. A pure function of `text`.
 
     Features are standard normal. The label of a node is the largest of C random projections of the mean of its own and
-    its in-neighbours' features, so that one mean aggregation and one linear layer can represent it.
-
-    Raises:
-        InputError: see `parse_spec` and `make_split`; or a + b + c exceeds 1.
-    """
+    its in-neighbours' features, so that one mean aggregation and one linear layer can represent it. Raises InputError:
+    see `parse_spec` and `make_split`; or a + b + c exceeds 1."""
     p = parse_spec(text, Rmat)
     if p.a + p.b + p.c > 1 + 1e-9:
         raise InputError(f"'{text}': a + b + c is {p.a + p.b + p.c:g}; expected at most 1")

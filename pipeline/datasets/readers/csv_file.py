@@ -90,10 +90,8 @@ def read_blocks(
     path: Path, as_text: AsText, example: str, types: dict[str, pa.DataType], as_label: AsText = never
 ) -> Iterator[pa.Table]:
     """`read_csv` in blocks, so that they are never all in memory, behind one without rows; columns get the same types.
-
-    Raises:
-        RetypedError: `types`, at first empty, have another type of a column now, by which the file is to be read again.
-    """
+    Raises RetypedError: `types`, at first empty, have another type of a column now, by which the file is to be read
+    again."""
     layout, columns = _Layout(path, as_text, example, as_label), [*types]
     try:
         with layout.opened(types) as reader:

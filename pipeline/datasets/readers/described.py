@@ -91,10 +91,7 @@ def schema_of_open(
     source: GraphTables, tables: Sequence[OpenTable], options: ReadOptions, draws_split: bool, has_edges: bool = True
 ) -> Schema:
     """The schema of a source whose tables are open, in their order; `has_edges`: tables of edges have their rows.
-
-    Raises:
-        InputError: there are no nodes, or no edges; a column is missing, or its role is not clear.
-    """
+    Raises InputError: there are no nodes, or no edges; a column is missing, or its role is not clear."""
     for table in tables:
         if table.source.kind == "nodes" and table.source.files and not table.num_rows:
             file = table.source.files[0].name

@@ -30,11 +30,8 @@ End = tuple[int, int]
 
 
 def read_graph(source: GraphTables, request: Request) -> Raw:
-    """The graph of some tables, as arrays to be cleaned.
-
-    Raises:
-        InputError: a file, a column or an id is not as expected; says what to change.
-    """
+    """The graph of some tables, as arrays to be cleaned. Raises InputError: a file, a column or an id is not as
+    expected; says what to change."""
     options = request.options
     if request.is_divided and options.split is None:
         options = replace(options, split=NONE)

@@ -21,11 +21,7 @@ def is_npy(path: Named) -> bool:
 
 def open_ends(path: Any) -> npt.NDArray[np.integer]:
     """Sources and destinations, [2, E], which the operating system pages in as they are read. Two edges are taken for
-    sources and destinations.
-
-    Raises:
-        InputError: it is no such file, or holds something else.
-    """
+    sources and destinations. Raises InputError: it is no such file, or holds something else."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as e:  # for a damaged header, NumPy passes on whatever Python's parser raises

@@ -45,11 +45,8 @@ _UNDIRECTED = ("symmetrise before use", "symmetrize before use", "stored once", 
 
 
 def read_arrays(path: Path) -> OwnArrays:
-    """The arrays of a file by the names in the module, whoever wrote it.
-
-    Raises:
-        InputError: the file is not ``.npz``, or holds pickled objects.
-    """
+    """The arrays of a file by the names in the module, whoever wrote it. Raises InputError: the file is not ``.npz``,
+    or holds pickled objects."""
     _, held = load_members(path, ())
     layout = None if "edge_index" in held else layout_of(held)
     if layout is not None:

@@ -16,12 +16,9 @@ AGAIN = "save it again with np.savez"
 
 
 def load_members(path: Path, wanted: Collection[str]) -> tuple[dict[str, AnyArray], list[str]]:
-    """Read the arrays named in `wanted` that are present, and list the names of all members.
-
-    Raises:
-        InputError: the file is not ``.npz`` or is damaged, or an array is encrypted, pickled, neither numbers nor text,
-            or compressed beyond the limits.
-    """
+    """Read the arrays named in `wanted` that are present, and list the names of all members. Raises InputError: the
+    file is not ``.npz`` or is damaged, or an array is encrypted, pickled, neither numbers nor text, or compressed
+    beyond the limits."""
     try:
         with path.open("rb") as file:
             magic, size = file.read(6), file.seek(0, 2)

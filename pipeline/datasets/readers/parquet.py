@@ -154,11 +154,8 @@ def _as_float32(values: AnyArray) -> AnyArray:
 
 
 def split_bits(table: pa.Table, columns: Columns, stem: str = "nodes") -> npt.NDArray[np.uint8] | None:
-    """uint8 [V], for each row 1 if it is in the train set, 2 in val, 4 in test; None without a split.
-
-    Raises:
-        InputError: a value names no set, or is no flag.
-    """
+    """uint8 [V], for each row 1 if it is in the train set, 2 in val, 4 in test; None without a split. Raises
+    InputError: a value names no set, or is no flag."""
     if columns.split is not None:
         return _bits_of_words(table[columns.split], f"{stem}.{columns.split}")
     bits = np.zeros(table.num_rows, np.uint8)

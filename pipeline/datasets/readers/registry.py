@@ -278,11 +278,8 @@ READERS: Registry[Reader] = Registry(
 
 
 def reader_of(source: object) -> Reader | None:
-    """The reader that recognises a source; None if none does.
-
-    Raises:
-        InputError: none does, and a reader of another package cannot be imported; it is a pipe or the like.
-    """
+    """The reader that recognises a source; None if none does. Raises InputError: none does, and a reader of another
+    package cannot be imported; it is a pipe or the like."""
     if isinstance(source, str | Path):
         refuse_special(expanded(source))
     # Readers of other packages come last: a source of a known kind imports none of them.

@@ -63,11 +63,8 @@ def as_label(kind: Kind, options: ReadOptions) -> Callable[[str], bool]:
 
 def tables_at(path: Path, options: ReadOptions, name: str | None = None, pairs: str | None = None) -> GraphTables:
     """The tables of a folder, see `schema.files`; or one file of edges, and the file of their nodes (see
-    `nodes_beside`), if they need one. The file of `pairs` is none of several tables of edges.
-
-    Raises:
-        InputError: it is not clear what files are, or a table is missing.
-    """
+    `nodes_beside`), if they need one. The file of `pairs` is none of several tables of edges. Raises InputError: it is
+    not clear what files are, or a table is missing."""
     if path.is_dir():
         return _tables_of_folder(path, options, name, pairs)
     stem, tables = path.name.partition(".")[0], (SourceTable("edges", (path,)),)
@@ -157,11 +154,7 @@ def needs_nodes(options: ReadOptions) -> bool:
 
 def nodes_beside(edges: Path, options: ReadOptions) -> Path | None:
     """The file of the nodes of a file of edges: `nodes_file`, or nodes.csv or nodes.parquet in its folder; None if
-    there is none and none is needed.
-
-    Raises:
-        InputError: the file does not exist, or there are several.
-    """
+    there is none and none is needed. Raises InputError: the file does not exist, or there are several."""
     if edges.name.startswith("nodes"):
         names = [
             p.name for p in edges.parent.iterdir() if p.name.startswith("edges") and of_folder.are_tables([p.name])
@@ -190,11 +183,8 @@ def nodes_beside(edges: Path, options: ReadOptions) -> Path | None:
 
 
 def read_parquet(path: Path) -> pa.Table:
-    """Rows of a Parquet file. Checksums of its pages are verified if its writer left any.
-
-    Raises:
-        InputError: it unpacks to far more than numbers of a graph can.
-    """
+    """Rows of a Parquet file. Checksums of its pages are verified if its writer left any. Raises InputError: it unpacks
+    to far more than numbers of a graph can."""
     file = pq.ParquetFile(path, page_checksum_verification=True)
     check_ratio(path, file.metadata, path.stat().st_size)
     return file.read()
@@ -272,11 +262,8 @@ def read_file(table: SourceTable, path: Path, options: ReadOptions) -> pa.Table:
 
 def joined(tables: Sequence[pa.Table], of: SourceTable, files: Sequence[Any] = ()) -> pa.Table:
     """Rows of tables with one schema; from CSV, whose types are guessed, and where names of folders are columns, also
-    with types that have a common one.
-
-    Raises:
-        InputError: the columns of one of `files`, by default those of the table, differ in type from those before.
-    """
+    with types that have a common one. Raises InputError: the columns of one of `files`, by default those of the table,
+    differ in type from those before."""
     files = files or of.files
     how: Any = "permissive" if of.folders or is_csv(files[0]) else "default"
     for path, table in zip(files, tables):
@@ -298,11 +285,8 @@ def joined(tables: Sequence[pa.Table], of: SourceTable, files: Sequence[Any] = (
 
 
 def check_columns(heads: Sequence[pa.Schema], table: SourceTable, columns: Columns, options: ReadOptions) -> None:
-    """Check that a column of ids, weights, labels or features is in every file of a table.
-
-    Raises:
-        InputError: names the column, a file without it and one that has it.
-    """
+    """Check that a column of ids, weights, labels or features is in every file of a table. Raises InputError: names the
+    column, a file without it and one that has it."""
     needed: set[str | None] = set(columns.ends) if table.kind == "edges" else {columns.id}
     if table.kind == "edges" or options.nan_features == "error":
         needed |= {*columns.features}

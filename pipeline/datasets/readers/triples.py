@@ -65,11 +65,8 @@ class Triples:
 
 
 def read_triples(source: Any, request: Request) -> Triples:
-    """The triples of a folder.
-
-    Raises:
-        InputError: a file has other columns, or columns in another order; see also `as_triples`.
-    """
+    """The triples of a folder. Raises InputError: a file has other columns, or columns in another order; see also
+    `as_triples`."""
     folder, options, notes = expanded(source), request.options, list[str]()
     order = None if options.triples is None else options.triples.replace(" ", "").split(",")
     files = files_of(folder)

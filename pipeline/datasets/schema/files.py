@@ -42,11 +42,8 @@ def natural(name: str) -> list[tuple[int, int | str]]:
 
 def entries_in(folder: Path) -> dict[str, tuple[Path, ...]]:
     """Files of a folder by the name of what they are part of: their own, or that of a folder of parts, as Spark, Dask
-    and pandas write them (``nodes.parquet/part-0.parquet``, also with a folder for each value of a column).
-
-    Raises:
-        InputError: a folder of parts holds files of several kinds, or is beside a file of its name.
-    """
+    and pandas write them (``nodes.parquet/part-0.parquet``, also with a folder for each value of a column). Raises
+    InputError: a folder of parts holds files of several kinds, or is beside a file of its name."""
     paths = sorted(folder.iterdir(), key=lambda p: natural(p.name))
     found: dict[str, tuple[Path, ...]] = {path.name: (path,) for path in paths if path.is_file()}
     for path in paths:
@@ -98,11 +95,8 @@ Found = dict[Kind, dict[Any, list[str]]]
 
 
 def find(names: Iterable[str], folder: object) -> Found:
-    """The tables that files with these names form.
-
-    Raises:
-        InputError: some are two versions of a table, or it is not clear what they are.
-    """
+    """The tables that files with these names form. Raises InputError: some are two versions of a table, or it is not
+    clear what they are."""
     groups: dict[Kind, dict[str, list[_Named]]] = {"nodes": {}, "edges": {}}
     files = [file for name in sorted(names, key=natural) if (file := _named(name)) is not None]
     for file in files:

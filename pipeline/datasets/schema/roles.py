@@ -108,11 +108,8 @@ def schema_of(
     """The schema of a source by the names and types of its columns, `heads`, one for each table.
 
     `rows` of each table, if they are at hand, are looked at for ids, and if `draws_split` for sets, in columns without
-    a role, and for what a message proposes.
-
-    Raises:
-        InputError: names every column that is missing, unclear or not to be left unread, and the keys that settle them.
-    """
+    a role, and for what a message proposes. Raises InputError: names every column that is missing, unclear or not to be
+    left unread, and the keys that settle them."""
     labelled = options.task != "link" and options.labels_of == "nodes"
     why_not = "the labels are those of edges" if options.labels_of == "edges" else "the task is link"
     typed = source.is_typed
@@ -249,12 +246,9 @@ def _add_unread(
 
 
 def target_of(labels: Mapping[str, Sequence[str]], options: "ReadOptions") -> str:
-    """The node type that is predicted, by the columns of labels of each type.
-
-    Raises:
-        NoLabelsError: none has labels, or several do and the options choose none of them.
-        InputError: the options choose one that is not there, or has none.
-    """
+    """The node type that is predicted, by the columns of labels of each type. Raises NoLabelsError: none has labels, or
+    several do and the options choose none of them; InputError: the options choose one that is not there, or has
+    none."""
     labelled = [t for t, columns in labels.items() if columns]
     if (wanted := options.target) is not None:
         if wanted not in labels:

@@ -39,11 +39,8 @@ def _text(of: Mapping[str, Any], key: str, where: str, default: str | None = Non
 
 
 def read_dgl(folder: Path, name: str) -> GraphTables:
-    """The tables of a folder with ``meta.yaml``, as ``dgl.data.CSVDataset`` reads them.
-
-    Raises:
-        InputError: a file is missing or damaged, or there are several graphs.
-    """
+    """The tables of a folder with ``meta.yaml``, as ``dgl.data.CSVDataset`` reads them. Raises InputError: a file is
+    missing or damaged, or there are several graphs."""
     import yaml
 
     path = folder / META
@@ -109,11 +106,8 @@ def is_graphstorm(record: Any) -> bool:
 
 
 def read_graphstorm(record: Any, path: Path, name: str) -> GraphTables:
-    """The tables that a JSON file describes; files are looked for from its folder.
-
-    Raises:
-        InputError: a file is missing, a type is described twice, or a field has another form.
-    """
+    """The tables that a JSON file describes; files are looked for from its folder. Raises InputError: a file is
+    missing, a type is described twice, or a field has another form."""
     where, notes, tables = str(path), list[str](), list[SourceTable]()
     nodes, edges = (_listed(record.get("graph", record), key, where) for key in ("nodes", "edges"))
     for of in map(_as_gconstruct, nodes):

@@ -79,11 +79,8 @@ def _head(path: Path) -> list[str]:
 
 
 def layout_of(path: Path) -> Layout:
-    """The layout of a list of edges, by its first lines.
-
-    Raises:
-        InputError: there are no edges, or the lines have no two columns.
-    """
+    """The layout of a list of edges, by its first lines. Raises InputError: there are no edges, or the lines have no
+    two columns."""
     lines = _head(path)
     comments = [line.strip() for line in lines if _COMMENT.match(line)]
     rows = [line.strip() for line in lines if line.strip() and not _COMMENT.match(line)]
@@ -152,11 +149,8 @@ def _hint_of(comments: Sequence[str], konect: re.Match[str] | None) -> Hint | No
 
 
 def read_rows(path: Path, layout: Layout) -> pa.Table:
-    """All edges of a file. Ends are integers if all are, else text.
-
-    Raises:
-        InputError: a line has another number of columns.
-    """
+    """All edges of a file. Ends are integers if all are, else text. Raises InputError: a line has another number of
+    columns."""
     with reading(path, f"the same {layout.width} columns in every line, in UTF-8"):
         with pa.input_stream(str(path), compression="detect") as file:
             data = file.read()

@@ -51,11 +51,8 @@ def _checked(matrix: Any, path: Path) -> dict[str, Any]:
 
 
 def read_mtx(path: Path) -> OwnArrays:
-    """The adjacency of a Matrix Market file; one that is stored as symmetric has both directions.
-
-    Raises:
-        InputError: it is damaged, complex, dense, or not square.
-    """
+    """The adjacency of a Matrix Market file; one that is stored as symmetric has both directions. Raises InputError: it
+    is damaged, complex, dense, or not square."""
     (matrix,) = _variables(path, "mmread", "%%MatrixMarket matrix coordinate ...").values()
     if not sp.issparse(matrix):
         raise InputError(f"{path} is no matrix of coordinates; expected one, of a pattern, integers or reals")
@@ -108,11 +105,8 @@ def _variables(path: Path, read: str, expected: str) -> dict[str, Any]:
 def read_mat(path: Path) -> OwnArrays:
     """The adjacency of a MATLAB file: its one sparse square matrix, or that of its struct ``Problem`` (SuiteSparse).
 
-    Features and labels are taken by the names of `ARRAYS`; a note names what is not read.
-
-    Raises:
-        InputError: it is damaged, or holds no such matrix, or several.
-    """
+    Features and labels are taken by the names of `ARRAYS`; a note names what is not read. Raises InputError: it is
+    damaged, or holds no such matrix, or several."""
     held = _variables(path, "loadmat", "a MATLAB file up to version 7")
     square = [k for k, v in held.items() if sp.issparse(v) and v.shape[0] == v.shape[1]]
     named, unread = own_names([k for k, v in held.items() if np.asarray(v).dtype.kind != "U"], path)
@@ -148,10 +142,7 @@ def read_mat(path: Path) -> OwnArrays:
 
 def with_roles(folder: Path, adjacency: OwnArrays) -> OwnArrays:
     """The arrays of a folder of GraphSAINT whose ``adj_full.npz`` is `adjacency`; ``adj_train.npz`` is a part of it.
-
-    Raises:
-        InputError: a file is damaged, or a node has no class.
-    """
+    Raises InputError: a file is damaged, or a node has no class."""
     ours = dict(adjacency.arrays)
     with _reading(folder, f"{ROLE} with {', '.join(ROLES)}, and {CLASSES} with a class for each node"):
         role = json.loads((folder / ROLE).read_text())

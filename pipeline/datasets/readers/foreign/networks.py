@@ -32,12 +32,8 @@ LINKS = ("links", "edges")
 
 def read_network(path: Path, name: str) -> GraphTables:
     """The tables of a file that NetworkX reads. Nodes are called as NetworkX calls them: in GML and Pajek by their
-    labels, if these differ.
-
-    Raises:
-        MissingExtraError: NetworkX is not installed.
-        InputError: the file is damaged, or holds several graphs.
-    """
+    labels, if these differ. Raises MissingExtraError: NetworkX is not installed; InputError: the file is damaged, or
+    holds several graphs."""
     try:
         import networkx as nx
     except ImportError:
@@ -137,11 +133,7 @@ def _table(path: Path, fixed: Mapping[str, list[Any]], rows: list[Mapping[str, A
 
 def read_json(path: Path, name: str) -> GraphTables:
     """The tables of a JSON file of nodes and links, as NetworkX, D3, Cytoscape, Graphology and the JSON Graph Format
-    write them.
-
-    Raises:
-        InputError: it is no JSON, or holds no nodes and links.
-    """
+    write them. Raises InputError: it is no JSON, or holds no nodes and links."""
     expected = "an object with nodes and links"
     with reading(path, expected, "is no JSON"), pa.input_stream(str(path), compression="detect") as file:
         record: Any = json.loads(file.read())

@@ -43,11 +43,8 @@ class OwnArrays:
 
 
 def matrix_of(layout: str, arrays: Mapping[str, AnyArray], what: str) -> Any:
-    """A SciPy matrix of the arrays of ``scipy.sparse.save_npz``; `layout` is their ``format``.
-
-    Raises:
-        InputError: they are no such matrix; `what` names it.
-    """
+    """A SciPy matrix of the arrays of ``scipy.sparse.save_npz``; `layout` is their ``format``. Raises InputError: they
+    are no such matrix; `what` names it."""
     try:
         for key in ("indptr", "indices", "row", "col", "shape"):
             if key in arrays and arrays[key].dtype.kind not in "iu":
@@ -75,10 +72,7 @@ def matrix_of(layout: str, arrays: Mapping[str, AnyArray], what: str) -> Any:
 
 def ends_of(matrix: Any, where: str) -> dict[str, Any]:
     """``edge_index`` of an adjacency [V, V], whose A[i, j] is an edge i -> j, and ``edge_weight`` unless all are 1.
-
-    Raises:
-        InputError: it is not square.
-    """
+    Raises InputError: it is not square."""
     if matrix.shape[0] != matrix.shape[1]:
         raise InputError(
             f"{where} is a matrix of {matrix.shape[0]:,} rows and {matrix.shape[1]:,} columns; expected an adjacency, "

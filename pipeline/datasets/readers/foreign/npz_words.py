@@ -46,11 +46,8 @@ def own_name(key: str) -> str | None:
 
 
 def own_names(held: Sequence[str], path: Path) -> tuple[dict[str, str], list[str]]:
-    """The arrays of a file by Millrace's names, and the names of those that are not read.
-
-    Raises:
-        InputError: two arrays mean the same, or one is not read that looks like a split or weights.
-    """
+    """The arrays of a file by Millrace's names, and the names of those that are not read. Raises InputError: two arrays
+    mean the same, or one is not read that looks like a split or weights."""
     found: dict[str, str] = {}
     unread: list[str] = []
     for key in sorted(held, key=lambda k: k not in OWN):

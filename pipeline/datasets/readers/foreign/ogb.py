@@ -23,12 +23,8 @@ ONE_WAY = {"ogbn-products", "ogbn-proteins"}
 
 def find_ogb(name: str) -> Path:
     """The folder of `name` under ``$OGB_ROOT`` or ``./dataset``; downloaded through the ``ogb`` package if it is
-    missing.
-
-    Raises:
-        MissingExtraError: the folder is missing and ``ogb`` is not installed.
-        InputError: OGB has no such dataset, or the download failed.
-    """
+    missing. Raises MissingExtraError: the folder is missing and ``ogb`` is not installed; InputError: OGB has no such
+    dataset, or the download failed."""
     root = Path(os.environ.get("OGB_ROOT", "dataset"))
     folders = [
         root / name.replace("-", "_"),
@@ -61,11 +57,7 @@ def find_ogb(name: str) -> Path:
 
 
 def read_ogb_folder(folder: Path, name: str | None = None) -> Raw:
-    """Read one graph from OGB's raw files.
-
-    Raises:
-        InputError: a file is missing or malformed.
-    """
+    """Read one graph from OGB's raw files. Raises InputError: a file is missing or malformed."""
     edges = _csv(folder / "raw" / "edge.csv.gz", np.int64)
     if edges.size and edges.shape[1] != 2:
         raise InputError(

@@ -71,12 +71,8 @@ def read_planetoid(source: Path) -> OwnArrays:
     """The arrays of a folder of Planetoid's files, or of the graph whose ``.graph`` file is given, with its split.
 
     Nodes for tests are put in the places that ``test.index`` says; places between them without a row, as Citeseer has,
-    get no features and no label.
-
-    Raises:
-        InputError: a file is missing or damaged, names other classes than arrays and matrices, or there are several
-            graphs.
-    """
+    get no features and no label. Raises InputError: a file is missing or damaged, names other classes than arrays and
+    matrices, or there are several graphs."""
     folder = source if source.is_dir() else source.parent
     name = planetoid_name([f.name for f in folder.iterdir()] if source.is_dir() else [source.name], folder)
     held = {part: _unpickled(folder / f"ind.{name}.{part}") for part in PARTS}
@@ -135,12 +131,8 @@ def torch_file(source: Path) -> Path | None:
 
 def read_torch(path: Path, split: Which) -> tuple[object, tuple[str, ...]]:
     """The `Data` or `HeteroData` of a file of `torch.save`, which is loaded with ``weights_only``, and notes. Of
-    several splits it has one; see `one_split`.
-
-    Raises:
-        InputError: it holds something else, or several graphs.
-        MissingExtraError: PyTorch Geometric is not installed.
-    """
+    several splits it has one; see `one_split`. Raises InputError: it holds something else, or several graphs;
+    MissingExtraError: PyTorch Geometric is not installed."""
     import torch
 
     try:

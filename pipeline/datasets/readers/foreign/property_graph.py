@@ -131,11 +131,8 @@ class _Part:
 
 
 def read_property_graph(folder: Path, name: str, options: ReadOptions) -> GraphTables:
-    """The tables of a folder. If `label_columns` names the labels of nodes, these are of one type.
-
-    Raises:
-        InputError: a file is damaged, or an end is no node of a graph with types.
-    """
+    """The tables of a folder. If `label_columns` names the labels of nodes, these are of one type. Raises InputError: a
+    file is damaged, or an end is no node of a graph with types."""
     parts, left = _parts(folder, options)
     parts = _with_numbers(parts)
     nodes, edges = ([part for part in parts if part.header.kind == kind] for kind in ("nodes", "edges"))

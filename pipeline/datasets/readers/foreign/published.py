@@ -31,11 +31,8 @@ def _columns(path: Path, as_text: int) -> pa.Table:
 
 
 def read_citations(folder: Path, name: str) -> GraphTables:
-    """The tables of a folder with one ``.content`` and one ``.cites`` file. A citing paper is a source.
-
-    Raises:
-        InputError: there are several, or one is damaged.
-    """
+    """The tables of a folder with one ``.content`` and one ``.cites`` file. A citing paper is a source. Raises
+    InputError: there are several, or one is damaged."""
     found = [sorted(folder.glob(f"*{suffix}")) for suffix in (CONTENT, CITES)]
     if again := next((files for files in found if len(files) != 1), None):
         raise InputError(f"{folder} holds {', '.join(f.name for f in again)}; expected one graph: give each a folder")
@@ -59,10 +56,7 @@ def read_citations(folder: Path, name: str) -> GraphTables:
 
 def openke_triples(folder: Path) -> dict[str, npt.NDArray[np.object_]]:
     """Triples [n, 3] of names, head, relation and tail, by set. OpenKE's files have head, tail and relation by number.
-
-    Raises:
-        InputError: a file is cut off, or a number has no name.
-    """
+    Raises InputError: a file is cut off, or a number has no name."""
     entity, relation = (_names(folder / f"{what}2id.txt") for what in ("entity", "relation"))
     found = {}
     for part, file in SETS.items():

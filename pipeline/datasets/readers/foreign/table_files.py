@@ -71,11 +71,8 @@ READERS: dict[tuple[str, ...], tuple[Callable[[Path], Batches], str]] = {
 
 
 def table_batches(path: Path) -> Batches:
-    """Columns of a file, and its rows in batches.
-
-    Raises:
-        InputError: it is damaged, or of another format than its suffix says; also while rows are read.
-    """
+    """Columns of a file, and its rows in batches. Raises InputError: it is damaged, or of another format than its
+    suffix says; also while rows are read."""
     read, expected = next(of for suffixes, of in READERS.items() if path.name.lower().endswith(suffixes))
     with reading(path, expected):
         schema, batches = read(path)
