@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ...stages.random import Purpose, permutation, stream
+from ...storage.array_kinds import Mask
 from ...storage.dataset import SPLITS, Dataset, Split, require_dataset
 from ...storage.errors import InputError, whole_number
 from ...storage.graph import ALWAYS, Graph
@@ -106,17 +106,12 @@ def link_dataset(
         _check_timed(dataset, sets, relations)
         time = like_edges(np.concatenate([times[name] for name in SPLITS if name in times]), graph)
         return _of_sets(dataset, graph, sets, relations, time)
-    return _divided(dataset, sets, relations, overlapping_splits)
+    return links_of_sets(dataset, sets, relations, overlapping_splits)
 
 
-def links_of_sets(dataset: Dataset, sets: Sets, overlapping_splits: Overlaps = "error") -> Dataset:
-    """`link_dataset`, of sets of pairs by the global ids of nodes: [n, 2], or where the graph's types predict several
-    relations [n, 3], with the number of each pair's."""
-    return _divided(dataset, sets, relations_of(dataset.graph), overlapping_splits)
-
-
-def _divided(dataset: Dataset, sets: Sets, relations: Sequence["Relation"], overlaps: Overlaps) -> Dataset:
-    """The dataset of pairs without times."""
+def links_of_sets(dataset: Dataset, sets: Sets, relations: Sequence["Relation"], overlaps: Overlaps) -> Dataset:
+    """`link_dataset`, of sets of pairs without times, of some relations, by the global ids of nodes: [n, 2], or where
+    the graph's types predict several relations [n, 3], with the number of each pair's."""
     graph, notes = dataset.graph, list(dataset.notes)
     if overlaps == "first":
         sets = _apart(sets, graph.num_nodes, relations, notes)
@@ -164,6 +159,12 @@ class Relation:
         """Pairs [m, 2] of this relation, as rows of all."""
         return pairs if self.number is None else np.insert(pairs, 2, self.number, axis=1)
 
+    def keys(self, rows: PairArray, num_nodes: int) -> PairArray:
+        """int64 [m], keys by which the pairs of this relation are the same."""
+        pairs = self.pairs(rows)
+        ends = np.sort(pairs, axis=1) if self.symmetric else pairs
+        return keys_of(ends[:, 0], ends[:, 1], num_nodes)
+
 
 def relations_of(graph: Graph) -> list[Relation]:
     """The relations whose pairs are predicted."""
@@ -178,7 +179,7 @@ def _check_timed(dataset: Dataset, sets: Sets, relations: Sequence[Relation]) ->
     """Raise InputError unless sets of pairs with times fit the graph."""
     for name, rows in sets.items():
         for one in relations:
-            keys = _canonical(one.pairs(rows), dataset.num_nodes, one.symmetric)
+            keys = one.keys(rows, dataset.num_nodes)
             if len(np.unique(keys)) < len(keys):
                 raise InputError(f"a pair is in the {name} set at several times; expected each once, at its first time")
     _check(sets, dataset, relations)
@@ -199,7 +200,7 @@ def _check_reverse_times(graph: Graph) -> None:
                 )
 
 
-def like_edges(times: npt.NDArray[Any], graph: Graph) -> npt.NDArray[Any]:
+def like_edges(times: AnyArray, graph: Graph) -> AnyArray:
     """Times of pairs as floating-point numbers where those of edges are, so that the moment before one is between."""
     floating = graph.edge_time is not None and graph.edge_time.dtype == np.float64
     return times.astype(np.float64) if floating else times
@@ -211,36 +212,33 @@ def _by_time(dataset: Dataset, text: str, relations: Sequence[Relation]) -> tupl
         raise InputError(
             f"split is '{text}', but the edges of {dataset.name} have no times; give edge_time, or use {DEFAULT_SPLIT}"
         )
-    found = [(one, *_first_times(one.within(dataset.graph), one.symmetric)) for one in relations]
-    every, time = (np.concatenate(a) for a in zip(*((one.rows(pairs), time) for one, pairs, time in found)))
+    every, time = (np.concatenate(a) for a in zip(*(_first_times(dataset.graph, one) for one in relations)))
     parts = dict(zip(SPLITS, by_time(time, parse_split(text), text, dataset.graph.time_unit)))
     return {name: every[part] for name, part in parts.items()}, {name: time[part] for name, part in parts.items()}
 
 
-def _first_times(graph: Graph, symmetric: bool) -> tuple[PairArray, npt.NDArray[Any]]:
-    """The pairs of a graph [n, 2], and the time of each one's first edge [n]."""
+def _first_times(graph: Graph, relation: Relation) -> tuple[PairArray, AnyArray]:
+    """The pairs of a relation, as rows of all, and the time of each one's first edge."""
     assert graph.edge_time is not None
-    chosen = of_pairs(graph)
-    every = np.stack(np.divmod(keys_of_pairs(graph), max(1, graph.num_nodes)), axis=1)
-    if symmetric:
+    own = relation.within(graph)
+    every = np.stack(np.divmod(keys_of_pairs(own), max(1, graph.num_nodes)), axis=1)
+    if relation.symmetric:
         every.sort(axis=1)
-    edge_time = graph.edge_time[chosen]
+    edge_time, rows = graph.edge_time[of_pairs(own)], relation.rows(every)
     order = np.argsort(edge_time, kind="stable")
     order = order[every[order, 0] != every[order, 1]]
-    _, first = np.unique(_canonical(every[order], graph.num_nodes, symmetric), return_index=True)
-    return every[order[first]], edge_time[order[first]]
+    _, first = np.unique(relation.keys(rows[order], graph.num_nodes), return_index=True)
+    return rows[order[first]], edge_time[order[first]]
 
 
-def _check_times(sets: Sets, times: Mapping[str, npt.NDArray[Any]], dataset: Dataset) -> None:
+def _check_times(sets: Sets, times: Mapping[str, AnyArray], dataset: Dataset) -> None:
     if not times:
         return
     if dataset.graph.edge_time is None:
         raise InputError(f"pairs have times, but the edges of {dataset.name} have none; give edge_time")
     for name in sets:
         if name not in SPLITS:
-            raise InputError(
-                f"pairs have times, and {name} are given; negatives of pairs with times are drawn: leave it out"
-            )
+            raise InputError(f"pairs have times, and {name} are given; negatives of such pairs are drawn: leave it out")
         if name not in times:
             raise InputError(f"pairs of {name} have no times, and others have; give {name}_time")
     if "train" not in sets:
@@ -281,9 +279,7 @@ def _with_symmetric(graph: Graph, relations: Sequence[Relation]) -> Graph:
     """The graph whose types say which of several relations are symmetric."""
     if not graph.types.predicts_several:
         return graph
-    groups = (
-        (*group, *(group[:1] if one.symmetric else ())) for one, group in zip(relations, graph.types.pair_relations)
-    )
+    groups = ((*own, *own[: one.symmetric]) for one, own in zip(relations, graph.types.pair_relations))
     return replace(graph, types=replace(graph.types, pair_relations=tuple(groups)))
 
 
@@ -296,33 +292,20 @@ def without_pairs(graph: Graph, rows: PairArray, relations: Sequence[Relation]) 
     own = edges_by_relation(graph)
     for one in relations:
         pairs = one.pairs(rows)
-        directed, turned = (_directed(p, graph.num_nodes, one.symmetric) for p in (pairs, pairs[:, ::-1]))
+        source, destination = (np.concatenate([pairs, pairs[:, ::-1]]) if one.symmetric else pairs).T
         relation, *reverses = (0,) if one.types.is_single else one.types.pair_relations[0]
-        keep[own[relation][contains(directed, keys[own[relation]])]] = False
-        for r in reverses:
-            keep[own[r][contains(turned, keys[own[r]])]] = False
+        for r in (relation, *reverses):
+            ends = (source, destination) if r == relation else (destination, source)
+            keep[own[r][contains(np.unique(keys_of(*ends, graph.num_nodes)), keys[own[r]])]] = False
     return of_edges(graph, keep)
-
-
-def _directed(pairs: PairArray, num_nodes: int, symmetric: bool) -> PairArray:
-    """Ascending keys of pairs, with `symmetric` of both directions."""
-    both = np.concatenate([pairs, pairs[:, ::-1]]) if symmetric else pairs
-    return np.unique(keys_of(both[:, 0], both[:, 1], num_nodes))
-
-
-def _canonical(pairs: PairArray, num_nodes: int, symmetric: bool) -> PairArray:
-    """Keys by which pairs are the same."""
-    ends = np.sort(pairs, axis=1) if symmetric else pairs
-    return keys_of(ends[:, 0], ends[:, 1], num_nodes)
 
 
 def _distinct(name: str, rows: PairArray, num_nodes: int, relations: Sequence[Relation], notes: list[str]) -> PairArray:
     """The pairs, relation by relation in their order, each once."""
     found = []
     for one in relations:
-        pairs = one.pairs(rows)
-        _, first = np.unique(_canonical(pairs, num_nodes, one.symmetric), return_index=True)
-        found.append(one.rows(pairs[np.sort(first)]))
+        _, first = np.unique(one.keys(rows, num_nodes), return_index=True)
+        found.append(one.rows(one.pairs(rows)[np.sort(first)]))
     if again := len(rows) - sum(map(len, found)):
         notes.append(f"{counted(again, 'repeated pair')} of {name} {were(again)} dropped.")
     return np.concatenate(found)
@@ -331,16 +314,13 @@ def _distinct(name: str, rows: PairArray, num_nodes: int, relations: Sequence[Re
 def _apart(sets: Sets, num_nodes: int, relations: Sequence[Relation], notes: list[str]) -> Sets:
     """The sets, where a pair in several of train, val and test is in the first of them only."""
     found = dict(sets)
-    for k, name in enumerate(SPLITS[1:], 1):
-        kept = []
+    for k, name in [(k, name) for k, name in enumerate(SPLITS) if k and name in sets]:
+        before, kept = np.concatenate([sets[name][:0], *(sets[s] for s in SPLITS[:k] if s in sets)]), []
         for one in relations:
-            pairs = one.pairs(sets.get(name, sets["train"][:0]))
-            before = np.concatenate([one.pairs(sets[s]) for s in SPLITS[:k] if s in sets])
-            keys, taken = (_canonical(p, num_nodes, one.symmetric) for p in (pairs, before))
-            again = np.isin(keys, taken)
-            kept.append(one.rows(pairs[~again]))
+            again = np.isin(one.keys(sets[name], num_nodes), one.keys(before, num_nodes))
+            kept.append(one.rows(one.pairs(sets[name])[~again]))
         rows = np.concatenate(kept)
-        if name in sets and (both := len(sets[name]) - len(rows)):
+        if both := len(sets[name]) - len(rows):
             notes.append(f"{counted(both, 'pair')} of {name} {were(both)} in an earlier set too and stayed there.")
             found[name] = rows
     return found
@@ -350,22 +330,20 @@ def _check(sets: Sets, dataset: Dataset, relations: Sequence[Relation]) -> None:
     if not len(sets["train"]):
         raise InputError("the train set has no pairs; there is nothing to learn from: give train pairs, or more edges")
     for one in relations:
-        own = {name: one.pairs(rows) for name, rows in sets.items()}
-        _check_apart(own, replace(dataset, graph=one.within(dataset.graph)), one)
+        _check_apart(sets, replace(dataset, graph=one.within(dataset.graph)), one)
 
 
 def _check_apart(sets: Sets, dataset: Dataset, relation: Relation) -> None:
     """Raise InputError if a pair of one relation is in two sets, or positive and negative."""
-    keys = {name: _canonical(rows, dataset.num_nodes, relation.symmetric) for name, rows in sets.items()}
+    keys = {name: relation.keys(rows, dataset.num_nodes) for name, rows in sets.items()}
 
-    def first(name: str, chosen: npt.NDArray[np.bool_]) -> str:
-        ends = sets[name][chosen][0]
-        pair = tuple(own_ids(ends[None], dataset)[0].tolist())
+    def first(name: str, chosen: Mask) -> str:
+        ends = relation.pairs(sets[name])[chosen][:1]
+        pair = tuple(own_ids(ends, dataset)[0].tolist())
         if dataset.node_names is not None:
-            pair = tuple(str(dataset.node_names[int(end)]) for end in ends)
-        if relation.number is None:
-            return str(pair)
-        return f"{pair} of {','.join(relation.types.relations[relation.number])}"
+            pair = tuple(str(dataset.node_names[int(end)]) for end in ends[0])
+        of = () if relation.number is None else relation.types.relations[relation.number]
+        return f"{pair} of {','.join(of)}" if of else str(pair)
 
     for name, other in (("val", "train"), ("test", "train"), ("test", "val")):
         both = np.isin(keys.get(name, []), keys.get(other, []))
@@ -387,11 +365,7 @@ def _check_apart(sets: Sets, dataset: Dataset, relation: Relation) -> None:
 
 
 def _as_labels(sets: Sets) -> tuple[PairArray, Split]:
-    rows, first, numbers, none = [], 0, {}, sets["train"][:0]
-    for name in SPLITS:
-        pairs = sets.get(name, none)
-        rows.append(np.insert(pairs, 2, POSITIVE, axis=1))
-        numbers[name] = np.arange(first, first + len(pairs), dtype=np.int64)
-        first += len(pairs)
-    rows += [np.insert(sets.get(f"{name}_negatives", none), 2, kind, axis=1) for name, kind in KIND_OF.items()]
-    return np.concatenate(rows).astype(np.int64), Split(**numbers)
+    none, kinds = sets["train"][:0], dict.fromkeys(SPLITS, POSITIVE) | {f"{n}_negatives": k for n, k in KIND_OF.items()}
+    rows = [np.insert(sets.get(name, none), 2, kind, axis=1) for name, kind in kinds.items()]
+    ends = np.cumsum([0, *map(len, rows)]).tolist()
+    return np.concatenate(rows).astype(np.int64), Split(*(np.arange(*ends[k : k + 2]) for k in range(len(SPLITS))))

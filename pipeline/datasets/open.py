@@ -17,13 +17,12 @@ from .cleaning.options import DEFAULT_OPTIONS, ReadOptions, require_options
 from .cleaning.raw import Raw
 from .cleaning.splits import NO_SPLIT, make_split
 from .edge_labels import labelled_edges, with_labelled_edges
-from .links import link_dataset, links_of_sets
+from .links import link_dataset
 from .pair_relation import with_pair_relation
 from .readers.foreign.public import how_to_get
 from .readers.foreign.refused import check_read, looks_like_npz
 from .readers.reader import Request, path_of
 from .readers.registry import READERS, forms, read_npz_file, reader_of
-from .readers.triples import Triples
 from .schema.columns import NONE, listed
 from .schema.source import GraphTables
 
@@ -173,8 +172,6 @@ def _opened(spec: str | Path | object, request: Request) -> Dataset:
         read = read_graph(read, request)
     if isinstance(read, Raw):
         return clean(read, options, split, seed)
-    if isinstance(read, Triples):
-        read = links_of_sets(read.plain, read.sets, options.overlapping_splits)
     request = replace(request, options=replace(options, **{key: getattr(DEFAULT_OPTIONS, key) for key in reader.takes}))
     return _finished(read, request) if reader.is_clean else read
 
@@ -216,9 +213,7 @@ def _read_unrecognised(spec: str | Path | object, request: Request) -> Raw:
         raise InputError("a SciPy matrix has no labels; use from_scipy(adjacency, features, labels)")
     if isinstance(spec, type):
         raise InputError(f"the dataset is the class {spec.__name__}; expected an object of that class")
-    raise InputError(
-        f"cannot open a {type(spec).__name__} as a dataset; expected {forms()}, a NetworkX graph or a PyG Data"
-    )
+    raise InputError(f"cannot open a {type(spec).__name__}; expected {forms()}, a NetworkX graph or a PyG Data")
 
 
 def _described(spec: str | Path | object) -> str:
@@ -235,9 +230,7 @@ def _finished(dataset: Dataset, request: Request) -> Dataset:
         return replace(dataset, name=request.name or dataset.name)
     if task == "link":
         if dataset.task == "link" and request.split is not None:
-            raise InputError(
-                f"split is '{request.split}', but the pairs of {dataset.name} are split already; leave it out"
-            )
+            raise InputError(f"split is '{request.split}', but pairs of {dataset.name} are split already; leave it out")
         return replace(dataset, name=request.name or dataset.name)
     if dataset.hides_pairs and request.split is not None:
         raise InputError(

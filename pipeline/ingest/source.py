@@ -32,6 +32,7 @@ from ..datasets.readers.csv_file import (
 from ..datasets.readers.foreign.table_files import table_batches
 from ..datasets.readers.npy_edges import ends_table, is_npy, open_ends
 from ..datasets.readers.parquet import check_lists, list_width
+from ..datasets.readers.reader import Request
 from ..datasets.readers.tables import (
     EXAMPLES,
     as_label,
@@ -168,13 +169,10 @@ class Table:
 
     def _with_type(self, name: str, kind: pa.DataType) -> "Table":
         """The table with another type of a column, or with a column more."""
-        field, at = pa.field(name, kind), self.read_as.get_field_index(name)
+        field, at, none = pa.field(name, kind), self.read_as.get_field_index(name), pa.array([], kind)
         if at < 0:
-            empty = self.empty.append_column(field, pa.array([], kind))
-            return replace(self, read_as=self.read_as.append(field), empty=empty)
-        return replace(
-            self, read_as=self.read_as.set(at, field), empty=self.empty.set_column(at, field, pa.array([], kind))
-        )
+            return replace(self, read_as=self.read_as.append(field), empty=self.empty.append_column(field, none))
+        return replace(self, read_as=self.read_as.set(at, field), empty=self.empty.set_column(at, field, none))
 
     def are_numbers(self, column: str) -> bool:
         """True for a column of CSV that is read as text, if all its values are whole numbers."""
@@ -194,7 +192,7 @@ def find_source(path: Path | str, options: ReadOptions, pairs: str | None = None
     """The tables of a folder, or of a URL; or a file of edges and the one of nodes beside it. The file of `pairs` is
     none of them. Raises InputError."""
     if isinstance(path, Path):
-        return tables_at(path, options, pairs=pairs)
+        return tables_at(path, Request(options=options, pairs=pairs))
     if options.nodes_file is not None:
         raise InputError(f"nodes_file is given, but {path} is a URL, whose nodes* are read; leave it out")
     entries = {name: (UrlFile(path, name),) for name in names_at(path) if name.endswith(".parquet")}
@@ -211,16 +209,9 @@ def stamp_of(path: File) -> tuple[int, int]:
 
 
 def describe(table: SourceTable, imported: Sequence[Path] = (), seen: Sequence[Mapping[str, Any]] = ()) -> Table:
-    """The table in some Parquet or ``.npy`` files; reads their footers or headers.
-
-    Args:
-        table: with the user's files.
-        imported: Parquet files that were made of them, unless they are read as they are.
-        seen: what `import_file` says of each of these.
-
-    Raises:
-        InputError: a file is neither, or their columns differ in type.
-    """
+    """The table in some Parquet or ``.npy`` files, whose footers or headers are read: those `imported`, of each of
+    which `import_file` says what was `seen`, or the user's, which are read as they are. Raises InputError: a file is
+    neither, or their columns differ in type."""
     paths = tuple(imported or table.files)
     files = table.files if len(table.files) == len(paths) else paths
     empties, rows, size = [], 0, 0

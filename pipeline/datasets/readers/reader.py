@@ -34,6 +34,10 @@ class Request:
         """True if pairs of nodes are predicted: links, or labels of edges."""
         return self.options.task == "link" or self.options.labels_of == "edges"
 
+    def called(self, path: Path) -> str:
+        """Name of the dataset at a path: by default that of the folder, or of the file up to its first dot."""
+        return self.name or (path.resolve().name if path.is_dir() else path.name.partition(".")[0])
+
 
 Read = Callable[[Any, Request], Any]
 
@@ -48,7 +52,7 @@ class Reader:
     at most one reader recognises a source."""
     read: Read
     """Reads a source: `GraphTables`, whose columns get roles by their names and the options; a `Raw`, which is then
-    checked, cleaned and split according to the request; `Triples`, whose sets become links; or a `Dataset`."""
+    checked, cleaned and split according to the request; or a `Dataset`."""
     form: str = ""
     """Written form of such a source in messages: ``sbm:nodes=...``."""
     is_clean: bool = True

@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ....storage.dataset import SPLITS, Dataset
+from ....storage.dataset import Dataset
 from ....storage.dataset_store import open_dataset_store
 from ....storage.registry import Registry
 from ....storage.store.manifest import MANIFEST
@@ -24,8 +24,7 @@ from ..generated.rmat import generate_rmat
 from ..generated.sbm import generate_sbm
 from ..generated.tsbm import generate_tsbm
 from ..schema.files import SUFFIXES, entries_in
-from ..schema.source import GraphTables
-from .foreign.kinds import NETWORKX, SAINT, is_edge_list, is_planetoid, kind_of_folder
+from .foreign.kinds import JSON, NETWORKX, SAINT, is_edge_list, is_planetoid, kind_of_folder
 from .foreign.matrices import read_mat, read_mtx, with_roles
 from .foreign.npz_layouts import OwnArrays
 from .foreign.pickled import read_planetoid, read_torch, torch_file
@@ -33,9 +32,8 @@ from .npz import raw_of, read_arrays
 from .pyg import OF_PYG, from_pyg
 from .python import from_networkx
 from .reader import Read, Reader, Request, path_of
-from .triples import Triples, as_triples, files_of, read_triples
+from .triples import files_of, read_triples
 
-JSON = (".json", ".json.gz")
 TABLES = SUFFIXES
 """Suffixes of files with tables."""
 
@@ -45,38 +43,20 @@ def is_table(path: Path) -> bool:
     return path.name.lower().endswith(TABLES)
 
 
-def _is_spec(source: object, kind: str) -> bool:
-    return isinstance(source, str | Path) and str(source).partition(":")[0] == kind
+def _text(fits: Callable[[str], bool]) -> Callable[[object], bool]:
+    """Recogniser of the texts that fit."""
+    return lambda source: isinstance(source, str | Path) and fits(str(source))
 
 
-def _is_ogb_name(source: object) -> bool:
-    return isinstance(source, str | Path) and str(source).startswith("ogbn-") and path_of(source) is None
+def _path(fits: Callable[[Path], object]) -> Callable[[object], bool]:
+    """Recogniser of the paths that fit, of what is there."""
+    return lambda source: bool((path := path_of(source)) and fits(path))
 
 
-def _is_file(source: object, *ends: str) -> bool:
-    path = path_of(source)
-    return bool(path and path.is_file() and path.name.lower().endswith(ends))
-
-
-def _is_edge_list(source: object) -> bool:
-    path = path_of(source)
-    return bool(path and path.is_file() and is_edge_list(path))
-
-
-def _is_planetoid(source: object) -> bool:
-    return _folder(source) == "planetoid" or (_is_file(source, ".graph") and is_planetoid(expanded(str(source))))
-
-
-def _is_torch(source: object) -> bool:
-    path = path_of(source)
-    return bool(path and not _folder(path) and torch_file(path))
-
-
-def _folder(source: object) -> str | None:
+def _folder(path: Path) -> str | None:
     """Kind of a folder by the names of its files: ``store``, ``ogb-folder``, ``triples``, ``tables``, or one of
     `kind_of_folder`; None if it is no folder, or holds none of these."""
-    path = path_of(source)
-    if not path or not path.is_dir():
+    if not path.is_dir():
         return None
     if (path / MANIFEST).exists():
         return "store"
@@ -89,61 +69,15 @@ def _folder(source: object) -> str | None:
     return "tables" if any(name.lower().endswith(TABLES) for name in entries_in(path)) else None
 
 
-# pyarrow is imported inside functions: otherwise every rank and command would wait for it.
-def _read_tables(source: str | Path, request: Request) -> GraphTables:
-    from .tables import tables_at
-
-    return tables_at(expanded(source), request.options, request.name, request.pairs)
-
-
-def _read_ogb_name(source: object, request: Request) -> Raw:
-    from .foreign.ogb import find_ogb, read_ogb_folder
-
-    return read_ogb_folder(find_ogb(str(source)), request.name or str(source))
-
-
-def _read_ogb_folder(source: str | Path, request: Request) -> Raw:
-    from .foreign.ogb import read_ogb_folder
-
-    return read_ogb_folder(expanded(source), request.name)
-
-
-def _read_edge_list(source: str | Path, request: Request) -> GraphTables:
-    from .foreign.edge_lists import edge_list
-    from .tables import with_nodes_beside
-
-    found = edge_list(expanded(source), request.name)
-    return found if found.nodes else with_nodes_beside(found, request.options)
-
-
-def _read_network(source: str | Path, request: Request) -> GraphTables:
-    return _foreign("networks.read_json" if _is_file(source, *JSON) else "networks.read_network")(source, request)
-
-
-def _foreign(function: str) -> Read:
-    """Reader by ``module.function`` of `foreign`, which is imported when it is used and takes a path and a name."""
+def _imported(function: str) -> Read:
+    """Reader by ``module.function``, which takes a path and the request. The module, and with it Arrow, is imported
+    when it is used: otherwise every rank and command would wait for it."""
 
     def read(source: str | Path, request: Request) -> Any:
-        (module, _, name), path = function.partition("."), expanded(source)
-        called = request.name or (path.resolve().name if path.is_dir() else path.name.partition(".")[0])
-        return getattr(import_module(f".foreign.{module}", __package__), name)(path, called)
+        module, _, name = function.rpartition(".")
+        return getattr(import_module(f".{module}", __package__), name)(expanded(source), request)
 
     return read
-
-
-def _read_property_graph(source: str | Path, request: Request) -> GraphTables:
-    from .foreign.property_graph import read_property_graph
-
-    return read_property_graph(expanded(source), request.name or expanded(source).resolve().name, request.options)
-
-
-def _read_openke(source: str | Path, request: Request) -> Triples:
-    from .foreign.published import openke_triples
-
-    path = expanded(source)
-    sets = openke_triples(path)
-    train, val, test = (sets.get(part) for part in SPLITS)
-    return as_triples(train, val, test, True, request.name or path.resolve().name)
 
 
 def _of_arrays(read: Callable[[Path], OwnArrays]) -> Read:
@@ -171,10 +105,6 @@ def _read_torch(source: str | Path, request: Request) -> Dataset:
     return replace(found, notes=(*notes, *found.notes), read_as=request.options.given)
 
 
-def _read_store(source: str | Path, request: Request) -> Dataset:
-    return open_dataset_store(expanded(source), request.features, graph=request.graph)
-
-
 def _read_pyg(source: Any, *, options: ReadOptions, **given: Any) -> Dataset:
     found = from_pyg(source, options=options, **given)
     if options.labels_of == "edges" or not any("edge_label_index" in store for store in source.edge_stores):
@@ -189,15 +119,12 @@ def _generated(name: str, generate: Callable[[str, str | None], Dataset], first:
     def read(source: object, request: Request) -> Dataset:
         return generate(str(source), request.name)
 
-    return Reader(name, lambda source: _is_spec(source, name), read, f"{name}:{first}=...", is_name=True)
+    return Reader(name, _text(lambda text: text.partition(":")[0] == name), read, f"{name}:{first}=...", is_name=True)
 
 
 def _of_path(name: str, read: Read, form: str = "", *ends: str, columns: tuple[str, ...] = OF_TABLES) -> Reader:
     """Reader of the folders that `_folder` calls by its name, and of files whose names have these `ends`."""
-
-    def is_it(source: object) -> bool:
-        return _folder(source) == name or bool(ends and _is_file(source, *ends))
-
+    is_it = _path(lambda path: _folder(path) == name or (path.is_file() and path.name.lower().endswith(ends)))
     return Reader(name, is_it, read, form, is_clean=False, columns=columns)
 
 
@@ -219,10 +146,7 @@ def _of_object(name: str, package: str, make: Callable[..., Dataset], columns: t
 def _shipped(name: str, read: Callable[[str | None], Raw], gives_way: bool = True) -> Reader:
     """Reader of a graph that an installed package ships. A file or folder of its name is read instead if it
     `gives_way`."""
-
-    def is_it(source: Any) -> bool:
-        return isinstance(source, str | Path) and str(source) == name and not (gives_way and path_of(source))
-
+    is_it = _text(lambda text: text == name and not (gives_way and path_of(text)))
     reader = _of_path(name, lambda source, request: read(request.name), name, columns=())
     return replace(reader, recognises=is_it, is_name=True)
 
@@ -239,26 +163,35 @@ READERS: Registry[Reader] = Registry(
         _generated("tsbm", generate_tsbm, "nodes"),
         _generated("ratings", generate_ratings, "users"),
         _generated("payments", generate_payments, "accounts"),
-        Reader("edge-list", _is_edge_list, _read_edge_list, "a .txt or .edges list of edges", is_clean=False),
+        replace(
+            _of_path("edge-list", _imported("foreign.edge_lists.read_edge_list"), "a .txt or .edges list of edges"),
+            recognises=_path(lambda path: path.is_file() and is_edge_list(path)),
+        ),
         _of_path(
             "network",
-            _read_network,
+            _imported("foreign.networks.read_network"),
             "a .graphml, .gml, .gexf, .net or .json file",
             *(*JSON, *NETWORKX, *(f"{s}.gz" for s in NETWORKX)),
         ),
-        _of_path("property-graph", _read_property_graph, "a folder of Neo4j's or Neptune's CSV"),
-        _of_path("dgl", _foreign("declared.read_dgl")),
-        _of_path("citations", _foreign("published.read_citations")),
-        replace(_of_path("openke", _read_openke), is_clean=True),
+        _of_path("property-graph", _imported("foreign.property_graph.read"), "a folder of Neo4j's or Neptune's CSV"),
+        _of_path("dgl", _imported("foreign.declared.read_dgl")),
+        _of_path("citations", _imported("foreign.published.read_citations")),
+        replace(_of_path("openke", _imported("foreign.published.read_openke")), is_clean=True),
         _of_path("mtx", _of_arrays(read_mtx), "", ".mtx", ".mtx.gz", columns=("split",)),
         _of_path("mat", _of_arrays(read_mat), "a .mtx or .mat file", ".mat", columns=("split",)),
-        Reader("planetoid", _is_planetoid, _of_arrays(read_planetoid), is_clean=False, columns=("split",)),
-        Reader("torch", _is_torch, _read_torch, "a .pt file of PyG", is_clean=False, columns=("split", *OF_PYG)),
+        replace(
+            _of_path("planetoid", _of_arrays(read_planetoid), columns=("split",)),
+            recognises=_path(lambda path: _folder(path) == "planetoid" or is_planetoid(path)),
+        ),
+        replace(
+            _of_path("torch", _read_torch, "a .pt file of PyG", columns=("split", *OF_PYG)),
+            recognises=_path(lambda path: not _folder(path) and torch_file(path)),
+        ),
         _of_path("graphsaint", _of_arrays(lambda f: with_roles(f, read_arrays(f / SAINT))), columns=("split",)),
         _of_path("npz", read_npz_file, "an .npz file", ".npz", columns=("split",)),
         _of_path(
             "tables",
-            _read_tables,
+            _imported("tables.tables_at"),
             "a folder of Parquet or CSV, a .csv, .parquet or .npy file of edges",
             *(*TABLES, ".npy"),
         ),
@@ -267,9 +200,19 @@ READERS: Registry[Reader] = Registry(
             is_clean=True,
             takes=("triples", "overlapping_splits"),
         ),
-        replace(_of_path("store", _read_store, "a Millrace dataset store"), is_clean=True),
-        _of_path("ogb-folder", _read_ogb_folder, columns=()),
-        Reader("ogb", _is_ogb_name, _read_ogb_name, "an OGB name such as ogbn-arxiv", is_clean=False, columns=()),
+        replace(
+            _of_path(
+                "store",
+                lambda source, asked: open_dataset_store(expanded(source), asked.features, graph=asked.graph),
+                "a Millrace dataset store",
+            ),
+            is_clean=True,
+        ),
+        _of_path("ogb-folder", _imported("foreign.ogb.read_ogb_folder"), columns=()),
+        replace(
+            _of_path("ogb", _imported("foreign.ogb.read_ogb"), "an OGB name such as ogbn-arxiv", columns=()),
+            recognises=_text(lambda text: text.startswith("ogbn-") and path_of(text) is None),
+        ),
         _of_object("networkx", "networkx", from_networkx),
         _of_object("pyg", "torch_geometric", _read_pyg, OF_PYG),
     ),

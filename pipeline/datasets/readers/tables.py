@@ -28,8 +28,10 @@ from .foreign.kinds import first_line_of
 from .foreign.table_files import table_batches
 from .npy_edges import is_npy, read_ends
 from .npz_members import BOMB_BYTES
+from .reader import Request
 
 EXAMPLES = {"edges": EDGES, "nodes": "id,label"}
+OF_NUMBERS = ("feature_columns", "edge_feature_columns", "weight", "edge_time", "node_time")
 NODES = ("nodes", "target", "targets")
 """Words in the names of files of nodes, where that of edges has ``edges``: ``musae_target.csv``."""
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
@@ -39,21 +41,26 @@ BOMB_RATIO = 2000
 all columns."""
 
 
+def _named(options: ReadOptions, keys: Sequence[str]) -> set[str]:
+    """Columns that some keys name."""
+    return {c for key in keys for c in options.names(key) or ()}
+
+
 def as_text(kind: Kind, options: ReadOptions) -> Callable[[str], bool]:
     """True for the names of columns of CSV that are read as text: ids, splits and values of `one_hot`, unless a key
     says that a column holds numbers."""
-    keys = ("feature_columns", "edge_feature_columns", "label_columns", "weight", "edge_time", "node_time")
-    numbers = {c for key in keys for c in options.names(key) or ()}
-    of_texts = ("id", "src", "dst", "split", "relation_column", "one_hot")
-    texts = {c for key in of_texts for c in options.names(key) or ()}
+    numbers = _named(options, (*OF_NUMBERS, "label_columns"))
+    texts = _named(options, ("id", "src", "dst", "split", "relation_column", "one_hot"))
     return lambda name: name in texts or (name not in numbers and is_text_first(name, kind))
 
 
 def as_label(kind: Kind, options: ReadOptions) -> Callable[[str], bool]:
     """True for the names of columns of CSV that are labels."""
-    text, named = as_text(kind, options), options.names("label_columns") or ()
-    keys = ("feature_columns", "edge_feature_columns", "weight", "edge_time", "node_time", "one_hot")
-    others = {c for key in keys for c in options.names(key) or ()}
+    text, named, others = (
+        as_text(kind, options),
+        _named(options, ("label_columns",)),
+        _named(options, (*OF_NUMBERS, "one_hot")),
+    )
     return lambda name: (
         kind == options.labels_of
         and (name in named or bool(label_columns([name])))
@@ -61,23 +68,24 @@ def as_label(kind: Kind, options: ReadOptions) -> Callable[[str], bool]:
     )
 
 
-def tables_at(path: Path, options: ReadOptions, name: str | None = None, pairs: str | None = None) -> GraphTables:
+def tables_at(path: Path, request: Request) -> GraphTables:
     """The tables of a folder, see `schema.files`; or one file of edges, and the file of their nodes (see
-    `nodes_beside`), if they need one. The file of `pairs` is none of several tables of edges. Raises InputError: it is
-    not clear what files are, or a table is missing."""
+    `nodes_beside`), if they need one. The request's file of pairs is none of several tables of edges. Raises
+    InputError: it is not clear what files are, or a table is missing."""
     if path.is_dir():
-        return _tables_of_folder(path, options, name, pairs)
-    stem, tables = path.name.partition(".")[0], (SourceTable("edges", (path,)),)
-    name = name or (path.resolve().parent.name if stem == "edges" else stem)
-    return replace(with_nodes_beside(GraphTables(name, path, tables), options), hint=_hint_of(tables))
+        return _tables_of_folder(path, request)
+    tables = (SourceTable("edges", (path,)),)
+    name = request.called(path.resolve().parent if path.name.partition(".")[0] == "edges" else path)
+    return replace(with_nodes_beside(GraphTables(name, path, tables), request.options), hint=_hint_of(tables))
 
 
-def _tables_of_folder(folder: Path, options: ReadOptions, name: str | None, pairs: str | None) -> GraphTables:
+def _tables_of_folder(folder: Path, request: Request) -> GraphTables:
+    options = request.options
     if options.nodes_file is not None:
         raise InputError(f"nodes_file is given, but {folder} is a folder, whose nodes* are read; leave it out")
     entries, left = of_folder.entries_in(folder), list[tuple[str, str]]()
-    if pairs is not None:
-        own = expanded(pairs).resolve()
+    if request.pairs is not None:
+        own = expanded(request.pairs).resolve()
         left = [(n, "it is the file of pairs") for n, files in entries.items() if own in {f.resolve() for f in files}]
     others = {n: files for n, files in entries.items() if n not in dict(left)}
     if not any(n.startswith("edges") and of_folder.are_tables([n]) for n in others):
@@ -89,7 +97,7 @@ def _tables_of_folder(folder: Path, options: ReadOptions, name: str | None, pair
         for table in of_folder.tables_of(others, folder, needs_nodes(options))
     )
     notes = of_folder.note_missing_parts(tables, folder)
-    return GraphTables(name or folder.resolve().name, folder, tables, tuple(left), _hint_of(tables), notes)
+    return GraphTables(request.called(folder), folder, tables, tuple(left), _hint_of(tables), notes)
 
 
 def _with_folder_columns(table: SourceTable, folder: Path, options: ReadOptions) -> SourceTable:

@@ -13,6 +13,7 @@ from .....storage.errors import InputError, first_line
 from .....storage.plural import were
 from ...cleaning.arrow import pc, reading
 from ...schema.source import GraphTables, Role, SourceTable
+from ..reader import Request
 from .kinds import META
 
 ENDS: tuple[Role, Role] = ("source", "target")
@@ -38,7 +39,7 @@ def _text(of: Mapping[str, Any], key: str, where: str, default: str | None = Non
 # -- DGL
 
 
-def read_dgl(folder: Path, name: str) -> GraphTables:
+def read_dgl(folder: Path, request: Request) -> GraphTables:
     """The tables of a folder with ``meta.yaml``, as ``dgl.data.CSVDataset`` reads them. Raises InputError: a file is
     missing or damaged, or there are several graphs."""
     import yaml
@@ -72,7 +73,8 @@ def read_dgl(folder: Path, name: str) -> GraphTables:
     left = tuple(
         (f.name, f"{META} does not name it") for f in sorted(folder.iterdir()) if f.is_file() and f.name not in read
     )
-    return GraphTables(name, folder, tuple(tables), left, None, (f"The tables are those of {path.name}.",))
+    notes = (f"The tables are those of {path.name}.",)
+    return GraphTables(request.called(folder), folder, tuple(tables), left, None, notes)
 
 
 def _relation(of: Any, where: str) -> tuple[str, str, str]:

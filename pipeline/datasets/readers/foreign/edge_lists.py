@@ -20,6 +20,8 @@ from ...cleaning.class_names import NO_CLASS
 from ...cleaning.node_ids import in_one_kind
 from ...cleaning.raw import Hint
 from ...schema.source import GraphTables, Role, SourceTable
+from ..reader import Request
+from ..tables import with_nodes_beside
 from .kinds import MOST_COLUMNS, NUMBER, check_no_matrix
 from .networks import read_network
 from .refused import DIMACS, with_path
@@ -168,10 +170,18 @@ def read_rows(path: Path, layout: Layout) -> pa.Table:
     return in_one_kind((table, names[:2]))[0]
 
 
+def read_edge_list(path: Path, request: Request) -> GraphTables:
+    """The tables of `edge_list`, with the file of their nodes, if they need one."""
+    found = edge_list(path, request.name)
+    return found if found.nodes else with_nodes_beside(found, request.options)
+
+
 def edge_list(path: Path, name: str | None = None) -> GraphTables:
     """A list of edges as a table, or as tables of two node types if KONECT says that it is bipartite."""
+    own = path.name.removeprefix("out.")
+    name = name or (own if own != path.name else own.partition(".")[0])
     if has_dictionaries(path):
-        return read_network(path, name or _name_of(path))
+        return read_network(path, Request(name))
     layout = layout_of(path)
     rows = read_rows(path, layout)
     names, notes = list(layout.columns), list[str]()
@@ -187,14 +197,14 @@ def edge_list(path: Path, name: str | None = None) -> GraphTables:
         notes.append(f"Columns of {path.name} have no names: {', '.join(names)} ({why}).")
     if not layout.is_bipartite:
         edges = SourceTable("edges", (path,), None, rows, roles)
-        return GraphTables(name or _name_of(path), path, (edges,), hint=layout.hint, notes=tuple(notes))
+        return GraphTables(name, path, (edges,), hint=layout.hint, notes=tuple(notes))
     ends = [
         SourceTable("nodes", (path,), t, pa.table({"id": rows[c].unique()}), {"id": "id"})
         for t, c in zip(("left", "right"), names)
     ]
     edges = SourceTable("edges", (path,), ("left", "to", "right"), rows, roles)
     notes.append("The file is bipartite: sources are nodes of type left, destinations of type right.")
-    return GraphTables(name or _name_of(path), path, (*ends, edges), (), None, tuple(notes))
+    return GraphTables(name, path, (*ends, edges), (), None, tuple(notes))
 
 
 def _kind_of(column: pa.ChunkedArray) -> Any:
@@ -208,8 +218,3 @@ def _kind_of(column: pa.ChunkedArray) -> Any:
         if len(values) > 2 and (values[1:] >= values[:-1]).all() and most - least > len(values) ** 0.5:
             return "time"
     return "weight" if pa.types.is_integer(column.type) or pa.types.is_floating(column.type) else None
-
-
-def _name_of(path: Path) -> str:
-    name = path.name
-    return name.removeprefix("out.") if name.startswith("out.") else name.partition(".")[0]

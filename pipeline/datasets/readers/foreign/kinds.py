@@ -18,6 +18,7 @@ _OTHER_NAMES = {".xml": "graphml", ".net": "pajek", ".paj": "pajek", ".g6": "gra
 _OWN_NAMES = ("gml", "graphml", "gexf", "pajek", "adjlist", "multiline_adjlist", "graph6", "sparse6")
 NETWORKX = {end: f"read_{kind}" for end, kind in ({f".{kind}": kind for kind in _OWN_NAMES} | _OTHER_NAMES).items()}
 """Functions of NetworkX by the suffix of a file, which may be compressed by gzip or bzip2."""
+JSON = (".json", ".json.gz")
 MOST_COLUMNS = 8
 """Most columns of a list of edges."""
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")

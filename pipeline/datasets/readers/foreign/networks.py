@@ -17,8 +17,9 @@ from ...cleaning.arrow import reading
 from ...cleaning.node_ids import in_one_kind
 from ...cleaning.raw import Hint
 from ...schema.source import GraphTables, Role, SourceTable
+from ..reader import Request
 from .declared import is_graphstorm, read_graphstorm
-from .kinds import networkx_reader
+from .kinds import JSON, networkx_reader
 
 ID, ENDS = "id", ("source", "target")
 DISPLAY: dict[str, tuple[str, ...]] = {
@@ -30,10 +31,13 @@ DISPLAY: dict[str, tuple[str, ...]] = {
 LINKS = ("links", "edges")
 
 
-def read_network(path: Path, name: str) -> GraphTables:
-    """The tables of a file that NetworkX reads. Nodes are called as NetworkX calls them: in GML and Pajek by their
-    labels, if these differ. Raises MissingExtraError: NetworkX is not installed; InputError: the file is damaged, or
-    holds several graphs."""
+def read_network(path: Path, request: Request) -> GraphTables:
+    """The tables of a file of JSON, or of one that NetworkX reads. Nodes are called as NetworkX calls them: in GML and
+    Pajek by their labels, if these differ. Raises MissingExtraError: NetworkX is not installed; InputError: the file is
+    damaged, or holds several graphs."""
+    name = request.called(path)
+    if path.name.lower().endswith(JSON):
+        return read_json(path, name)
     try:
         import networkx as nx
     except ImportError:
@@ -135,8 +139,8 @@ def read_json(path: Path, name: str) -> GraphTables:
     """The tables of a JSON file of nodes and links, as NetworkX, D3, Cytoscape, Graphology and the JSON Graph Format
     write them. Raises InputError: it is no JSON, or holds no nodes and links."""
     expected = "an object with nodes and links"
-    with reading(path, expected, "is no JSON"), pa.input_stream(str(path), compression="detect") as file:
-        record: Any = json.loads(file.read())
+    with reading(path, expected, "is no JSON"):
+        record: Any = json.loads(_bytes_of(path))
     if is_graphstorm(record):
         return read_graphstorm(record, path, name)
     directed = record.get("directed") if isinstance(record, dict) else None

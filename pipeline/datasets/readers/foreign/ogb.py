@@ -6,6 +6,7 @@ nor a network.
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow.csv
 from .....storage.errors import InputError, MissingExtraError, install
 from ...cleaning.arrow import reading
 from ...cleaning.raw import AnyArray, GivenLabels, Hint, Raw, RawEdges, RawNodes
+from ..reader import Request
 from .public import OGB, near_ogb
 
 ONE_WAY = {"ogbn-products", "ogbn-proteins"}
@@ -26,12 +28,8 @@ def find_ogb(name: str) -> Path:
     missing. Raises MissingExtraError: the folder is missing and ``ogb`` is not installed; InputError: OGB has no such
     dataset, or the download failed."""
     root = Path(os.environ.get("OGB_ROOT", "dataset"))
-    folders = [
-        root / name.replace("-", "_"),
-        root / (name.replace("-", "_") + "_pyg"),
-        root / name,
-        root / name.removeprefix("ogbn-"),
-    ]
+    own = name.replace("-", "_")
+    folders = [root / each for each in (own, f"{own}_pyg", name, name.removeprefix("ogbn-"))]
     for folder in folders:
         if (folder / "raw").is_dir():
             return folder
@@ -56,13 +54,16 @@ def find_ogb(name: str) -> Path:
     return folders[0]
 
 
-def read_ogb_folder(folder: Path, name: str | None = None) -> Raw:
+def read_ogb(name: Path, request: Request) -> Raw:
+    """The graph of a name of OGB. See `find_ogb` and `read_ogb_folder`."""
+    return read_ogb_folder(find_ogb(str(name)), replace(request, name=request.name or str(name)))
+
+
+def read_ogb_folder(folder: Path, request: Request) -> Raw:
     """Read one graph from OGB's raw files. Raises InputError: a file is missing or malformed."""
     edges = _csv(folder / "raw" / "edge.csv.gz", np.int64)
     if edges.size and edges.shape[1] != 2:
-        raise InputError(
-            f"{folder / 'raw' / 'edge.csv.gz'} has {edges.shape[1]} columns; expected 2 (source, destination)"
-        )
+        raise InputError(f"{folder / 'raw' / 'edge.csv.gz'} has {edges.shape[1]} columns; expected source, destination")
     edges = edges.reshape(-1, 2)
     counts = _csv(folder / "raw" / "num-node-list.csv.gz", np.int64)
     if counts.size != 1:
@@ -71,7 +72,7 @@ def read_ogb_folder(folder: Path, name: str | None = None) -> Raw:
     if len(labels) != counts.item():
         raise InputError(f"{folder} has {len(labels)} labels for {counts.item()} nodes; unpack the dataset again")
     feat = folder / "raw" / "node-feat.csv.gz"
-    known = name or folder.resolve().name.removesuffix("_pyg").replace("_", "-")
+    known = request.name or folder.resolve().name.removesuffix("_pyg").replace("_", "-")
     if known in ONE_WAY:
         hint = Hint("undirected", f"OGB stores each edge of {known} once")
     elif known.startswith("ogbn-"):
@@ -98,9 +99,7 @@ def _split(folder: Path) -> dict[str, AnyArray]:
 def _csv(path: Path, dtype: type[np.number]) -> AnyArray:
     """[rows, columns] of a headerless, compressed table of numbers. Empty cells are NaN if `dtype` is floating."""
     if not path.exists():
-        raise InputError(
-            f"{path} does not exist; expected OGB's own layout (raw/edge.csv.gz, raw/node-label.csv.gz, ...)"
-        )
+        raise InputError(f"{path} does not exist; expected OGB's layout (raw/edge.csv.gz, raw/node-label.csv.gz, ...)")
     with reading(path, "OGB's own file: unpack the dataset again", "is not a compressed table of numbers"):
         with pa.input_stream(str(path), compression="gzip") as stream:
             content = stream.read()

@@ -8,7 +8,7 @@ import codecs
 import pickle
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -57,16 +57,6 @@ class _Unpickler(pickle.Unpickler):
         return found
 
 
-def planetoid_name(names: Sequence[str], folder: object) -> str:
-    """The graph of a folder of Planetoid's files. Raises InputError if there are several."""
-    graphs = sorted(name.split(".")[1] for name in names if name.startswith("ind.") and name.endswith(".graph"))
-    if len(graphs) != 1:
-        raise InputError(
-            f"{folder} holds the graphs {', '.join(graphs)}; give the file of one, {folder}/ind.{graphs[0]}.graph"
-        )
-    return graphs[0]
-
-
 def read_planetoid(source: Path) -> OwnArrays:
     """The arrays of a folder of Planetoid's files, or of the graph whose ``.graph`` file is given, with its split.
 
@@ -74,7 +64,10 @@ def read_planetoid(source: Path) -> OwnArrays:
     get no features and no label. Raises InputError: a file is missing or damaged, names other classes than arrays and
     matrices, or there are several graphs."""
     folder = source if source.is_dir() else source.parent
-    name = planetoid_name([f.name for f in folder.iterdir()] if source.is_dir() else [source.name], folder)
+    files = [f.name for f in folder.iterdir()] if source.is_dir() else [source.name]
+    name, *others = sorted(n.split(".")[1] for n in files if n.startswith("ind.") and n.endswith(".graph"))
+    if others:
+        raise InputError(f"{folder} holds the graphs {', '.join((name, *others))}; give one, {folder}/ind.{name}.graph")
     held = {part: _unpickled(folder / f"ind.{name}.{part}") for part in PARTS}
     try:
         test = np.array((folder / f"ind.{name}.test.index").read_text().split(), np.int64)

@@ -9,6 +9,7 @@ import csv
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ...cleaning.node_ids import in_one_kind
 from ...cleaning.options import ReadOptions
 from ...schema.files import CSV
 from ...schema.source import GraphTables, Kind, Role, SourceTable
+from ..reader import Request
 from .kinds import first_line_of, has_marks, separator_of
 
 KEYS = {
@@ -125,40 +127,33 @@ class _Part:
         """The column with a role."""
         return next(name for name, own in self.header.roles.items() if own == role)
 
-    def of_type(self, wanted: pa.ChunkedArray) -> "_Part":
-        """The rows where the mask is true."""
-        return _Part(self.path, self.header, self.rows.filter(wanted), self.types.filter(wanted))
 
-
-def read_property_graph(folder: Path, name: str, options: ReadOptions) -> GraphTables:
+def read(folder: Path, request: Request) -> GraphTables:
     """The tables of a folder. If `label_columns` names the labels of nodes, these are of one type. Raises InputError: a
     file is damaged, or an end is no node of a graph with types."""
+    options = request.options
     parts, left = _parts(folder, options)
-    parts = _with_numbers(parts)
+    ends = [[name for name, role in part.header.roles.items() if role != "label"] for part in parts]
+    numbered = in_one_kind(*zip((part.rows for part in parts), ends))
+    parts = [replace(part, rows=rows) for part, rows in zip(parts, numbered)]
     nodes, edges = ([part for part in parts if part.header.kind == kind] for kind in ("nodes", "edges"))
     if not edges:
         raise InputError(f"{folder} has no file of edges; expected a header with :START_ID and :END_ID, or ~from, ~to")
     notes = [f"Files of a property graph: {', '.join(part.path.name for part in parts)}."]
-    node_types, relations = _distinct(nodes), _distinct(edges)
-    if len(node_types) <= 1 and len(relations) <= 1:
-        tables = [_joined(kind, None, found) for kind, found in (("nodes", nodes), ("edges", edges)) if found]
-        return GraphTables(name, folder, tuple(tables), tuple(left), None, tuple(notes))
-    if not nodes:
-        every = [(r, [part.of_type(pc.equal(part.types, r)) for part in edges]) for r in relations]
-        tables = [_joined("edges", (NO_TYPE, r, NO_TYPE), own) for r, own in every]
-        return GraphTables(name, folder, tuple(tables), tuple(left), notes=tuple(notes), adds_nodes=True)
-    tables = [_joined("nodes", t, [part.of_type(pc.equal(part.types, t)) for part in nodes]) for t in node_types]
-    found: dict[tuple[str, str, str], list[_Part]] = {}
+    typed = any(len({t for part in own for t in part.types.unique().to_pylist()}) > 1 for own in (nodes, edges))
+    found: dict[tuple[bool, Any], list[_Part]] = {} if typed else {(False, None): nodes, (True, None): edges}
     dangling = 0
-    for part in edges:
-        ends = [_type_of_ends(part, role, nodes) for role in ("source", "target")]
-        known = pc.and_(ends[0].is_valid(), ends[1].is_valid())
-        dangling += part.rows.num_rows - pc.sum(known).as_py() if part.rows.num_rows else 0
-        keys = pa.table({"source": ends[0], "relation": part.types, "target": ends[1]})
-        for key in keys.filter(known).group_by(keys.column_names).aggregate([]).to_pylist():
-            where = [pc.fill_null(pc.equal(keys[column], value), False) for column, value in key.items()]
-            triple = key["source"], key["relation"], key["target"]
-            found.setdefault(triple, []).append(part.of_type(pc.and_(pc.and_(where[0], where[1]), where[2])))
+    for part in parts if typed else ():
+        keys, is_edges = pa.table({"type": part.types}), part.header.kind == "edges"
+        if is_edges:
+            keys = keys.add_column(0, "source", _type_of_ends(part, "source", nodes))
+            keys = keys.append_column("target", _type_of_ends(part, "target", nodes))
+        known = keys.drop_null()
+        dangling += keys.num_rows - known.num_rows
+        for key in known.group_by(keys.column_names).aggregate([]).to_pylist():
+            where = reduce(pc.and_, (pc.fill_null(pc.equal(keys[c], value), False) for c, value in key.items()))
+            of_type = _Part(part.path, part.header, part.rows.filter(where), part.types.filter(where))
+            found.setdefault((is_edges, tuple(key.values()) if is_edges else key["type"]), []).append(of_type)
     if dangling and not options.dangling_edges == "drop":
         raise InputError(
             f"{folder}: {counted(dangling, 'edge')} begin or end at an id of no node, whose type is not known; give "
@@ -166,8 +161,9 @@ def read_property_graph(folder: Path, name: str, options: ReadOptions) -> GraphT
         )
     if dangling:
         notes.append(f"{counted(dangling, 'edge')} at unknown nodes {were(dangling)} dropped (dangling_edges=drop).")
-    tables += [_joined("edges", triple, own) for triple, own in sorted(found.items())]
-    return GraphTables(name, folder, tuple(tables), tuple(left), None, tuple(notes))
+    tables = tuple(_joined("edges" if is_ else "nodes", of, own) for (is_, of), own in sorted(found.items()) if own)
+    adds = typed and not nodes
+    return GraphTables(request.called(folder), folder, tables, tuple(left), notes=tuple(notes), adds_nodes=adds)
 
 
 def _parts(folder: Path, options: ReadOptions) -> tuple[list[_Part], list[tuple[str, str]]]:
@@ -200,19 +196,10 @@ def _types(path: Path, header: Header, rows: pa.Table, options: ReadOptions) -> 
     return pc.if_else(pc.equal(first, ""), default, first)
 
 
-def _with_numbers(parts: list[_Part]) -> list[_Part]:
-    """The parts with ids and ends as integers if all of them are."""
-    names = [[name for name, role in part.header.roles.items() if role != "label"] for part in parts]
-    tables = in_one_kind(*zip((part.rows for part in parts), names))
-    return [replace(part, rows=table) for part, table in zip(parts, tables)]
-
-
-def _distinct(parts: Sequence[_Part]) -> list[str]:
-    return sorted({value for part in parts for value in part.types.unique().to_pylist()})
-
-
 def _type_of_ends(part: _Part, role: str, nodes: Sequence[_Part]) -> pa.ChunkedArray:
     """Type of the node at an end of each edge; null if there is none."""
+    if not nodes:
+        return pa.chunked_array([pa.repeat(NO_TYPE, part.rows.num_rows)])
     space = part.header.spaces.get(role)
     among = [own for own in nodes if not space or own.header.spaces.get("id") == space]
     ids = pa.chunked_array(

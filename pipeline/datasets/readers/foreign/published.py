@@ -10,9 +10,12 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
+from .....storage.dataset import Dataset
 from .....storage.errors import InputError
 from ...cleaning.arrow import reading
 from ...schema.source import GraphTables, Role, SourceTable
+from ..reader import Request
+from ..triples import triples_dataset
 from .kinds import CITES, CONTENT, OPENKE
 
 SETS = {"train": OPENKE, "val": "valid2id.txt", "test": "test2id.txt"}
@@ -30,7 +33,7 @@ def _columns(path: Path, as_text: int) -> pa.Table:
         )
 
 
-def read_citations(folder: Path, name: str) -> GraphTables:
+def read_citations(folder: Path, request: Request) -> GraphTables:
     """The tables of a folder with one ``.content`` and one ``.cites`` file. A citing paper is a source. Raises
     InputError: there are several, or one is damaged."""
     found = [sorted(folder.glob(f"*{suffix}")) for suffix in (CONTENT, CITES)]
@@ -51,12 +54,13 @@ def read_citations(folder: Path, name: str) -> GraphTables:
     of_nodes = SourceTable("nodes", (content,), None, pa.table(columns), roles)
     tables = (of_nodes, SourceTable("edges", (cites,), None, edges, {"cited": "target", "citing": "source"}))
     others = sorted(set(folder.iterdir()) - {content, cites})
-    return GraphTables(name, folder, tables, tuple((f.name, f"it is neither {CONTENT} nor {CITES}") for f in others))
+    left = tuple((f.name, f"it is neither {CONTENT} nor {CITES}") for f in others)
+    return GraphTables(request.called(folder), folder, tables, left)
 
 
-def openke_triples(folder: Path) -> dict[str, npt.NDArray[np.object_]]:
-    """Triples [n, 3] of names, head, relation and tail, by set. OpenKE's files have head, tail and relation by number.
-    Raises InputError: a file is cut off, or a number has no name."""
+def read_openke(folder: Path, request: Request) -> Dataset:
+    """The triples of a folder of OpenKE's, whose files have head, tail and relation by number. Raises InputError: a
+    file is cut off, or a number has no name; see also `from_triples`."""
     entity, relation = (_names(folder / f"{what}2id.txt") for what in ("entity", "relation"))
     found = {}
     for part, file in SETS.items():
@@ -73,7 +77,7 @@ def openke_triples(folder: Path) -> dict[str, npt.NDArray[np.object_]]:
                     f"{path} has the {what} {numbers.max()}, and {what}2id.txt names {len(names)}; expected {TRIPLES}"
                 )
         found[part] = np.stack([entity[rows[:, 0]], relation[rows[:, 2]], entity[rows[:, 1]]], axis=1)
-    return found
+    return triples_dataset(found, request.called(folder), "error")
 
 
 def _names(path: Path) -> npt.NDArray[np.object_]:
