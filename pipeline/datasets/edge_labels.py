@@ -294,7 +294,7 @@ def _of_pyg(data: Any, dataset: Dataset, ends: Ends | None) -> LabelledEdges:
             if key in data
         }
         return _joined(parts, dataset, where)
-    return _with_task(_of_arrays(arrays, dataset, where), data["edge_label"])
+    return _with_task(_of_arrays(arrays, dataset, where))
 
 
 def _joined(parts: Mapping[str, Mapping[str, AnyArray]], dataset: Dataset, where: str) -> LabelledEdges:
@@ -307,13 +307,12 @@ def _joined(parts: Mapping[str, Mapping[str, AnyArray]], dataset: Dataset, where
     }
     ends = np.cumsum([0, *(len(of["edge_label"]) for of in parts.values())])
     sets = {f"{part}_idx": np.arange(*span) for part, span in zip(parts, zip(ends, ends[1:]))}
-    import torch
-
-    return _with_task(_of_arrays({**arrays, **sets}, dataset, where), torch.from_numpy(arrays["edge_label"]))
+    return _with_task(_of_arrays({**arrays, **sets}, dataset, where))
 
 
-def _with_task(found: LabelledEdges, labels: Any) -> LabelledEdges:
-    return replace(found, labels=replace(found.labels, task="regression")) if has_targets(labels) else found
+def _with_task(found: LabelledEdges) -> LabelledEdges:
+    is_regression = has_targets(found.labels.values)
+    return replace(found, labels=replace(found.labels, task="regression")) if is_regression else found
 
 
 def _of_arrays(

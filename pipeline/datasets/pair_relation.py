@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import IdArray
 from ...storage.dataset import Dataset
 from ...storage.errors import InputError
 from ...storage.graph import Graph
@@ -36,16 +36,9 @@ def with_pair_relation(dataset: Dataset, relation: Relations | None) -> Dataset:
 
 
 def with_pair_relations(dataset: Dataset, relation: Relations | None) -> Dataset:
-    """The same, where pairs may be of several relations.
-
-    Args:
-        dataset: the dataset.
-        relation: one relation, a list of them, or ``"all"``: each but those that have the edges of an earlier one
-            reversed. In text, relations are separated by semicolons.
-
-    Raises:
-        InputError: see above; or of two that are named one has the edges of the other reversed.
-    """
+    """The same, where pairs may be of several relations: one, a list, in text separated by semicolons, or ``"all"``:
+    each but those that have the edges of an earlier one reversed. Raises InputError: see above; or of two that are
+    named one has the edges of the other reversed."""
     graph, types = dataset.graph, dataset.graph.types
     if types.is_single:
         if relation is not None:
@@ -102,7 +95,7 @@ def _one_group(graph: Graph, number: int) -> tuple[list[tuple[int, ...]], list[s
     most of its pairs, whichever way."""
     keys, relations, notes = _Keys(graph), graph.types.relations, []
     source, name, destination = relations[number]
-    found, pairs = _reverses(graph.types, number, keys), keys.of_relation(number)
+    found, pairs = _reverses(graph.types, number, keys), keys.own[number]
     for r, (src, _, dst) in enumerate(relations):
         text = ",".join(relations[r])
         if r in found:
@@ -111,7 +104,7 @@ def _one_group(graph: Graph, number: int) -> tuple[list[tuple[int, ...]], list[s
         ways = [(src, dst) == (destination, source), (src, dst) == (source, destination)]
         if r == number or not any(ways) or not len(pairs):
             continue
-        also = [contains(of(r), pairs) for of, there in zip((keys.turned, keys.of_relation), ways) if there]
+        also = [contains(of, pairs) for of, there in zip((keys.turned(r), keys.own[r]), ways) if there]
         if (share := np.any(also, axis=0).mean()) >= 0.5:
             notes.append(
                 f"Edges of {text} join {share:.0%} of the pairs of {name} too, and stay; where they would not be known "
@@ -156,15 +149,12 @@ def _reverses(types: GraphTypes, number: int, keys: "_Keys") -> list[int]:
         if r == number or (src, dst) != (destination, source):
             continue
         by_name = other == REVERSE + name or name == REVERSE + other
-        if by_name or (
-            len(keys.of_relation(r)) == len(keys.of_relation(number))
-            and np.array_equal(keys.turned(r), keys.of_relation(number))
-        ):
+        if by_name or (len(keys.own[r]) == len(keys.own[number]) and np.array_equal(keys.turned(r), keys.own[number])):
             found.append(r)
     return found
 
 
-def edges_by_relation(graph: Graph) -> list[npt.NDArray[np.int64]]:
+def edges_by_relation(graph: Graph) -> list[IdArray]:
     """Positions of the edges of each relation; of a graph with one type, of all."""
     if graph.edge_type is None:
         return [np.arange(graph.num_edges)]
@@ -177,13 +167,9 @@ class _Keys:
 
     def __init__(self, graph: Graph) -> None:
         self._num_nodes, keys = max(1, graph.num_nodes), edge_keys(graph)
-        self._keys = [np.unique(keys[own]) for own in edges_by_relation(graph)]
-
-    def of_relation(self, relation: int) -> PairArray:
-        """int64, of its edges."""
-        return self._keys[relation]
+        self.own = [np.unique(keys[own]) for own in edges_by_relation(graph)]
 
     def turned(self, relation: int) -> PairArray:
         """int64, of its edges reversed."""
-        source, destination = np.divmod(self._keys[relation], self._num_nodes)
+        source, destination = np.divmod(self.own[relation], self._num_nodes)
         return np.sort(keys_of(destination, source, self._num_nodes))

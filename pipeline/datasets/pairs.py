@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from ...storage.array_kinds import AnyArray, IdArray, NumberArray
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
 from ...storage.graph import Graph
@@ -35,11 +37,12 @@ TIMES = tuple(f"{name}_time" for name in SPLITS)
 """Names of their times."""
 Ends = tuple[range, range]
 """See `node_ranges`."""
-Times = dict[str, npt.NDArray[Any]]
+Times = dict[str, AnyArray]
+SetsAndTimes = tuple[dict[str, PairArray], Times]
 FORMS = f"expected a table ({', '.join(KINDS)}) with the columns src, dst, or .npy or .npz"
 
 
-def read_sets(path: Path, dataset: Dataset) -> tuple[dict[str, PairArray], Times]:
+def read_sets(path: Path, dataset: Dataset) -> SetsAndTimes:
     """int64 [n, 2] of each set of pairs in a file, by `SETS`, and times [n] by set if there are any. See
     `ReadOptions.pairs` for its form. Raises InputError: the file cannot be read, or a pair has an end that is no
     node."""
@@ -56,11 +59,11 @@ def read_sets(path: Path, dataset: Dataset) -> tuple[dict[str, PairArray], Times
         if key not in table.column_names:
             what = " of train, val or test" if key == "split" else ", and pairs are of several relations"
             raise InputError(f"{path} has no column '{key}'{what}; it holds {', '.join(table.column_names)}")
-    of_relation = relations_of_table(table, path, types)
-    return _joined(dataset, lambda r, one: _sets_of_table(_rows_of(table, of_relation, r), path, one))
+    of = relations_of_table(table, path, types)
+    return _joined(dataset, lambda r, one: _sets_of_table(table if r is None else table.filter(of == r), path, one))
 
 
-def _sets_of_table(table: "Table", path: Path, dataset: Dataset) -> tuple[dict[str, PairArray], Times]:
+def _sets_of_table(table: "Table", path: Path, dataset: Dataset) -> SetsAndTimes:
     """The sets of a table whose pairs are of the one relation that is predicted."""
     pairs, splits = ends_of_table(table, path, dataset), np.asarray(table["split"].to_pylist(), dtype=object)
     if len(wrong := sorted({str(s) for s in splits if s not in SPLITS})):
@@ -71,16 +74,13 @@ def _sets_of_table(table: "Table", path: Path, dataset: Dataset) -> tuple[dict[s
         if bad := [value for value in labels.tolist() if value not in (0, 1)]:
             raise InputError(f"{path}: label is {bad[0]!r}; expected 1, or 0 for a negative")
         negative = labels == 0
-    found = {name: pairs[(splits == name) & ~negative] for name in SPLITS}
-    found |= {f"{name}_negatives": pairs[(splits == name) & negative] for name in SPLITS}
-    time, times = _time(table, path, dataset), {}
-    if time is not None:
-        times = {name: time[(splits == name) & ~negative] for name in SPLITS}
-    sets = {name: rows for name, rows in found.items() if len(rows)}
-    return sets, {name: of for name, of in times.items() if name in sets}
+    rows = {name: (splits == name.partition("_")[0]) & (negative == ("_" in name)) for name in SETS}
+    rows, time = {name: own for name, own in rows.items() if own.any()}, _time(table, path, dataset)
+    times = {} if time is None else {name: time[rows[name]] for name in SPLITS if name in rows}
+    return {name: pairs[own] for name, own in rows.items()}, times
 
 
-def relations_of_table(table: "Table", path: Path, types: GraphTypes) -> npt.NDArray[np.int64] | None:
+def relations_of_table(table: "Table", path: Path, types: GraphTypes) -> IdArray | None:
     """int64 [n], the column relation of a table of pairs, as numbers; None where there is none, or edges have one type.
     Raises InputError: a relation is none of those that are predicted."""
     if types.is_single or "relation" not in table.column_names:
@@ -121,30 +121,22 @@ def predicted_number(types: GraphTypes, name: Any) -> int:
     return number
 
 
-def _rows_of(table: "Table", of_relation: npt.NDArray[np.int64] | None, relation: int | None) -> "Table":
-    return table if relation is None else table.take(np.flatnonzero(of_relation == relation))
-
-
-def _joined(
-    dataset: Dataset, sets_of_one: Callable[[int | None, Dataset], tuple[dict[str, PairArray], Times]]
-) -> tuple[dict[str, PairArray], Times]:
+def _joined(dataset: Dataset, sets_of_one: Callable[[int | None, Dataset], SetsAndTimes]) -> SetsAndTimes:
     """Sets and times that `sets_of_one` gives for each predicted relation, with the dataset that has it alone: of one
     relation as they are; of several with the relation's number as a third column."""
     types, graph = dataset.graph.types, dataset.graph
     if not types.predicts_several:
         return sets_of_one(None, dataset)
-    sets: dict[str, list[PairArray]] = {}
-    times: dict[str, list[npt.NDArray[Any]]] = {}
+    every: list[SetsAndTimes] = []
     for r in types.predicted:
         found, own = sets_of_one(r, replace(dataset, graph=replace(graph, types=types.predicting(r))))
         if own and (without := found.keys() & set(SPLITS) - own.keys()):
             raise InputError(f"{types.relations[r][1]} has no times in {sorted(without)[0]}; give times to all or none")
-        for name, rows in found.items():
-            sets.setdefault(name, []).append(np.insert(rows, 2, r, axis=1))
-            if name in own:
-                times.setdefault(name, []).append(own[name])
-    joined = {name: np.concatenate(rows) for name, rows in sets.items()}
-    moments = {name: np.concatenate(rows) for name, rows in times.items()}
+        every.append(({name: np.insert(rows, 2, r, axis=1) for name, rows in found.items()}, own))
+    joined, moments = (
+        {name: np.concatenate([own[name] for own in of if name in own]) for name in dict.fromkeys(chain(*of))}
+        for of in zip(*every)
+    )
     if short := [name for name, rows in moments.items() if len(rows) < len(joined[name])]:
         raise InputError(f"pairs of some relations in {short[0]} have times, and others have none; give times of all")
     return joined, moments
@@ -159,7 +151,7 @@ class GivenPairs:
     """Words for errors."""
     path: Path | None = None
     """File of the table that `rows` are; None: they are an array."""
-    time: npt.NDArray[Any] | None = None
+    time: AnyArray | None = None
     """[n], the column time of the table, if it has one."""
 
     @classmethod
@@ -197,7 +189,7 @@ class GivenPairs:
         return len(self.rows)
 
 
-def read_pairs(path: Path, dataset: Dataset, ends: Ends | None = None) -> tuple[PairArray, npt.NDArray[Any] | None]:
+def read_pairs(path: Path, dataset: Dataset, ends: Ends | None = None) -> tuple[PairArray, AnyArray | None]:
     """int64 [n, 2], the pairs of a file, and its times if it has some. `ends` as in `as_pairs`."""
     given = GivenPairs.read(path, dataset)
     return given.ends(slice(None), dataset, ends), given.time
@@ -246,7 +238,7 @@ def own_ids(pairs: PairArray, dataset: Dataset) -> PairArray:
     return pairs - [e.start for e in node_ranges(dataset.graph.types, dataset.num_nodes)]
 
 
-def sets_of(pairs: Mapping[str, Any] | str | Path, dataset: Dataset) -> tuple[dict[str, PairArray], Times]:
+def sets_of(pairs: Mapping[str, Any] | str | Path, dataset: Dataset) -> SetsAndTimes:
     """Sets of pairs, and their times if they have any, from a file, or from arrays by `SETS` and `TIMES`."""
     if isinstance(pairs, str | Path):
         sets, times = read_sets(expanded(pairs), dataset)
@@ -258,15 +250,13 @@ def sets_of(pairs: Mapping[str, Any] | str | Path, dataset: Dataset) -> tuple[di
     return sets, times
 
 
-def _given_sets(pairs: Mapping[str, Any], dataset: Dataset) -> tuple[dict[str, PairArray], Times]:
+def _given_sets(pairs: Mapping[str, Any], dataset: Dataset) -> SetsAndTimes:
     for name in pairs:
         if name not in (*SETS, *TIMES):
-            raise InputError(
-                f"pairs has '{name}'; expected one of {', '.join(SETS)}{nearest(str(name), (*SETS, *TIMES))}"
-            )
+            raise InputError(f"pairs has '{name}'; expected {', '.join(SETS)}{nearest(str(name), (*SETS, *TIMES))}")
     given = present_items(pairs)
 
-    def of_one(relation: int | None, one: Dataset) -> tuple[dict[str, PairArray], Times]:
+    def of_one(relation: int | None, one: Dataset) -> SetsAndTimes:
         own = {name: _of_relation(name, rows, relation, dataset.graph.types) for name, rows in given.items()}
         own = present_items(own)
         for name in [n for n in SPLITS if hasattr(own.get(n), "is_undirected")]:  # a PyG Data or HeteroData
@@ -306,7 +296,7 @@ def _of_pyg(data: Any, dataset: Dataset, name: str) -> dict[str, Any]:
     return {name: pairs[labels != 0], **({f"{name}_negatives": negatives} if len(negatives) else {})}
 
 
-def _of_arrays(arrays: Mapping[str, Any], dataset: Dataset, what: str) -> tuple[dict[str, PairArray], Times]:
+def _of_arrays(arrays: Mapping[str, Any], dataset: Dataset, what: str) -> SetsAndTimes:
     sets = {name: as_pairs(rows, dataset, f"{what}{name}") for name, rows in arrays.items() if name in SETS}
     times: Times = {}
     for name in (name for name in SPLITS if f"{name}_time" in arrays):
@@ -316,7 +306,7 @@ def _of_arrays(arrays: Mapping[str, Any], dataset: Dataset, what: str) -> tuple[
     return sets, times
 
 
-def times_like(values: npt.ArrayLike, what: str, count: int, graph: Graph) -> npt.NDArray[np.number]:
+def times_like(values: npt.ArrayLike, what: str, count: int, graph: Graph) -> NumberArray:
     """Times of so many pairs, as `as_times` gives them; beside a graph with times, dates if those are, else numbers.
     Raises InputError: they are of the other kind; or see `as_times`."""
     given, kinds = np.asarray(values), ("numbers", "dates")
@@ -328,9 +318,7 @@ def times_like(values: npt.ArrayLike, what: str, count: int, graph: Graph) -> np
 
 def require_file(path: Path) -> None:
     """Raise InputError unless a path is that of a file of pairs, by its suffix."""
-    if not path.is_file():
-        raise InputError(f"{path} is no file of pairs; {FORMS}")
-    if not path.name.lower().endswith((*KINDS, ".npy", ".npz")):
+    if not (path.is_file() and path.name.lower().endswith((*KINDS, ".npy", ".npz"))):
         raise InputError(f"{path} is no file of pairs; {FORMS}")
 
 
@@ -350,7 +338,7 @@ def _table(path: Path) -> "Table":
     return table.rename_columns([ends.get(name, name) for name in names])
 
 
-def _time(table: "Table", path: Path, dataset: Dataset) -> npt.NDArray[Any] | None:
+def _time(table: "Table", path: Path, dataset: Dataset) -> AnyArray | None:
     """The column time of a table of pairs, if it has one, as the dataset counts dates."""
     from .readers.parquet import times_of
 

@@ -181,3 +181,9 @@ def test_sets_that_are_not_given_are_empty():
         assert len(links.split.train) and not len(links.split.val) and not len(links.split.test)
     with pytest.raises(InputError, match="leave none for val"):
         mr.link_dataset(data, split="fraction:0.99,0.0001")
+
+
+def test_pairs_of_val_and_test_alone_stay_in_the_first_set():
+    data = mr.link_dataset(path(), pairs={"val": [(0, 1)], "test": [(1, 0), (3, 4)]}, overlapping_splits="first")
+    assert pairs_of(data, "val") == [(0, 1)] and pairs_of(data, "test") == [(3, 4)]
+    assert "1 pair of test was in an earlier set too and stayed there." in data.notes
