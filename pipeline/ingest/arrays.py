@@ -10,6 +10,7 @@ import numpy.typing as npt
 import zarr
 from zarr.storage import MemoryStore
 
+from ...storage.array_kinds import AnyArray, FloatArray, IdArray
 from ...storage.errors import RunError
 from ...storage.fingerprint import (
     describe_features,
@@ -102,7 +103,7 @@ def make_arrays(store: Path, arrays: Mapping[str, tuple[tuple[int, ...], str]]) 
     return entries
 
 
-def put_rows(store: Path, name: str, first: int, rows: npt.NDArray[Any]) -> None:
+def put_rows(store: Path, name: str, first: int, rows: AnyArray) -> None:
     """Write rows that begin with a Zarr chunk, and end with one or with the array."""
     with zarr.config.set({"array.write_empty_chunks": True}):
         z = zarr.open_array(str(store / "arrays" / name), mode="r+", zarr_format=3)
@@ -119,7 +120,7 @@ def write_slice(store: Path, output: Output, first: int, stop: int) -> dict[str,
     return {"leaves": digest_leaves(rows, output.digest_dtype).hex() if output.digest_dtype else ""}
 
 
-def read_pieces(output: Output, first: int, stop: int) -> npt.NDArray[Any]:
+def read_pieces(output: Output, first: int, stop: int) -> AnyArray:
     """Rows ``[first, stop)`` of an array from its pieces. Raises RunError: a file is incomplete."""
     out, before = np.zeros((stop - first, *output.entry), output.dtype), 0
     row = out.itemsize * int(np.prod(output.entry, dtype=np.int64))
@@ -193,7 +194,7 @@ class Matrix(NamedTuple):
         make_npy(self.store, self.name, *self.kept)
         return {}
 
-    def put(self, first: int, rows: npt.NDArray[np.floating], record: dict[str, Any]) -> str:
+    def put(self, first: int, rows: FloatArray, record: dict[str, Any]) -> str:
         """Write rows that begin and end like those of `put_rows`; return the digests of their leaves. What is lost is
         added in `record`."""
         rows = kept = np.ascontiguousarray(rows)
@@ -221,13 +222,13 @@ class Matrix(NamedTuple):
         """File of the same rows before they were narrowed."""
         return self.store.with_name(f"given{self.suffix}")
 
-    def _sampled(self) -> npt.NDArray[np.int64]:
+    def _sampled(self) -> IdArray:
         """Numbers of these rows."""
         count = self.shape[0]
         sampled = sampled_rows(count if self.num_nodes is None else self.num_nodes) - self.nodes_before
         return sampled[(sampled >= 0) & (sampled < count)]
 
-    def _put_sample(self, first: int, rows: npt.NDArray[np.floating], path: Path) -> None:
+    def _put_sample(self, first: int, rows: FloatArray, path: Path) -> None:
         sampled = self._sampled()
         low, high = np.searchsorted(sampled, (first, first + len(rows))).tolist()
         if low < high:
@@ -235,7 +236,7 @@ class Matrix(NamedTuple):
                 file.seek(low * self.row_bytes)
                 file.write(rows[sampled[low:high] - first].tobytes())
 
-    def sample(self, given: bool = False) -> npt.NDArray[np.floating]:
+    def sample(self, given: bool = False) -> FloatArray:
         """The sampled rows, once all are put; with `given` before they were narrowed."""
         path = self._given if given else self._sample
         return np.fromfile(path, self.dtype).reshape(len(self._sampled()), self.shape[1])
@@ -255,11 +256,11 @@ class Matrix(NamedTuple):
         begin, end = (min(-(-row // self.chunk) * self.chunk, self.shape[0]) for row in (first, stop))
         return begin, end
 
-    def put_stream(self, first: int, stop: int, parts: Iterable[npt.NDArray[np.floating]]) -> dict[str, Any]:
+    def put_stream(self, first: int, stop: int, parts: Iterable[FloatArray]) -> dict[str, Any]:
         """Write rows ``[first, stop)``, those of `whole_chunks`, which come in parts."""
         step = self.chunk * max(1, SLICE_BYTES // (max(1, self.row_bytes) * self.chunk))
         record: dict[str, Any] = {"leaves": [], "loss": NarrowLoss.none(self.shape[1]).record()}
-        held, at, count = list[npt.NDArray[np.floating]](), first, 0
+        held, at, count = list[FloatArray](), first, 0
         for rows in parts:
             while len(rows):
                 end = min(at + step, stop)
@@ -293,7 +294,7 @@ class Written:
         return describe_features(*shape, dtype, digest_of_leaves(dtype, shape, leaves))
 
 
-def sample_of(features: Sequence[Written]) -> npt.NDArray[np.floating]:
+def sample_of(features: Sequence[Written]) -> FloatArray:
     """Sampled rows of all types, with zeros beyond the columns of each; of types without features, one column."""
     found = [each.matrix.sample() for each in features]
     width = max(1, *(rows.shape[1] for rows in found))

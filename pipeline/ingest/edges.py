@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,13 +145,8 @@ def edge_table(table: Table, columns: Columns, options: ReadOptions, budget: Bud
         own = own.in_pieces(budget)
         if not columns.features or not table.num_rows:
             return own
-        called = partial(_run_of, run, table.called)
-        treatment = treatment_of(own.feature_rows, own.spans, called)
+        treatment = treatment_of(own.feature_rows, own.spans, run, f"-{table.called}")
         return replace(own, width=own.read_width + len(treatment.indicated), treatment=treatment)
-
-
-def _run_of(run: Run, table: str, stage: str, *more: Any) -> list[dict[str, Any]]:
-    return run(f"{stage}-{table}", *more)
 
 
 STORED = {"weight": "edge_weight", "id": "edge_id", "time": "edge_time", "rows": OF_EDGES}
@@ -273,14 +267,14 @@ def _cleaned(
         seen["first_unknown"] = tuple(None if v is None else f"{q}{v}{q}" for v, q in zip(firsts, quotes))
         return None
     ends = [n.astype(np.int64) + work.offsets[kind] if kind else n for n, kind in zip(found, own.kinds)]
-    w, rows, time = None, None, None
+    w, rows, time = None, np.zeros((batch.num_rows, 0), np.float32), None
     if own.width:
         rows, given = own.feature_rows.of_batch(batch)
         bad = taken_out(rows)
         seen["features"] = Seen.from_rows(rows, bad, first, given).record()
         rows = own.treatment.apply(rows, bad)
     if own.width < work.width:
-        rows = _widened(rows, batch.num_rows, work.width)
+        rows = np.pad(rows, ((0, 0), (0, work.width - own.width)))
     if own.weighted:
         w, faults = mended.as_weights(numbers_of(batch[own.columns.weight], f"{own.table.called}.{own.columns.weight}"))
         seen["infinite"], seen["negative"], seen["least_weight"] = faults.infinite, faults.negative, faults.least
@@ -295,19 +289,10 @@ def _cleaned(
         time = given.astype(work.times.of_edges)
     elif work.times.of_edges:
         time = np.zeros(batch.num_rows, work.times.of_edges)
-    src, dst, w, (loops, first_loop) = mended.without_loops(
-        ends[0], ends[1], mended.OfEdges(w, rows, time), work.options
-    )
+    of_edges = mended.OfEdges(w, rows if work.width else None, time)
+    src, dst, w, (loops, first_loop) = mended.without_loops(ends[0], ends[1], of_edges, work.options)
     seen["loops"], seen["first_loop"] = loops, first_loop if loops else None
     return (dst, src, w) if work.options.direction == "reverse" else (src, dst, w)
-
-
-def _widened(rows: AnyArray | None, count: int, width: int) -> AnyArray:
-    """float32 [count, width], zero beyond the columns of `rows`."""
-    out = np.zeros((count, width), np.float32)
-    if rows is not None:
-        out[:, : rows.shape[1]] = rows
-    return out
 
 
 def sorted_file(folder: Path, what: str, number: int) -> Path:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from ...storage.array_kinds import Float32Array, IntArray
@@ -24,7 +23,7 @@ from .source import Span, Table, batches
 from .spill import RunWriter, cells_of, groups_of, read_cells, shift_of
 from .tasks import Run
 
-Part = tuple[int, npt.NDArray[np.float32], AnyArray]
+Part = tuple[int, Float32Array, AnyArray]
 
 
 class FeatureRows(NamedTuple):
@@ -42,7 +41,7 @@ class FeatureRows(NamedTuple):
         """Names of the F columns."""
         return feature_names(self.table.empty, self.columns, self.width)
 
-    def of_batch(self, batch: pa.Table) -> tuple[npt.NDArray[np.float32], AnyArray]:
+    def of_batch(self, batch: pa.Table) -> tuple[Float32Array, AnyArray]:
         """float32 [n, F], and the numbers as they were."""
         rows = feature_rows(batch, self.columns, self.table.source.title)
         assert rows is not None and rows.shape[1] == self.width, "lists have the length that was seen before"
@@ -62,15 +61,15 @@ class FeatureRows(NamedTuple):
                     return
 
 
-def treatment_of(rows: FeatureRows, spans: Sequence[Span], run: Run) -> filling.Treatment:
-    """The treatment of features, by as many passes over their rows as it needs."""
+def treatment_of(rows: FeatureRows, spans: Sequence[Span], run: Run, behind: str = "") -> filling.Treatment:
+    """The treatment of features, by as many passes over their rows as it needs. `behind` ends the names of stages."""
 
     def moments() -> Moments:
-        seen = run("moments", "means of features", measure, [(rows, span) for span in spans])
+        seen = run(f"moments{behind}", "means of features", measure, [(rows, span) for span in spans])
         return sum(map(Moments.of_record, seen), Moments.none(rows.width))
 
     def counts(stage: str, bins: filling.Bins) -> Sequence[filling.Counts]:
-        return run(stage, "medians of features", count_values, [(rows, bins, span) for span in spans])
+        return run(f"{stage}{behind}", "medians of features", count_values, [(rows, bins, span) for span in spans])
 
     of = rows.table.source.features_of
     return filling.treatment_by(rows.options, moments, counts).chosen(rows.names, rows.width, of)
@@ -87,18 +86,11 @@ def measure(rows: FeatureRows, span: Span) -> dict[str, Any]:
 
 def count_values(rows: FeatureRows, bins: filling.Bins, span: Span) -> dict[str, Any]:
     """See `value_counts`, of a span."""
-    found: dict[str, Any] = {str(c): [[], []] for c in bins}
+    found: list[filling.Counts] = [{str(c): [[], []] for c in bins}]
     for _, x, _ in rows.parts(span):
         bad = filling.taken_out(x)
-        for c, pair in filling.value_counts(filling.normalized_rows(x, rows.options), bad, bins).items():
-            for so_far, more in zip(found[c], pair):
-                so_far += more
-    return {c: _joined(*pair) for c, pair in found.items()}
-
-
-def _joined(keys: list[int], counts: list[int]) -> list[list[int]]:
-    distinct, at = np.unique(np.array(keys, np.int64), return_inverse=True)
-    return [distinct.tolist(), np.bincount(at, counts, len(distinct)).astype(np.int64).tolist()]
+        found.append(filling.value_counts(filling.normalized_rows(x, rows.options), bad, bins))
+    return {**filling.joined_counts(found)}
 
 
 def feature_width(table: Table, columns: Sequence[str]) -> int:

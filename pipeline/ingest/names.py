@@ -10,9 +10,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
 
+from ...storage.array_kinds import IdArray
 from ...storage.graph import starts_of
 from ...storage.node_names import NodeNames
-from ..datasets.cleaning.node_ids import as_ids, check_id_column, given_ids, repeated, with_gaps
+from ..datasets.cleaning.node_ids import as_ids, check_id_column, given_ids, renumbered, repeated, with_gaps
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.raw import AnyArray
 from ..datasets.readers.csv_file import is_text_read
@@ -44,11 +45,9 @@ class NodeMap:
         ids = as_ids(column, text=False, what=what).to_numpy()
         if self.kind != "gaps":
             return ids
-        known = _mapped(self.folder / "ids.npy")
-        order = np.argsort(ids)  # neighbours in the map lie on one page
-        at = np.empty(len(ids), np.int64)
-        at[order] = np.minimum(np.searchsorted(known, ids[order]), len(known) - 1)
-        return np.where(known[at] == ids, at, -1)
+        order, at = np.argsort(ids), np.empty(len(ids), np.int64)  # neighbours in the map lie on one page
+        at[order] = renumbered(_mapped(self.folder / "ids.npy"), ids[order])
+        return at
 
     def ids(self) -> AnyArray | None:
         """[num_nodes], integer ids with gaps, in the order of the nodes; None if there are none."""
@@ -68,7 +67,7 @@ class NodeMap:
         out[numbers] = values
         return out
 
-    def _of_text(self, column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    def _of_text(self, column: pa.ChunkedArray) -> IdArray:
         from ...stages.kernels.names.text import find_texts
 
         ends = NodeNames.of_arrow(column)

@@ -1,7 +1,7 @@
 """A table of nodes and the stages of an ingest on it: ids are numbered, names and features written."""
 
+from bisect import bisect_left
 from collections.abc import Mapping
-from itertools import islice, takewhile
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from .arrays import Matrix, Piece, Written
 from .budget import Budget
 from .features import FeatureRows, feature_width, treatment_of
 from .names import NodeMap, file_of, name_ids, number_nodes
-from .source import Settings, Span, Table, spans_of
+from .source import Settings, Table, spans_of
 from .tasks import Stages
 from .times import Times
 
@@ -116,7 +116,8 @@ class NodeTable:
         if not moved:
             task = feature_tasks.write_features
             ranges = [matrix.whole_chunks(span.first, span.first + span.rows) for span in self.spans]
-            items = [(work, self._spans_in(k, end), begin, end) for k, (begin, end) in enumerate(ranges) if begin < end]
+            spans, stops = self.spans, [bisect_left(self.spans, end, key=lambda span: span.first) for _, end in ranges]
+            items = [(work, spans[k : stops[k]], *rows) for k, rows in enumerate(ranges) if rows[0] < rows[1]]
         written = self._run("features", "features", task, items)
         seen = sum(map(Seen.of_record, written), Seen.none(self.width))
         names = work.rows.names
@@ -127,10 +128,6 @@ class NodeTable:
             most = max(1, self._budget.task_bytes // (3 * (8 + matrix.row_bytes)))
             written = feature_tasks.gathered(self._run, self.folder, matrix, len(self.spans), most)
         return Written.by_tasks(matrix, written)
-
-    def _spans_in(self, number: int, end: int) -> list[Span]:
-        """The spans from `number` on that begin before row `end`."""
-        return [*takewhile(lambda span: span.first < end, islice(self.spans, number, None))]
 
 
 def read_values(nodes: NodeMap, table: Table, columns: Columns, labelled: bool) -> dict[str, Any]:

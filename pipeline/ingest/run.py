@@ -161,13 +161,11 @@ class Ingest:
             options = replace(edge_tasks.AS_THEY_ARE, dangling_edges=options.dangling_edges)
             turned = [r + len(relations) for r in self.times.borrowed if self.turned]
             self.times = replace(self.times, borrowed=(*self.times.borrowed, *turned))
-        weighted, relations = any(own.weighted for own in self.tables), len(self.types.relations) if self.typed else 0
+        weighted, kinds = any(own.weighted for own in self.tables), len(self.types.relations) if self.typed else 0
         self.kept = list[str]()
         if self.tables[0].columns.time and not self.typed:
             options = mended.keeping(options, self.kept)
-        self.work = edge_tasks.EdgeWork(
-            self.folder, options, self.offsets, weighted, widest, relations, times=self.times
-        )
+        self.work = edge_tasks.EdgeWork(self.folder, options, self.offsets, weighted, widest, kinds, times=self.times)
         spilled, placed = edge_tasks.edge_bytes(self.work, self.turned)
         # Features made of degrees have two columns. Which columns miss values is known when all rows are read.
         values = sum(own.feature_values for own in nodes) or (0 if self.typed else 2 * self.offsets[-1])

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ...storage.array_kinds import AnyArray, IdArray, IntArray
 from ...storage.errors import RunError
 from ...storage.graph import starts_of
 
@@ -60,7 +61,7 @@ class Cells:
     def __len__(self) -> int:
         return self._firsts[-1]
 
-    def numbered(self, numbers: npt.NDArray[np.integer], kind: int) -> npt.NDArray[np.int16]:
+    def numbered(self, numbers: IntArray, kind: int) -> npt.NDArray[np.int16]:
         """int16, cells of numbers in range `kind`."""
         within = numbers - self._offsets[kind] if kind else numbers
         cells = (within >> self._shifts[kind]).astype(np.int16)
@@ -79,14 +80,14 @@ class RunWriter:
     def __init__(self, folder: Path, number: int, fields: Sequence[Field], cells: int) -> None:
         self._path, self._fields, self._cells = _data(folder, number), fields, cells
         self._aside = self._path.with_name(f".{uuid.uuid4().hex}")
-        self._bounds: list[npt.NDArray[np.int64]] = []
+        self._bounds: list[IdArray] = []
 
     def __enter__(self) -> "RunWriter":
         self._path.parent.mkdir(exist_ok=True)
         self._file = open(self._aside, "wb")
         return self
 
-    def add(self, cell: npt.NDArray[np.int16], *arrays: npt.NDArray[Any]) -> None:
+    def add(self, cell: npt.NDArray[np.int16], *arrays: AnyArray) -> None:
         """Write a run of records, each array with an entry for each."""
         order = np.argsort(cell, kind="stable")
         bounds = starts_of(np.bincount(cell, minlength=self._cells))
@@ -106,7 +107,7 @@ class RunWriter:
             self._aside.unlink(missing_ok=True)
 
 
-def cell_sizes(folders: Sequence[Path], tasks: int, cells: int) -> npt.NDArray[np.int64]:
+def cell_sizes(folders: Sequence[Path], tasks: int, cells: int) -> IdArray:
     """int64 [cells], records of all tasks in each, in all folders."""
     total = np.zeros(cells, np.int64)
     for folder, number in product(folders, range(tasks)):
@@ -114,7 +115,7 @@ def cell_sizes(folders: Sequence[Path], tasks: int, cells: int) -> npt.NDArray[n
     return total
 
 
-def groups_of(sizes: npt.NDArray[np.integer], most: int) -> list[tuple[int, int]]:
+def groups_of(sizes: IntArray, most: int) -> list[tuple[int, int]]:
     """Ranges of cells with at most `most` edges each, or one cell."""
     groups, first, held = [], 0, 0
     for cell, size in enumerate(sizes.tolist()):
@@ -125,7 +126,7 @@ def groups_of(sizes: npt.NDArray[np.integer], most: int) -> list[tuple[int, int]
     return [*groups, (first, len(sizes))]
 
 
-def read_cells(folder: Path, tasks: int, fields: Sequence[Field], first: int, stop: int) -> list[npt.NDArray[Any]]:
+def read_cells(folder: Path, tasks: int, fields: Sequence[Field], first: int, stop: int) -> list[AnyArray]:
     """Records of the cells ``[first, stop)`` of all tasks, an array for each field. Raises RunError: a file is
     incomplete."""
     bounds = [np.asarray(_bounds(folder, n)[:, [first, stop, -1]]) for n in range(tasks)]
@@ -148,7 +149,7 @@ def read_cells(folder: Path, tasks: int, fields: Sequence[Field], first: int, st
     return out
 
 
-def _bounds(folder: Path, number: int) -> npt.NDArray[np.int64]:
+def _bounds(folder: Path, number: int) -> IdArray:
     return np.load(_data(folder, number).with_suffix(".npy"), mmap_mode="r")
 
 

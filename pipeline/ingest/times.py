@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ...storage.array_kinds import IntArray
 from ...storage.graph import ALWAYS
 from ...storage.times.moments import as_times, in_one_unit
 from ..datasets.cleaning.node_ids import is_text
@@ -42,7 +42,7 @@ class Times:
         """Numbers, or dates in the unit of all. Raises InputError: one is too far from 1970 for that."""
         return in_one_unit((values, np.empty(0, self.dates)))[0][0] if self.dates else values
 
-    def on_edges(self, own: AnyArray, sources: npt.NDArray[np.integer], relations: AnyArray) -> AnyArray:
+    def on_edges(self, own: AnyArray, sources: IntArray, relations: AnyArray) -> AnyArray:
         """The times of edges: their `own`, but of those in a `borrowed` relation the times of their sources."""
         at = np.isin(relations, self.borrowed)
         if at.any():

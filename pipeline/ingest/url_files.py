@@ -32,11 +32,6 @@ class UrlFile:
         """The URL of its folder."""
         return self.folder.rstrip("/")
 
-    @property
-    def suffixes(self) -> list[str]:
-        """Endings of the name, as those of a `Path`."""
-        return PurePosixPath(self.name).suffixes
-
     def resolve(self) -> "UrlFile":
         """The file itself."""
         return self

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from ....storage.array_kinds import AnyArray, IdArray
 from ....storage.errors import InputError, nearest
 from ....storage.plural import counted, were
 
@@ -27,7 +27,7 @@ BELOW_ZERO = re.compile(r"-\d+$")
 class Numbered(NamedTuple):
     """Classes by number."""
 
-    labels: npt.NDArray[np.int64]
+    labels: IdArray
     """int64 [V], -1 where the text is empty or null."""
     class_names: tuple[str, ...]
     """Sorted; whole numbers come first, by value."""
@@ -41,9 +41,7 @@ def numbered(labels: Any) -> Numbered:
 
     from .arrow import pc
 
-    column: Any = (
-        labels if isinstance(labels, pa.Array | pa.ChunkedArray) else pa.array(list(labels), pa.large_string())
-    )
+    column: Any = labels if isinstance(labels, pa.Array | pa.ChunkedArray) else pa.array([*labels], pa.large_string())
     column = column.cast(pa.large_string())
     uses = pc.value_counts(column)
     seen, counts = uses.field("values"), uses.field("counts").to_numpy()
@@ -99,7 +97,7 @@ def without_ignored(found: Numbered, ignored: tuple[str, ...], notes: list[str],
     return Numbered(y, names, stripped)
 
 
-def numbered_text(labels: npt.NDArray[Any]) -> Numbered:
+def numbered_text(labels: AnyArray) -> Numbered:
     """`numbered` for a NumPy array of text, or of objects that are all text or None. Raises InputError otherwise."""
     if labels.dtype.kind == "O" and not any(isinstance(v, str | bytes) for v in labels.flat):
         raise InputError("labels are Python objects; expected class numbers, or text for every class")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ....storage.array_kinds import Float32Array, IdArray
 from ....storage.errors import InputError
 from ....storage.graph import edge_matrix
 from .filling import Seen, Treatment, taken_out, treatment_of
@@ -19,6 +20,11 @@ Card = list[dict[str, Any]]
 """Records of columns for a data card."""
 LARGE_VALUE = 100
 """Value beyond which features get a note: training diverges, or stands still."""
+NORMALIZED = {
+    "binary": "Features were made binary",
+    "row": "Feature rows were divided by their absolute sums",
+    "standard": "Feature columns were shifted and scaled to mean 0 and standard deviation 1",
+}
 
 
 class RowKind(NamedTuple):
@@ -36,7 +42,7 @@ NODES, EDGES = RowKind(), RowKind((), "edge", "edges")
 
 def clean_features(
     features: Any, num_nodes: int, options: ReadOptions, notes: list[str], of: RowKind = NODES, card: Card | None = None
-) -> npt.NDArray[np.float32]:
+) -> Float32Array:
     """Features float32 [V, F], C-contiguous, of numbers, dense or SciPy sparse, or of None, so that F is 0. Raises
     InputError: names the defect and the option that resolves it."""
     if features is None:
@@ -44,9 +50,7 @@ def clean_features(
     if not (sparse := hasattr(features, "todense")):
         features = _array(features)
     if len(features.shape) != 2 or features.shape[0] != num_nodes:
-        raise InputError(
-            f"features have shape {list(features.shape)}; expected [{num_nodes}, F], a row for each of the nodes"
-        )
+        raise InputError(f"features have shape {list(features.shape)}; expected [{num_nodes}, F], a row for each node")
     if not features.shape[1]:
         return np.zeros((num_nodes, 0), np.float32)
     if features.dtype.kind not in "biuf":
@@ -64,7 +68,7 @@ def clean_features(
 
 def clean_edge_features(
     features: Any, num_edges: int, options: ReadOptions, notes: list[str], of: RowKind = EDGES, card: Card | None = None
-) -> npt.NDArray[np.float32]:
+) -> Float32Array:
     """Features of edges, float32 [E, D], in the order given. Missing values are filled as those of nodes are. Raises
     InputError: they are no rows of numbers, or values are missing where that is an error."""
     given = _array(features)
@@ -83,8 +87,8 @@ def _array(features: npt.ArrayLike) -> Any:
 
 
 def filled(
-    x: npt.NDArray[np.float32], given: Any, options: ReadOptions, notes: list[str], of: RowKind, card: Card | None
-) -> npt.NDArray[np.float32]:
+    x: Float32Array, given: Any, options: ReadOptions, notes: list[str], of: RowKind, card: Card | None
+) -> Float32Array:
     """Rows [n, F] scaled and filled, which changes `x`; see `filling.Seen.from_rows` and `check`."""
     bad = taken_out(x)
     seen = Seen.from_rows(x, bad, given=given)
@@ -116,21 +120,15 @@ def note_missing(options: ReadOptions, notes: list[str]) -> None:
     )
 
 
-def degree_rows(in_degree: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+def degree_rows(in_degree: IdArray) -> Float32Array:
     """float32 [V, 2], 1 and log(1 + in-degree)."""
     return np.stack([np.ones(len(in_degree)), np.log1p(in_degree)], axis=1).astype(np.float32)
 
 
 def note_normalized(largest: float, options: ReadOptions, notes: list[str]) -> None:
     """Note the normalisation, or values that are too large without one."""
-    if options.normalize_features == "binary":
-        notes.append("Features were made binary (normalize_features=binary).")
-    elif options.normalize_features == "row":
-        notes.append("Feature rows were divided by their absolute sums (normalize_features=row).")
-    elif options.normalize_features == "standard":
-        notes.append(
-            "Feature columns were shifted and scaled to mean 0 and standard deviation 1 (normalize_features=standard)."
-        )
+    if (how := NORMALIZED.get(options.normalize_features)) is not None:
+        notes.append(f"{how} (normalize_features={options.normalize_features}).")
     elif largest > LARGE_VALUE:
         notes.append(
             f"Features reach {largest:,.0f}, and training needs values near 1: normalize_features=standard scales each "

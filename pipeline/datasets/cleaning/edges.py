@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from ....storage.array_kinds import Float32Array, IntArray
 from ....storage.errors import InputError, NoDirectionError
 from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph, as_times, index_dtype, run_starts, starts_of
@@ -47,6 +48,11 @@ class OfEdges:
 
     def __getitem__(self, index: AnyArray) -> "OfEdges":
         return OfEdges(*(taken(array, index) for array in vars(self).values()))
+
+    def before(self, other: "OfEdges") -> "OfEdges":
+        """Values of these edges, and behind them those of others, which have the same."""
+        both = zip(vars(self).values(), vars(other).values())
+        return OfEdges(*(None if array is None else np.concatenate([array, more]) for array, more in both))
 
 
 IGNORED = "Edge weights were ignored (edge_weights=ignore)."
@@ -124,7 +130,7 @@ def graph_of_keys(keys: Keys, num_nodes: int, weight: Weights = None) -> Graph:
     return Graph(indptr, indices, weight)
 
 
-def rows_of_keys(keys: Keys, num_nodes: int, num_rows: int) -> tuple[Keys, npt.NDArray[np.integer]]:
+def rows_of_keys(keys: Keys, num_nodes: int, num_rows: int) -> tuple[Keys, IntArray]:
     """``indptr`` of the first `num_rows` rows and the sources, from ascending keys dst * V + src of no other rows."""
     dst = keys // max(num_nodes, 1)
     indptr = starts_of(np.bincount(dst, minlength=num_rows))
@@ -219,7 +225,7 @@ class WeightFaults:
     least: float = 0.0
 
 
-def as_weights(weight: AnyArray) -> tuple[npt.NDArray[np.float32], WeightFaults]:
+def as_weights(weight: AnyArray) -> tuple[Float32Array, WeightFaults]:
     """Weights as float32 [E], and their faults. Raises InputError if they are no numbers."""
     if weight.dtype.kind not in "biuf":
         raise InputError(f"edge weights are {weight.dtype}; expected numbers, or set edge_weights=ignore")
@@ -360,22 +366,17 @@ def with_reverses(keys: Keys, w: OfEdges, back: Keys, back_w: OfEdges) -> tuple[
     if w.is_empty and run_starts(keys).all() and run_starts(back).all():
         both.sort()
         return both[run_starts(both)], w
-    copies = np.concatenate([_copy_numbers(keys, w.time), _copy_numbers(back, back_w.time)])
-    time = None
-    if w.time is not None and back_w.time is not None:
-        time = np.concatenate([w.time, back_w.time])
+    copies, every = np.concatenate([_copy_numbers(keys, w.time), _copy_numbers(back, back_w.time)]), w.before(back_w)
+    if every.time is not None:
         # One number for a time and a copy, ascending by time.
-        copies += np.unique(time, return_inverse=True)[1] * len(time)
+        copies += np.unique(every.time, return_inverse=True)[1] * len(every.time)
+    # Sorting keeps equal ones in their order: what is stored comes before a reverse.
     order = np.lexsort((copies, both))
-    both, copies = both[order], copies[order]
-    kept = np.flatnonzero(run_starts(both, copies))
-    weight, rows = w.weight, w.rows
-    if weight is not None and back_w.weight is not None and len(kept):
-        weight = np.maximum.reduceat(np.concatenate([weight, back_w.weight])[order], kept)
-    if rows is not None and back_w.rows is not None:
-        # Sorting kept equal ones in their order: what is stored comes before a reverse.
-        rows = np.concatenate([rows, back_w.rows])[order[kept]]
-    return both[kept], OfEdges(weight, rows, taken(time, order[kept]))
+    kept = np.flatnonzero(run_starts(both[order], copies[order]))
+    weight, first = every.weight, order[kept]
+    if weight is not None and len(kept):
+        weight = np.maximum.reduceat(weight[order], kept)
+    return both[first], replace(every[first], weight=weight)
 
 
 def _copy_numbers(keys: Keys, time: AnyArray | None = None) -> Keys:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ....storage.array_kinds import AnyArray, Float32Array, Float64Array, IdArray
+from ....storage.array_kinds import AnyArray, Float32Array, Float64Array, IdArray, IntArray
 from ....storage.errors import InputError, nearest
 from ....storage.plural import are, counted, were
 from ....storage.stored.data_card import TREATED
@@ -80,7 +80,7 @@ class Seen(Totals):
 
     @classmethod
     def from_rows(
-        cls, x: Float32Array, bad: Mask, numbers: int | npt.NDArray[np.integer] = 0, given: AnyArray | None = None
+        cls, x: Float32Array, bad: Mask, numbers: int | IntArray = 0, given: AnyArray | None = None
     ) -> "Seen":
         """Totals of rows [n, F] whose values were missing where they are `bad`; `numbers` is that of the first row, or
         those of all, `given` the rows before they were float32."""
@@ -322,14 +322,19 @@ def value_counts(x: Float32Array, bad: Mask, bins: Bins) -> Counts:
     return found
 
 
+def joined_counts(records: Sequence[Counts]) -> Counts:
+    """The counts of all values that some records count."""
+    found = {}
+    for c in records[0]:
+        keys, counts = (np.concatenate([np.array(r[c][i], np.int64) for r in records]) for i in range(2))
+        distinct, at = np.unique(keys, return_inverse=True)
+        found[c] = [distinct.tolist(), np.bincount(at, counts, len(distinct)).astype(np.int64).tolist()]
+    return found
+
+
 def total_counts(records: Sequence[Counts]) -> dict[int, tuple[list[int], IdArray]]:
     """Ascending keys of each column, and how many values have one of the keys so far."""
-    total = {}
-    for c in records[0]:
-        keys, at = np.unique(np.concatenate([np.array(r[c][0], np.int64) for r in records]), return_inverse=True)
-        counts = np.bincount(at, np.concatenate([np.array(r[c][1], np.int64) for r in records]), len(keys))
-        total[int(c)] = keys.tolist(), np.cumsum(counts).astype(np.int64)
-    return total
+    return {int(c): (keys, np.cumsum(counts, dtype=np.int64)) for c, (keys, counts) in joined_counts(records).items()}
 
 
 def middle_bins(records: Sequence[Counts]) -> dict[int, tuple[list[int], int]]:

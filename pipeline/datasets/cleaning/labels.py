@@ -2,11 +2,11 @@
 
 import re
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from ....storage.array_kinds import Float32Array, IdArray, Mask
 from ....storage.dataset import MATRIX_TASKS, Dataset, Task, counted_outputs, is_labelled
 from ....storage.errors import InputError
 from ....storage.plural import are, counted, were
@@ -25,7 +25,7 @@ LARGE_TARGET = 100
 class CleanLabels(NamedTuple):
     """Labels, classes and task of a dataset."""
 
-    labels: npt.NDArray[Any]
+    labels: AnyArray
     num_classes: int
     task: Task
     class_names: tuple[str, ...] | None
@@ -73,21 +73,13 @@ def names_of_classes(labels: AnyArray, y: AnyArray, num_classes: int) -> tuple[s
 
 def clean_labels(
     given: GivenLabels, options: ReadOptions, notes: list[str], unit: str = "node"
-) -> tuple[npt.NDArray[Any], int, Task]:
-    """Labels, number of classes or targets, and task.
+) -> tuple[AnyArray, int, Task]:
+    """Labels, number of classes or targets, and task: int64 [V], C, "multiclass" or "binary"; or float32 [V, C], C,
+    "multilabel" or "regression".
 
-    Args:
-        given: [V] or [V, 1] class numbers, -1 for unlabelled; [V, C > 1] of 0 and 1, several of which may be set; or
-            [V] or [V, C] targets. Where classes have names, -1 cannot be one of them.
-        options: the task, and the treatment of NaN and of empty classes.
-        notes: a sentence is appended for each repair.
-        unit: word for one of what is labelled.
-
-    Returns:
-        int64 [V], C, "multiclass" or "binary"; or float32 [V, C], C, "multilabel" or "regression".
-
-    Raises:
-        InputError: names the defect and, where there is one, the option that resolves it.
+    They are given as class numbers [V] or [V, 1], -1 for unlabelled; 0 and 1 [V, C > 1], several of which may be set;
+    or targets [V] or [V, C]. Where classes have names, -1 cannot be one of them. `unit` is the word for one of what is
+    labelled. Raises InputError: names the defect and, where there is one, the option that resolves it.
     """
     labels, named = given.values, given.class_names is not None
     if labels.ndim not in (1, 2):
@@ -126,7 +118,7 @@ def clean_labels(
     return y, num_classes, task
 
 
-def _check_classes(y: npt.NDArray[np.int64], options: ReadOptions, notes: list[str], unit: str) -> None:
+def _check_classes(y: IdArray, options: ReadOptions, notes: list[str], unit: str) -> None:
     """Note that all labels are of one class. Raises InputError for labels of which nearly each is another."""
     used, found = np.count_nonzero(np.bincount(y[y >= 0])), int((y >= 0).sum())
     if options.task is None and found >= FEWEST_NAMES and used >= NAMES_SHARE * found:
@@ -149,31 +141,25 @@ def _task_of(labels: AnyArray) -> Task:
     known = labels[~np.isnan(labels)]
     whole, most = (known == np.floor(known)).all(), np.abs(known).max(initial=0)
     if whole and 2**63 <= most < np.inf:  # such as 2**64 - 1 for no label, which a table has made a float
-        raise InputError(
-            f"labels are whole numbers to {most:.6g}; number the classes 0, 1, ..., or set task=regression"
-        )
+        raise InputError(f"labels are whole numbers to {most:.6g}; number classes 0, 1, ..., or set task=regression")
     return "multiclass" if whole and most <= 2**53 else "regression"
 
 
-def as_task(dataset: Dataset, task: Task) -> tuple[npt.NDArray[Any], int]:
+def as_task(dataset: Dataset, task: Task) -> tuple[AnyArray, int]:
     """Labels of a clean dataset for another task, and the number of classes or targets. Raises InputError: its labels
     do not fit the task."""
     labels, number = dataset.labels, dataset.num_classes
-    if task == dataset.task:
-        return labels, number
-    if task == "multiclass" and dataset.task == "binary":
+    if (dataset.task, task) in (("binary", "multiclass"), ("multilabel", "regression"), (task, task)):
         return labels, number
     if task == "binary" and dataset.task == "multiclass" and number <= 2:
         return labels, 2
-    if task == "regression" and dataset.task == "multilabel":
-        return labels, number
     if task == "regression" and labels.ndim == 1 and dataset.class_names is None:
         return np.where(is_labelled(labels), labels, np.nan).astype(np.float32)[:, None], 1
     seen = counted_outputs(dataset.task, number)
     raise InputError(f"the labels of {dataset.name} are {seen} ({dataset.task}), which do not fit task={task}")
 
 
-def _multilabel(labels: AnyArray, notes: list[str], unit: str) -> npt.NDArray[np.float32]:
+def _multilabel(labels: AnyArray, notes: list[str], unit: str) -> Float32Array:
     labels = labels.reshape(len(labels), -1)
     unknown = np.isnan(labels) if labels.dtype.kind == "f" else np.zeros(labels.shape, bool)
     if not (np.isin(labels, (0, 1)) | unknown).all():
@@ -185,7 +171,7 @@ def _multilabel(labels: AnyArray, notes: list[str], unit: str) -> npt.NDArray[np
     return labels.astype(np.float32)
 
 
-def _targets(labels: AnyArray, notes: list[str], unit: str) -> npt.NDArray[np.float32]:
+def _targets(labels: AnyArray, notes: list[str], unit: str) -> Float32Array:
     with np.errstate(over="ignore"):
         y = labels.reshape(len(labels), -1).astype(np.float32)
     if (bad := np.isinf(y)).any():
@@ -204,7 +190,7 @@ def _targets(labels: AnyArray, notes: list[str], unit: str) -> npt.NDArray[np.fl
     return y
 
 
-def _note_unknown(unknown: npt.NDArray[np.bool_], what: str, notes: list[str], unit: str) -> None:
+def _note_unknown(unknown: Mask, what: str, notes: list[str], unit: str) -> None:
     bare = int(unknown.all(axis=1).sum())
     partly = int(unknown.sum()) - bare * unknown.shape[1]
     if bare:
@@ -215,14 +201,12 @@ def _note_unknown(unknown: npt.NDArray[np.bool_], what: str, notes: list[str], u
 
 def _classes(
     labels: AnyArray, options: ReadOptions, notes: list[str], named: bool, nulls: int, unit: str
-) -> tuple[npt.NDArray[np.int64], int]:
+) -> tuple[IdArray, int]:
     """Class numbers, and how many classes there are."""
     y = _class_numbers(labels, options, notes, nulls)
     if options.ignored:
         if words := [c for c in options.ignored if not isinstance(c, int)]:
-            raise InputError(
-                f"ignored_labels names '{words[0]}', but labels are numbers; expected numbers, or leave it out"
-            )
+            raise InputError(f"ignored_labels has '{words[0]}', but labels are numbers; give numbers, or leave it out")
         ignored = np.isin(y, options.ignored)
         notes.append(f"{counted(int(ignored.sum()), 'label')} {were(int(ignored.sum()))} ignored (ignored_labels).")
         y = np.where(ignored, -1, y)
@@ -244,7 +228,7 @@ def _classes(
     return _label_gaps(y, labelled, options, notes, unit)
 
 
-def _class_numbers(y: AnyArray, options: ReadOptions, notes: list[str], nulls: int) -> npt.NDArray[np.int64]:
+def _class_numbers(y: AnyArray, options: ReadOptions, notes: list[str], nulls: int) -> IdArray:
     if np.issubdtype(y.dtype, np.integer):
         return y.astype(np.int64)
     missing = np.isnan(y)
@@ -258,15 +242,11 @@ def _class_numbers(y: AnyArray, options: ReadOptions, notes: list[str], nulls: i
     y = np.where(missing, -1, y)
     if (np.abs(y) > 2**53).any() or (y != np.floor(y)).any():
         bad = y[(np.abs(y) > 2**53) | (y != np.floor(y))][0]
-        raise InputError(
-            f"labels are non-integer (first: {bad}); expected class numbers: use task=regression for targets"
-        )
+        raise InputError(f"labels are non-integer (first: {bad}); expected class numbers: targets need task=regression")
     return y.astype(np.int64)
 
 
-def _label_gaps(
-    y: npt.NDArray[np.int64], labelled: npt.NDArray[np.bool_], options: ReadOptions, notes: list[str], unit: str
-) -> tuple[npt.NDArray[np.int64], int]:
+def _label_gaps(y: IdArray, labelled: Mask, options: ReadOptions, notes: list[str], unit: str) -> tuple[IdArray, int]:
     known = y[labelled]
     num_classes = int(known.max()) + 1
     # Counts take less time and memory than the sort in `unique`, unless the numbers are far larger than their count.

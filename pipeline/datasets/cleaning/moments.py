@@ -12,6 +12,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from ....storage.array_kinds import Float32Array, Float64Array, Mask
 from ....storage.stored.totals import Rule, Totals
 
 UNIT = 149
@@ -40,7 +41,7 @@ class Moments(Totals):
     """Sums of the squares, in units of 2**-298."""
 
     @classmethod
-    def from_rows(cls, x: npt.NDArray[np.float32], missing: npt.NDArray[np.bool_] | None = None) -> "Moments":
+    def from_rows(cls, x: Float32Array, missing: Mask | None = None) -> "Moments":
         """The moments of some rows, without values that are `missing`, which are 0."""
         found, step = cls.none(x.shape[1]), max(1, AT_ONCE // max(1, x.shape[1]))
         for first in range(0, len(x), step):
@@ -51,7 +52,7 @@ class Moments(Totals):
             found += cls(len(rows), each.astype(object), _exact_sums(rows, UNIT), squares)
         return found
 
-    def means(self) -> npt.NDArray[np.float64]:
+    def means(self) -> Float64Array:
         """[F], means of the known values; 0 where none is."""
         return np.array([float(Fraction(s, max(1, n) << UNIT)) for n, s in zip(self.known, self.sums)])
 
@@ -67,15 +68,15 @@ class Moments(Totals):
 class Scaling:
     """A shift and a division of each column."""
 
-    mean: npt.NDArray[np.float64]
-    deviation: npt.NDArray[np.float64]
+    mean: Float64Array
+    deviation: Float64Array
 
-    def apply(self, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    def apply(self, x: Float32Array) -> Float32Array:
         """The scaled rows."""
         return ((x - self.mean) / self.deviation).astype(np.float32)
 
 
-def _exact_sums(x: npt.NDArray[np.float64], unit: int) -> Integers:
+def _exact_sums(x: Float64Array, unit: int) -> Integers:
     """Sums of columns, in units of ``2**-unit``, of which each value is a whole number. Changes `x`.
 
     The values are rounded to a grid, coarse enough for their sums to be exact in double precision; what is left goes

@@ -156,13 +156,10 @@ def repeated(shown: str, what: str = "nodes.id") -> InputError:
     return InputError(f"column {what} holds {shown} more than once; expected one row for each node")
 
 
-def renumbered(ids: AnyArray, ends: dict[str, AnyArray]) -> dict[str, AnyArray]:
+def renumbered(ids: AnyArray, ends: AnyArray) -> AnyArray:
     """Edge ends as positions in the ascending `ids`, -1 where they are none of them."""
-    found = {}
-    for what, column in ends.items():
-        at = np.minimum(np.searchsorted(ids, column), len(ids) - 1)
-        found[what] = np.where(ids[at] == column, at, -1)
-    return found
+    at = np.minimum(np.searchsorted(ids, ends), len(ids) - 1)
+    return np.where(ids[at] == ends, at, -1)
 
 
 def unknown(count: int, what: str, first: str) -> InputError:

@@ -189,9 +189,7 @@ class ReadOptions:
         if not isinstance(given, int | str | tuple | None) or not all(
             (c and type(c) in (int, str)) or c == 0 for c in self.ignored
         ):
-            raise InputError(
-                f"ignored_labels is {given!r}; expected class numbers such as (255, -100), or names such as 'unknown'"
-            )
+            raise InputError(f"ignored_labels is {given!r}; expected class numbers such as (255, -100), or names")
         order = ["head", "relation", "tail"]
         if self.triples is not None and sorted(self.triples.replace(" ", "").split(",")) != order:
             raise InputError(f"triples is {self.triples!r}; expected an order such as head,tail,relation")

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
+from ....storage.array_kinds import Float32Array, FloatArray, IdArray
 from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph, index_dtype, starts_of
 from ....storage.typed.graph_types import GraphTypes, RelationType
@@ -16,24 +16,17 @@ REVERSE = "rev_"
 
 
 def graph_of_relations(
-    edges: Mapping[RelationType, tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]],
+    edges: Mapping[RelationType, tuple[IdArray, IdArray]],
     types: GraphTypes,
     keep_edge_id: bool = False,
-    weights: Sequence[npt.NDArray[np.float32]] | None = None,
-    features: Sequence[npt.NDArray[np.floating] | None] = (),
+    weights: Sequence[Float32Array] | None = None,
+    features: Sequence[FloatArray | None] = (),
     times: Sequence[AnyArray] | None = None,
 ) -> Graph:
-    """In-neighbour lists sorted by (destination, relation, source), ties in the order given.
-
-    Args:
-        edges: global ids of sources and destinations of each of the types' relations, in their order.
-        types: of the graph.
-        keep_edge_id: also keep each edge's position within its relation.
-        weights: float32 [E] of the edges of each relation; None: the graph is unweighted.
-        features: [E, D] of the edges of each relation, D differs between them; None: it has none. Empty: no relation
-            has any.
-        times: [E] of the edges of each relation, of one dtype; None: there are none.
-    """
+    """In-neighbour lists sorted by (destination, relation, source), ties in the order given. Edges are global ids of
+    sources and destinations of each of the types' relations, in their order; `weights` are float32 [E] of those of
+    each, `features` [E, D], of which D differs, or None of one without, and `times` [E] of one dtype. None, or no
+    features: no relation has any. With `keep_edge_id` each edge's position within its relation is kept too."""
     V = types.offsets[-1]
     lengths = [len(src) for src, _ in edges.values()]
     src, dst = (np.concatenate([pair[i] for pair in edges.values()]) for i in range(2))
@@ -55,9 +48,7 @@ def graph_of_relations(
     return replace(graph, edge_time=time).check()
 
 
-def _padded(
-    features: Sequence[npt.NDArray[np.floating] | None], lengths: Sequence[int], order: npt.NDArray[np.int64]
-) -> ArrayFeatures:
+def _padded(features: Sequence[FloatArray | None], lengths: Sequence[int], order: IdArray) -> ArrayFeatures:
     """Rows of all edges in their new order, as wide as the widest relation's."""
     given = [x for x in features if x is not None]
     rows = np.zeros((len(order), max(x.shape[1] for x in given)), np.result_type(*given))

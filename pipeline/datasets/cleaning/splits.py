@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ....stages.random import Purpose, permutation, stream
+from ....storage.array_kinds import Mask
 from ....storage.dataset import SPLITS, IdArray, Split, is_labelled
 from ....storage.errors import InputError, nearest
 from ....storage.plural import are, counted, were
@@ -65,9 +65,7 @@ def parse_split(text: str) -> SplitSpec:
     if kind == "random" and (train < 1 or val < 0):
         raise InputError(f"split is '{text}'; expected at least 1 train node and 0 val nodes per class")
     if kind in ("fraction", "time") and not (0 < train <= 1 and val >= 0 and train + val <= 1 + 1e-9):
-        raise InputError(
-            f"split is '{text}'; expected a fraction above 0 for train and one from 0 for val, together at most 1"
-        )
+        raise InputError(f"split is '{text}'; expected shares above 0 for train and from 0 for val, together at most 1")
     return SplitSpec(kind, train, val)
 
 
@@ -88,35 +86,25 @@ def _until(text: str, train: int | float | Moment, val: int | float | Moment) ->
 
 
 def make_split(
-    labels: npt.NDArray[Any],
+    labels: AnyArray,
     stored: Mapping[str, AnyArray] | Split | None,
     text: str | None,
     seed: int,
     options: ReadOptions,
     notes: list[str],
-    times: npt.NDArray[Any] | None = None,
+    times: AnyArray | None = None,
     unit: str = "node",
     time_unit: str | None = None,
 ) -> Split:
-    """The split described by `text`: a pure function of the labels, the text and the seed.
+    """The split described by `text`: a pure function of the labels, int64 [V] with -1 for unlabelled or float32 [V, C]
+    with NaN, the text and the seed.
 
-    Args:
-        labels: int64 [V] with -1 for unlabelled, or float32 [V, C] with NaN.
-        stored: the source's split: a checked `Split`, or ids or masks by 'train', 'val', 'test'; empty or None if it
-            has none.
-        text: see `parse_split`; None: the stored split, else random:20,30 if every class has 60 labelled nodes, else,
-            and for edges, fraction:0.6,0.2. Of data that a run did not train on it counts only for hidden edges without
-            a stored split; nodes and other edges are then all test data.
-        seed: seed of a drawn split.
-        options: treatment of overlaps and unlabelled nodes in the stored split.
-        notes: a sentence is appended for each repair or choice.
-        times: [V], of the nodes, for splits by time.
-        unit: word for one of what is labelled.
-        time_unit: see `Graph.time_unit`.
-
-    Raises:
-        InputError: the text is malformed, the stored split is absent or unusable, or a class has too few nodes.
-    """
+    The source may have `stored` one: a checked `Split`, or ids or masks by 'train', 'val', 'test'. Without a text (see
+    `parse_split`) it is taken; else random:20,30 if every class has 60 labelled nodes; else, and for edges,
+    fraction:0.6,0.2. Of data that a run did not train on, the text counts only for hidden edges without a stored split;
+    nodes and other edges are then all test data. `times` [V] are for splits by time, `unit` is the word for one of what
+    is labelled. Raises InputError: the text is malformed, the stored split is absent or unusable, or a class has too
+    few nodes."""
     text = None if stored and is_new(options) else text
     spec = None if text is None else parse_split(text)
     if is_new(options) and not stored and options.labelled_edges != "hidden":
@@ -138,9 +126,7 @@ def make_split(
             )
     if spec.kind == "public":
         if not stored:
-            raise InputError(
-                "split is 'public' but the input stores no split; use split=random:20,30 or split=fraction:0.6,0.2"
-            )
+            raise InputError("split is 'public' but the input stores no split; use random:20,30 or fraction:0.6,0.2")
         parts = stored if isinstance(stored, Split) else clean_split(stored, labels, options, notes, unit)
     elif spec.kind in ("time", "until"):
         if times is None:
@@ -158,7 +144,7 @@ def make_split(
     return parts
 
 
-def _note_unseen(parts: Split, labels: npt.NDArray[Any], notes: list[str], unit: str) -> None:
+def _note_unseen(parts: Split, labels: AnyArray, notes: list[str], unit: str) -> None:
     """Note classes that train and neither val nor test has, which are never evaluated."""
     held_out = np.concatenate([parts.val, parts.test])
     if labels.ndim == 2 or not len(held_out) or not len(parts.train):
@@ -173,18 +159,10 @@ def _note_unseen(parts: Split, labels: npt.NDArray[Any], notes: list[str], unit:
         )
 
 
-def by_time(times: npt.NDArray[Any], spec: SplitSpec, text: str, time_unit: str | None = None) -> list[IdArray]:
-    """Three ascending sets of positions, no time in two of them: train before val before test.
-
-    Args:
-        times: [n].
-        spec: of kind time or until.
-        text: what `spec` was parsed of.
-        time_unit: see `Graph.time_unit`.
-
-    Raises:
-        InputError: a set is empty that was asked for, or dates are given where times are no dates.
-    """
+def by_time(times: AnyArray, spec: SplitSpec, text: str, time_unit: str | None = None) -> list[IdArray]:
+    """Three ascending sets of positions among `times` [n], no time in two of them: train before val before test. `text`
+    is what `spec`, of kind time or until, was parsed of; `time_unit` is that of `Graph`. Raises InputError: a set is
+    empty that was asked for, or dates are given where times are no dates."""
     train, val = spec.train, spec.val
     if spec.kind == "until":
         train, val = (number_of(m, time_unit, f"a bound of split={text}", last=True) for m in spec.until)
@@ -204,7 +182,7 @@ def by_time(times: npt.NDArray[Any], spec: SplitSpec, text: str, time_unit: str 
     return parts
 
 
-def _random(labels: npt.NDArray[Any], train: int, val: int, seed: int, unit: str) -> Split:
+def _random(labels: AnyArray, train: int, val: int, seed: int, unit: str) -> Split:
     if labels.ndim == 2:
         raise InputError(
             f"split=random counts {unit}s per class, but the labels are a matrix (multi-label, or targets); use "
@@ -224,7 +202,7 @@ def _random(labels: npt.NDArray[Any], train: int, val: int, seed: int, unit: str
     return Split(*(np.sort(np.concatenate(parts[name])) for name in SPLITS))
 
 
-def _fraction(labels: npt.NDArray[Any], spec: SplitSpec, seed: int) -> Split:
+def _fraction(labels: AnyArray, spec: SplitSpec, seed: int) -> Split:
     labelled = np.flatnonzero(is_labelled(labels))
     ids = permutation(stream(seed, Purpose.SPLIT), labelled)
     train = max(1, round(spec.train * len(ids)))
@@ -233,7 +211,7 @@ def _fraction(labels: npt.NDArray[Any], spec: SplitSpec, seed: int) -> Split:
 
 
 def clean_split(
-    stored: Mapping[str, AnyArray], labels: npt.NDArray[Any], options: ReadOptions, notes: list[str], unit: str = "node"
+    stored: Mapping[str, AnyArray], labels: AnyArray, options: ReadOptions, notes: list[str], unit: str = "node"
 ) -> Split:
     """The stored split with the repairs that `options` allow. `unit` as in `make_split`. Raises InputError: names the
     defect and the option that resolves it."""
@@ -263,7 +241,7 @@ def clean_split(
     return split
 
 
-def as_flags(mask: AnyArray, what: str, otherwise: str) -> npt.NDArray[np.bool_]:
+def as_flags(mask: AnyArray, what: str, otherwise: str) -> Mask:
     """A mask that is stored as 0 and 1. Raises InputError for other values, which ends with what to do `otherwise`."""
     if mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all():
         raise InputError(f"{what} holds values other than 0 and 1; {otherwise}")
@@ -279,9 +257,7 @@ def _ids(name: str, values: AnyArray, num_nodes: int, notes: list[str], unit: st
             )
         return np.flatnonzero(values)
     if values.ndim != 1:
-        raise InputError(
-            f"the {name} split has shape {list(values.shape)}; expected a vector of {unit} ids or a boolean mask"
-        )
+        raise InputError(f"the {name} split has shape {list(values.shape)}; expected {unit} ids [n] or a boolean mask")
     if not len(values):
         return np.empty(0, np.int64)
     if values.dtype.kind not in "iu":
@@ -298,9 +274,7 @@ def _ids(name: str, values: AnyArray, num_nodes: int, notes: list[str], unit: st
     return distinct
 
 
-def _labelled(
-    name: str, ids: IdArray, labels: npt.NDArray[Any], options: ReadOptions, notes: list[str], unit: str
-) -> IdArray:
+def _labelled(name: str, ids: IdArray, labels: AnyArray, options: ReadOptions, notes: list[str], unit: str) -> IdArray:
     labelled = is_labelled(labels[ids])
     bare = ids[~labelled]
     if not len(bare):
@@ -330,17 +304,8 @@ Which = str | tuple[str, ...] | None
 def one_split(
     stored: Mapping[str, AnyArray], num_nodes: int, which: Which, what: object
 ) -> tuple[dict[str, AnyArray], tuple[str, ...]]:
-    """The sets of one split, and notes.
-
-    Args:
-        stored: ids, or masks [V], or masks [K, V] or [V, K] of K splits, by set.
-        num_nodes: V.
-        which: of them.
-        what: the input, for messages.
-
-    Raises:
-        InputError: there is no such split.
-    """
+    """The sets of one split, and notes. Stored by set are ids, masks [V], or masks [K, V] or [V, K] of K splits, of
+    which `which` chooses one; `what` is the input in messages. Raises InputError: there is no such split."""
     if which == "none":
         return {}, ()
     masks = {
@@ -352,8 +317,6 @@ def one_split(
         raise InputError(f"{what}: read.split is '{which}'; expected {expected}")
     at = int(str(which or 0))
     if short := next((part for part, m in masks.items() if at >= len(m)), None):
-        raise InputError(
-            f"{what}: the {short} masks are {len(masks[short])}, and others {several}; save as many of each"
-        )
+        raise InputError(f"{what}: the {short} masks are {len(masks[short])}, others {several}; save as many of each")
     note = f"Of {several} splits that are stored, number {at} is read (read.split=1 would read the second)."
     return {**stored, **{part: m[at] for part, m in masks.items()}}, ((note,) if several > 1 else ())

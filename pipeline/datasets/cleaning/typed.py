@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ....storage.errors import InputError, one_of, whole_number
-from ....storage.graph import ALWAYS, Graph
+from ....storage.graph import ALWAYS, Graph, starts_of
 from ....storage.node_names import NodeNames, noted_kind
 from ....storage.plural import counted
 from ....storage.typed.graph_types import GraphTypes, RelationType
@@ -85,11 +85,8 @@ def joined_names(raw: Raw, counts: Counts) -> NodeNames | None:
     if all(given.get(t) is None for t in counts):
         return None
     names = [NodeNames.of_numbers(n) if (own := given.get(t)) is None else own for t, n in counts.items()]
-    starts = [np.zeros(1, np.int64)]
-    for own in names:
-        starts.append(own.starts[1:] + starts[-1][-1])
-    kind = noted_kind(own.integers for own in names)
-    return NodeNames(np.concatenate([own.text for own in names]), np.concatenate(starts), kind)
+    starts = starts_of(np.concatenate([np.diff(own.starts) for own in names]))
+    return NodeNames(np.concatenate([own.text for own in names]), starts, noted_kind(own.integers for own in names))
 
 
 def count_nodes(raw: Raw) -> dict[str | None, int]:

@@ -5,8 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
+from ....storage.array_kinds import Float64Array, IdArray
 from ..cleaning.raw import GivenLabels, Raw, RawEdges, RawNodes
 
 NEIGHBOURS = 10
@@ -29,7 +29,7 @@ def read_digits(name: str | None = None) -> Raw:
     return Raw(name or "digits", {None: edges}, GivenLabels(labels), {None: nodes})
 
 
-def _pixels_and_labels() -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+def _pixels_and_labels() -> tuple[Float64Array, IdArray]:
     """``load_digits`` of scikit-learn, without the import of scikit-learn, which takes as long as training on them."""
     package = find_spec("sklearn")
     for folder in (package.submodule_search_locations or ()) if package is not None else ():

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from ....storage.array_kinds import IdArray
 from ....storage.dataset import Dataset
 from ....storage.features import ArrayFeatures
 from ....storage.typed.features import TypedFeatures
@@ -57,7 +57,7 @@ def generate_kg(text: str, name: str | None) -> Dataset:
     offsets = (0, p.people, p.people + p.companies, p.people + p.companies + p.cities)
     rng = generator(p, 5)
 
-    def other_than(right: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
+    def other_than(right: IdArray, count: int) -> IdArray:
         """`right`, but with probability `noise` one of the other numbers below `count`."""
         wrong = (right + rng.integers(1, count, len(right))) % count
         return np.where(rng.random(len(right)) < p.noise, wrong, right)

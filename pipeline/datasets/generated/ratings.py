@@ -62,9 +62,7 @@ def generate_ratings(text: str, name: str | None) -> Dataset:
     _, first = np.unique(user[order] * (p.users + p.items) + item[order], return_index=True)
     kept = order[first]
     ends, twice = np.stack([user[kept], item[kept]]), np.concatenate([time[kept], time[kept]])
-    graph = from_edges(
-        np.concatenate([ends[0], ends[1]]), np.concatenate([ends[1], ends[0]]), p.users + p.items, edge_time=twice
-    )
+    graph = from_edges(ends.ravel(), ends[::-1].ravel(), p.users + p.items, edge_time=twice)
     means = unit_vectors(rng, p.genres, p.features)
     x = np.float32(p.noise) * rng.standard_normal((graph.num_nodes, p.features), np.float32)
     x[p.users :] += means[genre]

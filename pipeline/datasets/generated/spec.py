@@ -4,9 +4,9 @@ from dataclasses import MISSING, Field, field, fields
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from ....stages.random import Purpose, stream
+from ....storage.array_kinds import AnyArray
 from ....storage.dataset import Split
 from ....storage.errors import InputError, nearest
 from ..cleaning.options import DEFAULT_OPTIONS
@@ -15,7 +15,7 @@ from ..cleaning.splits import make_split
 T = TypeVar("T")
 
 
-def split_of(p: Any, labels: npt.NDArray[Any], kind: str = "fraction", **more: Any) -> Split:
+def split_of(p: Any, labels: AnyArray, kind: str = "fraction", **more: Any) -> Split:
     """The stored split of a graph with the parameters `p`, by their shares; `more` for `make_split`."""
     return make_split(labels, None, f"{kind}:{p.train},{p.val}", p.seed, DEFAULT_OPTIONS, [], **more)
 
@@ -25,7 +25,7 @@ def generator(p: Any, part: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=stream(p.seed, Purpose.DATA, part)))
 
 
-def unit_vectors(rng: np.random.Generator, count: int, width: int, dtype: Any = np.float32) -> npt.NDArray[Any]:
+def unit_vectors(rng: np.random.Generator, count: int, width: int, dtype: Any = np.float32) -> AnyArray:
     """[count, width], random rows of length 1."""
     rows = rng.standard_normal((count, width), dtype)
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
@@ -37,15 +37,9 @@ def number(default: float, low: float, high: float) -> Any:
 
 
 def parse_spec(text: str, kind: type[T]) -> T:
-    """Parse ``name:key=value,...`` into a `kind`; keys that are not given keep their defaults.
-
-    Args:
-        text: e.g. ``sbm:nodes=1000,degree=5``; ``sbm`` alone has all defaults.
-        kind: a dataclass whose fields are `number`s of type int, float or bool.
-
-    Raises:
-        InputError: an unknown, repeated or malformed key, or a value of the wrong type or out of range.
-    """
+    """Parse ``name:key=value,...``, or ``name`` alone, into a `kind`, a dataclass whose fields are `number`s of type
+    int, float or bool; keys that are not given keep their defaults. Raises InputError: an unknown, repeated or
+    malformed key, or a value of the wrong type or out of range."""
     name, _, rest = text.partition(":")
     # pyrefly: ignore[bad-argument-type]
     known = {f.name: f for f in fields(kind)}
@@ -56,9 +50,7 @@ def parse_spec(text: str, kind: type[T]) -> T:
             some = ",".join(f"{f.name}={f.default}" for f in list(known.values())[:2] if f.default is not MISSING)
             raise InputError(f"'{item}' in '{text}' is not key=value; expected e.g. {name}:{some}")
         if key not in known:
-            raise InputError(
-                f"'{text}': unknown key '{key}'; {name} knows {', '.join(known)}{nearest(key, list(known))}"
-            )
+            raise InputError(f"'{text}': unknown key '{key}'; {name} has {', '.join(known)}{nearest(key, list(known))}")
         if key in values:
             raise InputError(f"'{text}': the key '{key}' is given twice; give it once")
         values[key] = _value(text, known[key], value)

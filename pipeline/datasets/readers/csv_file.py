@@ -62,19 +62,11 @@ def never(name: str) -> bool:
 
 
 def read_csv(path: Path, as_text: AsText, example: str, as_label: AsText = never) -> pa.Table:
-    """Read the file. Columns are named after the header, stripped; empty fields (and NA, null, ... unless quoted) are
-    null.
-
-    Args:
-        path: the file, in UTF-8, with or without a byte order mark.
-        as_text: true for the stripped name of a column that is read as text, stripped, whatever it contains.
-        example: a header for error messages.
-        as_label: true for that of a column of labels, which is text here: see `typed_label`.
-
-    Raises:
-        InputError: the file is empty or not CSV, a row is longer or shorter than the header, or the header is missing
-            or names a column twice.
-    """
+    """Read the file, in UTF-8, with or without a byte order mark. Columns are named after the header, stripped; empty
+    fields (and NA, null, ... unless quoted) are null. Columns whose stripped names are `as_text` are read as text,
+    stripped, whatever they contain, and those of labels, `as_label`, are text too: see `typed_label`. `example` is a
+    header for messages. Raises InputError: the file is empty or not CSV, a row is longer or shorter than the header, or
+    the header is missing or names a column twice."""
     layout = _Layout(path, as_text, example, as_label)
     with layout.reading():
         reading = arrow_csv.ReadOptions(column_names=layout.own_names, skip_rows=layout.skipped)

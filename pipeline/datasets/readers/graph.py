@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ....storage.errors import InputError
 from ....storage.node_names import NodeNames
-from ....storage.optional import when_present
+from ....storage.optional import taken, when_present
 from ..cleaning import node_ids
 from ..cleaning.class_names import VALUES
 from ..cleaning.options import ReadOptions
@@ -59,8 +59,8 @@ class _Nodes:
     columns: Columns
     ends: dict[End, tuple[str, pa.ChunkedArray, bool]] = field(default_factory=dict)
     """Name for messages, values, and whether these are from CSV."""
-    order: AnyArray | None = None
-    """Order of the rows by id; None: as they are."""
+    order: AnyArray | slice = field(default_factory=lambda: slice(None))
+    """Order of the rows by id, or as they are."""
     names: NodeNames | None = None
     gaps: AnyArray | None = None
     """Ascending ids, where they are integers and not 0 to V - 1."""
@@ -69,7 +69,7 @@ class _Nodes:
 
     def ordered(self, values: Any) -> Any:
         """Values of the rows, in the order of the nodes."""
-        return values if values is None or self.order is None else values[self.order]
+        return taken(values, self.order)
 
 
 class _Reading:
@@ -144,7 +144,7 @@ class _Reading:
         notes = list[str]()
         _number_nodes(own, False, described.numbering(self.source, self.options), notes)
         if (found := edges_in_order(edges.source.files, own.read.num_rows, own.gaps, self.options)) is None:
-            own.order = own.names = None
+            own.order, own.names = slice(None), None
         else:
             self.notes += notes
         return found
@@ -186,30 +186,30 @@ class _Reading:
             columns.append(node_ids.EndColumn(what, values.type, values.null_count, from_csv, count, first))
         return columns
 
-    def _ends(self, k: int) -> tuple[tuple[AnyArray, AnyArray], AnyArray | None]:
-        """Numbers of both ends of a table's edges, and which edges are kept; None: all."""
+    def _ends(self, k: int) -> tuple[tuple[AnyArray, AnyArray], AnyArray | slice]:
+        """Numbers of both ends of a table's edges, and which edges are kept."""
         types = self._types_of(k)
         src, dst = (self.nodes[t].numbers[k, i] for i, t in enumerate(types))
         if self.options.dangling_edges != "drop":
-            return (src, dst), None
+            return (src, dst), slice(None)
         kept = np.ones(len(src), bool)
         for numbers, t in zip((src, dst), types):
             kept &= (numbers >= 0) & (numbers < self.nodes[t].read.num_rows)
         if kept.all():
-            return (src, dst), None
+            return (src, dst), slice(None)
         self.notes += described.dropped_notes([(self.edges[k][1].table, int((~kept).sum()))])
         return (src[kept], dst[kept]), kept
 
     def _edges_of(self, k: int) -> RawEdges:
         """The edges of a table."""
         nothing = np.empty(0, np.int64)
-        (ends, kept) = ((nothing, nothing), None) if self.faults else self._ends(k)
+        (ends, kept) = ((nothing, nothing), slice(None)) if self.faults else self._ends(k)
         read, columns = self.edges[k]
         rows, stem = read.rows, columns.table
         with about(read.source.of_type):
             weight = when_present(lambda name: numbers_of(rows[name], f"{stem}.{name}"), columns.weight)
             features, times = feature_rows(rows, columns.features, stem), times_of(rows, columns.time, stem)
-        weight, features, times = (a if a is None or kept is None else a[kept] for a in (weight, features, times))
+        weight, features, times = (taken(a, kept) for a in (weight, features, times))
         names = feature_names(rows, columns.features, 0 if features is None else features.shape[1])
         return RawEdges(ends, weight, features, tuple(names), times)
 
@@ -234,7 +234,8 @@ def _number_nodes(own: _Nodes, text: bool, options: ReadOptions, notes: list[str
             own.order = np.argsort(numbers, kind="stable")
             own.gaps = node_ids.with_gaps(numbers[own.order], options, notes, of_ids)
             if own.gaps is not None:
-                own.names, ends = NodeNames.of_integers(own.gaps), node_ids.renumbered(own.gaps, ends)
+                own.names = NodeNames.of_integers(own.gaps)
+                ends = {what: node_ids.renumbered(own.gaps, column) for what, column in ends.items()}
     own.numbers = {end: ends[what] for end, (what, _, _) in own.ends.items()}
     own.ends = {
         end: (what, given if given.null_count else columns[what], csv) for end, (what, given, csv) in own.ends.items()

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from ....storage.array_kinds import IntArray
 from ....storage.errors import InputError, first_line
 from .csv_file import Named
 from .foreign.kinds import to_npz
@@ -19,15 +19,13 @@ def is_npy(path: Named) -> bool:
     return path.name.lower().endswith(".npy")
 
 
-def open_ends(path: Any) -> npt.NDArray[np.integer]:
+def open_ends(path: Any) -> IntArray:
     """Sources and destinations, [2, E], which the operating system pages in as they are read. Two edges are taken for
     sources and destinations. Raises InputError: it is no such file, or holds something else."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as e:  # for a damaged header, NumPy passes on whatever Python's parser raises
-        raise InputError(
-            f"{path} cannot be read ({first_line(e)}); expected edges as integers [2, E] by numpy.save"
-        ) from e
+        raise InputError(f"{path} cannot be read ({first_line(e)}); expected integers [2, E] by numpy.save") from e
     fits = isinstance(array, np.ndarray) and array.ndim == 2 and 2 in array.shape and array.dtype.kind in "iu"
     if not fits:
         seen = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__
@@ -36,7 +34,7 @@ def open_ends(path: Any) -> npt.NDArray[np.integer]:
     return array if len(array) == 2 else array.T
 
 
-def ends_table(ends: npt.NDArray[np.integer], first: int, stop: int) -> pa.Table:
+def ends_table(ends: IntArray, first: int, stop: int) -> pa.Table:
     """Edges ``[first, stop)`` of `open_ends`, as a table."""
     rows = (np.ascontiguousarray(end[first:stop]) for end in ends)
     return pa.table({name: row.astype(row.dtype.newbyteorder("="), copy=False) for name, row in zip(ENDS, rows)})

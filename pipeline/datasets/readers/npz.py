@@ -68,18 +68,9 @@ def read_arrays(path: Path) -> OwnArrays:
 
 
 def raw_of(found: OwnArrays, path: Path, name: str, *, labelled: bool, split: Which) -> Raw:
-    """The graph of arrays that are called as in the module.
-
-    Args:
-        found: the arrays.
-        path: the file.
-        name: of the dataset.
-        labelled: whether the task needs labels; else a file without them has one class.
-        split: which one of several that are stored; see `one_split`.
-
-    Raises:
-        InputError: a key is missing, or its array has another shape.
-    """
+    """The graph of arrays that are called as in the module. Unless it is `labelled`, since the task needs labels, a
+    file without them has one class; `split` is one of several that are stored, see `one_split`. Raises InputError: a
+    key is missing, or its array has another shape."""
     arrays, held = found.arrays, found.held or list(found.arrays)
     edges = _required(arrays, "edge_index", path, held)
     labels = _labels(arrays, path, held) if labelled or "y" in arrays else None
@@ -122,9 +113,7 @@ def _labels(arrays: Mapping[str, AnyArray], path: Path, held: Sequence[str]) -> 
     try:
         return _required(arrays, "y", path, held)
     except InputError as e:
-        raise NoLabelsError(
-            f"{e}; expected labels of nodes, unless links are predicted: set task=link for these"
-        ) from None
+        raise NoLabelsError(f"{e}; expected labels of nodes, unless links are predicted: set task=link") from None
 
 
 def _required(arrays: Mapping[str, AnyArray], key: str, path: Path, held: Sequence[str]) -> AnyArray:

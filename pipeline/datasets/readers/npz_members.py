@@ -27,9 +27,7 @@ def load_members(path: Path, wanted: Collection[str]) -> tuple[dict[str, AnyArra
         if not size:
             raise InputError(f"{path} is damaged or not an .npz file (it is empty); {AGAIN}")
         if not magic.startswith(b"PK"):
-            raise InputError(
-                f"{path} holds pickled objects or is not an .npz file; expected plain numeric arrays: {AGAIN}"
-            )
+            raise InputError(f"{path} holds pickled objects or is not an .npz file; expected numeric arrays: {AGAIN}")
         with zipfile.ZipFile(path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             found = {name: _array(archive, members[name], path, size) for name in wanted if name in members}

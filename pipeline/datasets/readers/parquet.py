@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ....storage.array_kinds import Mask
 from ....storage.dataset import SPLITS
 from ....storage.errors import InputError, nearest
 from ..cleaning.arrow import pc
@@ -164,7 +165,7 @@ def split_bits(table: pa.Table, columns: Columns, stem: str = "nodes") -> npt.ND
     return bits if columns.masks else None
 
 
-def sets_of(bits: npt.NDArray[np.uint8] | None) -> dict[str, npt.NDArray[np.bool_]]:
+def sets_of(bits: npt.NDArray[np.uint8] | None) -> dict[str, Mask]:
     """Masks of the sets by their names; empty without a split."""
     return {} if bits is None else {part: (bits >> i & 1).astype(bool) for i, part in enumerate(SPLITS)}
 
@@ -187,7 +188,7 @@ def _bits_of_words(column: pa.ChunkedArray, what: str) -> npt.NDArray[np.uint8]:
     return bit[found.indices.fill_null(len(values)).to_numpy(zero_copy_only=False)]
 
 
-def _flags(column: pa.ChunkedArray, what: str) -> npt.NDArray[np.bool_]:
+def _flags(column: pa.ChunkedArray, what: str) -> Mask:
     """bool [V]; null is false."""
     if is_text(column.type):
         folded = pc.utf8_lower(pc.utf8_trim_whitespace(pc.fill_null(column.cast(pa.string()), "")))

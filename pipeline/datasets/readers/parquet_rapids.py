@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ....stages.rapids import TO_READ, count_gpus, gpu_cluster
+from ....storage.array_kinds import IdArray, IntArray
 from ....storage.errors import RunError
 from ....storage.graph import index_dtype
 from ..cleaning.options import ReadOptions
@@ -55,9 +55,9 @@ class EdgeRange(NamedTuple):
 
     first: int
     """First destination."""
-    counts: npt.NDArray[np.int64]
+    counts: IdArray
     """Edges of it, and of each after it."""
-    src: npt.NDArray[np.integer]
+    src: IntArray
     weight: Any
     """float32; None without."""
 
@@ -82,22 +82,12 @@ def sorted_edges(
     files: Sequence[Path], num_nodes: int, ids: AnyArray | None, options: ReadOptions, most: int
 ) -> Iterator[SortedEdges | None]:
     """Context with edges sorted as by `edges.clean_edges`, bit for bit. Each GPU is used by a process of its own
-    (`rapids.gpu_cluster`).
+    (`rapids.gpu_cluster`), which sees the files, with columns ``src``, ``dst`` and optionally ``weight``.
 
-    Args:
-        files: files with columns ``src``, ``dst`` and optionally ``weight``, in order, which these processes see.
-        num_nodes: V.
-        ids: [V] ascending, the ids by which edges name their ends; None if these are 0 to V - 1.
-        options: treatment of direction, loops and weights.
-        most: edges of a range.
-
-    Yields:
-        None if anything is not clean, or there are no edges: the CPU reader then reports the defect.
-
-    Raises:
-        InputError: RAPIDS is not installed, or there is no GPU.
-        RunError: cuDF failed, for example because edges do not fit into the GPUs' memory.
-    """
+    Edges name their ends by `ids` [V], ascending, or None: by 0 to V - 1. A range has at most `most` edges. None in
+    place of edges if anything is not clean, or there are none: the CPU reader then reports the defect. Raises
+    InputError: RAPIDS is not installed, or there is no GPU; RunError: cuDF failed, for example because edges do not fit
+    into the GPUs' memory."""
     gpus = gpus_to_read()
     if (job := _pieces(files, options)) is None or (ids is not None and ids[-1] > np.iinfo(np.int64).max):
         yield None
@@ -199,9 +189,7 @@ def _is_clean(schema: pa.Schema, columns: list[str]) -> bool:
     )
 
 
-def _read(
-    piece: _Piece, columns: list[str], num_nodes: int, ids: npt.NDArray[np.int64] | None, options: ReadOptions
-) -> Any:
+def _read(piece: _Piece, columns: list[str], num_nodes: int, ids: IdArray | None, options: ReadOptions) -> Any:
     """(frame of ``dst`` and ``src`` as numbers of nodes, with weights also ``weight`` and ``row``; number of self loops
     in it), or None if it is not clean."""
     import cudf

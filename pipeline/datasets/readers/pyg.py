@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ....storage.dataset import SPLITS, Dataset
 from ....storage.errors import InputError, one_of
@@ -110,9 +109,7 @@ def _array(store: Any, key: str) -> AnyArray | None:
 def _edges_of(store: Any, where: str, times: Mapping[str, str]) -> RawEdges:
     """The edges of a store of PyG, which is called `where`."""
     if "edge_index" not in store:
-        raise InputError(
-            f"{where} has no edge_index; expected [2, E] (an adj_t is not read: do not apply ToSparseTensor)"
-        )
+        raise InputError(f"{where} has no edge_index; expected [2, E] (adj_t is not read: do not apply ToSparseTensor)")
     ends, weight = host(store["edge_index"]), _array(store, "edge_weight")
     if ends.ndim != 2 or ends.shape[0] != 2:
         raise InputError(f"{where}: edge_index has shape {list(ends.shape)}; expected [2, E]")
@@ -166,7 +163,7 @@ def has_targets(y: Any) -> bool:
     return values.dtype.kind == "f" and one_column and not (np.isin(values, (0, 1, -1)) | np.isnan(values)).all()
 
 
-def masks_of(mask: Any, name: str) -> npt.NDArray[Any]:
+def masks_of(mask: Any, name: str) -> AnyArray:
     """The mask of a PyG object, whose flags may be numbers. Raises InputError if these are others than 0 and 1."""
     found = host(mask)
     if found.dtype == np.bool_ or found.ndim != 1:

@@ -203,9 +203,7 @@ def _node_labels(graph: Any, nodes: list[Any], attribute: str) -> GivenLabels:
     values = [graph.nodes[n].get(attribute) for n in nodes]
     given = [v for v in values if v is not None]
     if nodes and not given:
-        raise InputError(
-            f"no node has the attribute '{attribute}'; name the attribute that holds the class with label=..."
-        )
+        raise InputError(f"no node has the attribute '{attribute}'; name that of the class with label=...")
     if given and np.ndim(given[0]) > 0 and len(given) < len(values):
         raise InputError(
             f"{len(values) - len(given)} nodes have no attribute '{attribute}'; multi-label vectors are needed on "
@@ -230,9 +228,7 @@ def _on_all(values: list[Any], of: str, attribute: str) -> AnyArray | None:
             raise InputError(f"no {of} has the attribute '{attribute}'; name one that they have, or leave it out")
         return None
     if absent:
-        raise InputError(
-            f"{absent} of {len(values)} {of}s have no attribute '{attribute}'; give it to every {of} or to none"
-        )
+        raise InputError(f"{absent} of {len(values)} {of}s have no attribute '{attribute}'; give it to all or none")
     return _rectangular(values, f"{of} attribute '{attribute}'")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ....storage.array_kinds import AnyArray
 from ....storage.dataset import SPLITS, Dataset
 from ....storage.errors import InputError
 from ....storage.optional import when_present
@@ -96,7 +97,7 @@ def _on_host(given: Mapping[Any, Any] | None) -> dict[Any, Any]:
     return {key: host(value) if hasattr(value, "detach") else value for key, value in (given or {}).items()}
 
 
-def host(tensor: Any) -> npt.NDArray[Any]:
+def host(tensor: Any) -> AnyArray:
     """A tensor as a dense array on the host, bfloat16 as float32; what is no tensor as an array."""
     if not callable(getattr(tensor, "detach", None)):
         return np.asarray(tensor)

@@ -193,16 +193,8 @@ def are_tables(names: Iterable[str]) -> bool:
 
 
 def tables_of(entries: Mapping[str, tuple[Any, ...]], folder: object, needs_nodes: bool = True) -> list[SourceTable]:
-    """The tables that files of a folder form.
-
-    Args:
-        entries: as from `entries_in`.
-        folder: for messages.
-        needs_nodes: there must be a table of nodes.
-
-    Raises:
-        InputError: see `find`; or a table is missing.
-    """
+    """The tables that the files of a folder form, which are `entries` as from `entries_in`. Raises InputError: see
+    `find`; or there is no table of edges, or none of nodes where one is needed."""
     found = find(entries, folder)
     expected = "expected edges* (columns src, dst) and nodes* (columns id, label, features)"
     if not found["edges"]:

@@ -61,9 +61,7 @@ class Schema:
     @property
     def roles(self) -> tuple[ColumnRole, ...]:
         """The role of every column."""
-        return tuple(
-            ColumnRole(c.table, name, role, why) for c in self.of_tables for name, (role, why) in c.roles.items()
-        )
+        return tuple(ColumnRole(c.table, name, *of) for c in self.of_tables for name, of in c.roles.items())
 
     def show(self) -> dict[str, str]:
         """Lines for people: files of each table, files left out, and each column with its role and the reason."""

@@ -32,15 +32,9 @@ Rows = Callable[[Sequence[str]], Iterator[pa.Table]]
 def unread_ids(
     nodes: Columns, kinds: pa.Schema, rows: Rows, ends: Sequence[tuple[Rows, str]]
 ) -> tuple[str, str] | None:
-    """A column that is not read and may hold the nodes' ids, by the rule of the module, and a sentence on it. None:
-    there is none.
-
-    Args:
-        nodes: of a table of nodes, whose ids no key names.
-        kinds: the types of its columns.
-        rows: of it.
-        ends: tables of edges, each with a column whose values are nodes of this table.
-    """
+    """A column of a table of nodes, whose ids no key names, that is not read and may hold their ids, by the rule of the
+    module, and a sentence on it. None: there is none. `kinds` and `rows` are those of the table; `ends` are tables of
+    edges, each with a column whose values are nodes of it."""
     swept = nodes.swept if nodes.id is None else ()
     candidates = [c for c in (*nodes.unread, *swept) if c and _may_be_ids(kinds.field(c).type)]
     used = _sample(ends) if candidates else []

@@ -1,18 +1,7 @@
 """Words that name the role of a column, in any case and spelling: ``sourceNodeId``, ``SOURCE_NODE_ID``, ``:START_ID``.
 
-========  ============================================================================================================
-id        ``id``, ``node_id``, ``node``, ``vertex_id``, ``vertex``, ``nid``, ``vid``; else the one column whose last
-          word is ``id`` (``accountId``, ``new_id``); else ``index``, a pandas index or a first column without a name
-source    ``src``, ``source``, ``from``, ``start``, ``head``, ``sender``, ``u``, also with ``node`` or ``id`` behind;
-          ``node1``, ``id_1``
-target    the same with ``dst``, ``dest``, ``destination``, ``target``, ``to``, ``end``, ``tail``, ``receiver``, ``v``;
-          ``node2``, ``id_2``
-weight    ``weight``, ``edge_weight``, ``weights``, ``w``
-label     ``label``, ``y``, ``class``, ``labels``, ``node_label``, ``class_label``; or ``label_0``, ``label_1``, ...
-split     ``split``, ``set``, ``subset``, ``data_split``, or ``mask`` if it holds text
-mask      ``train_mask``, ``val_mask`` (``valid``, ``validation``, ``dev``), ``test_mask``, ``is_train``, ``train``
-feature   lists named ``features`` or ``x``; numbers named ``feature_0``, ``feature_1``, ... or ``x0``, ``x1``, ...
-========  ============================================================================================================
+Ids of nodes are called by one of `IDS`; else they are the one column whose last word is ``id`` (``accountId``,
+``new_id``); else a pandas index, or a first column without a name. Words for ends may have ``node`` or ``id`` behind.
 """
 
 import re
