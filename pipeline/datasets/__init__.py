@@ -7,8 +7,8 @@ from .open import is_name, open_dataset, open_graph
 from .readers.pyg import from_pyg
 from .readers.python import from_networkx, from_scipy
 from .readers.reader import Reader, Request
-from .readers.triples import from_triples
 from .readers.typed import from_relations
+from .triples import from_triples
 
 __all__ = [
     "ReadOptions",

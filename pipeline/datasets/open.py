@@ -17,12 +17,13 @@ from .cleaning.options import DEFAULT_OPTIONS, ReadOptions, require_options
 from .cleaning.raw import Raw
 from .cleaning.splits import NO_SPLIT, make_split
 from .edge_labels import labelled_edges, with_labelled_edges
-from .links import link_dataset
+from .links import link_dataset, links_of_sets, relations_of
 from .pair_relation import with_pair_relation
 from .readers.foreign.public import how_to_get
 from .readers.foreign.refused import check_read, looks_like_npz
 from .readers.reader import Request, path_of
 from .readers.registry import READERS, forms, read_npz_file, reader_of
+from .readers.triples import Triples
 from .schema.columns import NONE, listed
 from .schema.source import GraphTables
 
@@ -172,6 +173,8 @@ def _opened(spec: str | Path | object, request: Request) -> Dataset:
         read = read_graph(read, request)
     if isinstance(read, Raw):
         return clean(read, options, split, seed)
+    if isinstance(read, Triples):
+        read = links_of_sets(read.plain, read.sets, relations_of(read.plain.graph), options.overlapping_splits)
     request = replace(request, options=replace(options, **{key: getattr(DEFAULT_OPTIONS, key) for key in reader.takes}))
     return _finished(read, request) if reader.is_clean else read
 

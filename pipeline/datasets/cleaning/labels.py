@@ -206,7 +206,7 @@ def _classes(
     y = _class_numbers(labels, options, notes, nulls)
     if options.ignored:
         if words := [c for c in options.ignored if not isinstance(c, int)]:
-            raise InputError(f"ignored_labels has '{words[0]}', but labels are numbers; give numbers, or leave it out")
+            raise InputError(f"ignored_labels names '{words[0]}', but labels are numbers; give numbers or leave it out")
         ignored = np.isin(y, options.ignored)
         notes.append(f"{counted(int(ignored.sum()), 'label')} {were(int(ignored.sum()))} ignored (ignored_labels).")
         y = np.where(ignored, -1, y)

@@ -50,7 +50,7 @@ def parse_spec(text: str, kind: type[T]) -> T:
             some = ",".join(f"{f.name}={f.default}" for f in list(known.values())[:2] if f.default is not MISSING)
             raise InputError(f"'{item}' in '{text}' is not key=value; expected e.g. {name}:{some}")
         if key not in known:
-            raise InputError(f"'{text}': unknown key '{key}'; {name} has {', '.join(known)}{nearest(key, list(known))}")
+            raise InputError(f"'{text}': unknown key '{key}'; {name} knows {', '.join(known)}{nearest(key, known)}")
         if key in values:
             raise InputError(f"'{text}': the key '{key}' is given twice; give it once")
         values[key] = _value(text, known[key], value)

@@ -5,39 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ....storage.dataset_store import FeaturesAccess, GraphAccess
 from ....storage.store.paths import expanded
-from ..cleaning.options import DEFAULT_OPTIONS, OF_TABLES, ReadOptions
-
-
-@dataclass(frozen=True)
-class Request:
-    """Arguments of `open_dataset` besides the source."""
-
-    name: str | None = None
-    """Name of the dataset; None: taken from the source."""
-    options: ReadOptions = DEFAULT_OPTIONS
-    """Treatment of defects."""
-    split: str | None = None
-    seed: int = 0
-    features: FeaturesAccess = "memory"
-    """Place of a Millrace store's features."""
-    graph: GraphAccess = "memory"
-    """Place of its graph."""
-    pairs: str | None = None
-    """File of pairs, which is no table of the graph."""
-    is_divided: bool = False
-    """Links are divided by a file of pairs or a split that is named, so by no column of the edges."""
-
-    @property
-    def is_of_pairs(self) -> bool:
-        """True if pairs of nodes are predicted: links, or labels of edges."""
-        return self.options.task == "link" or self.options.labels_of == "edges"
-
-    def called(self, path: Path) -> str:
-        """Name of the dataset at a path: by default that of the folder, or of the file up to its first dot."""
-        return self.name or (path.resolve().name if path.is_dir() else path.name.partition(".")[0])
-
+from ..cleaning.options import OF_TABLES
+from ..schema.source import Request
 
 Read = Callable[[Any, Request], Any]
 
@@ -52,7 +22,7 @@ class Reader:
     at most one reader recognises a source."""
     read: Read
     """Reads a source: `GraphTables`, whose columns get roles by their names and the options; a `Raw`, which is then
-    checked, cleaned and split according to the request; or a `Dataset`."""
+    checked, cleaned and split according to the request; `Triples`, whose sets become links; or a `Dataset`."""
     form: str = ""
     """Written form of such a source in messages: ``sbm:nodes=...``."""
     is_clean: bool = True

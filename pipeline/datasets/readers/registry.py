@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ....storage.dataset import Dataset
+from ....storage.dataset import SPLITS, Dataset
 from ....storage.dataset_store import open_dataset_store
 from ....storage.registry import Registry
 from ....storage.store.manifest import MANIFEST
@@ -24,6 +24,7 @@ from ..generated.rmat import generate_rmat
 from ..generated.sbm import generate_sbm
 from ..generated.tsbm import generate_tsbm
 from ..schema.files import SUFFIXES, entries_in
+from ..schema.source import GraphTables
 from .foreign.kinds import JSON, NETWORKX, SAINT, is_edge_list, is_planetoid, kind_of_folder
 from .foreign.matrices import read_mat, read_mtx, with_roles
 from .foreign.npz_layouts import OwnArrays
@@ -32,7 +33,7 @@ from .npz import raw_of, read_arrays
 from .pyg import OF_PYG, from_pyg
 from .python import from_networkx
 from .reader import Read, Reader, Request, path_of
-from .triples import files_of, read_triples
+from .triples import Triples, as_triples, files_of, read_triples
 
 TABLES = SUFFIXES
 """Suffixes of files with tables."""
@@ -78,6 +79,23 @@ def _imported(function: str) -> Read:
         return getattr(import_module(f".{module}", __package__), name)(expanded(source), request)
 
     return read
+
+
+def _read_edge_list(source: str | Path, request: Request) -> GraphTables:
+    from .foreign.edge_lists import edge_list
+    from .tables import with_nodes_beside
+
+    found = edge_list(expanded(source), request.name)
+    return found if found.nodes else with_nodes_beside(found, request.options)
+
+
+def _read_openke(source: str | Path, request: Request) -> Triples:
+    from .foreign.published import openke_triples
+
+    path = expanded(source)
+    sets = openke_triples(path)
+    train, val, test = (sets.get(part) for part in SPLITS)
+    return as_triples(train, val, test, True, request.called(path))
 
 
 def _of_arrays(read: Callable[[Path], OwnArrays]) -> Read:
@@ -164,7 +182,7 @@ READERS: Registry[Reader] = Registry(
         _generated("ratings", generate_ratings, "users"),
         _generated("payments", generate_payments, "accounts"),
         replace(
-            _of_path("edge-list", _imported("foreign.edge_lists.read_edge_list"), "a .txt or .edges list of edges"),
+            _of_path("edge-list", _read_edge_list, "a .txt or .edges list of edges"),
             recognises=_path(lambda path: path.is_file() and is_edge_list(path)),
         ),
         _of_path(
@@ -176,7 +194,7 @@ READERS: Registry[Reader] = Registry(
         _of_path("property-graph", _imported("foreign.property_graph.read"), "a folder of Neo4j's or Neptune's CSV"),
         _of_path("dgl", _imported("foreign.declared.read_dgl")),
         _of_path("citations", _imported("foreign.published.read_citations")),
-        replace(_of_path("openke", _imported("foreign.published.read_openke")), is_clean=True),
+        replace(_of_path("openke", _read_openke), is_clean=True),
         _of_path("mtx", _of_arrays(read_mtx), "", ".mtx", ".mtx.gz", columns=("split",)),
         _of_path("mat", _of_arrays(read_mat), "a .mtx or .mat file", ".mat", columns=("split",)),
         replace(

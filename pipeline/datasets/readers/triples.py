@@ -3,24 +3,21 @@ FB15k-237, WN18RR and YAGO3-10 are published, or arrays."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ....storage.array_kinds import AnyArray, IdArray
-from ....storage.dataset import Dataset, Split
+from ....storage.dataset import SPLITS, Dataset, Split
 from ....storage.errors import InputError
 from ....storage.features import ArrayFeatures
-from ....storage.optional import present_items
 from ....storage.plural import are, counted
 from ....storage.store.paths import expanded
 from ....storage.typed.features import TypedFeatures
 from ....storage.typed.graph_types import MOST_RELATIONS, GraphTypes
-from ..cleaning.options import Overlaps
 from ..cleaning.relations import REVERSE, graph_of_relations
-from ..links import links_of_sets, relations_of
 from .reader import Request
 from .typed import host
 
@@ -56,9 +53,20 @@ def files_of(folder: Path) -> dict[str, Path]:
     return found if "train" in found else {}
 
 
-def read_triples(source: Any, request: Request) -> Dataset:
+@dataclass(frozen=True, eq=False)
+class Triples:
+    """A graph of train triples, and the triples of each set."""
+
+    plain: Dataset
+    """Graph, features and names; its types predict each relation. Without labels."""
+    sets: dict[str, npt.NDArray[np.int64]]
+    """[n, 3] by train, val and test: heads, tails and relations, by their numbers; [n, 2] where there is one relation.
+    Empty ones are left out."""
+
+
+def read_triples(source: Any, request: Request) -> Triples:
     """The triples of a folder. Raises InputError: a file has other columns, or columns in another order; see also
-    `from_triples`."""
+    `as_triples`."""
     folder, options, notes = expanded(source), request.options, list[str]()
     order = None if options.triples is None else options.triples.replace(" ", "").split(",")
     files = files_of(folder)
@@ -85,8 +93,8 @@ def read_triples(source: Any, request: Request) -> Dataset:
             "triples=head,tail,relation, or triples=head,relation,tail if that is the order"
         )
     at = [(order or PLACES).index(place) for place in PLACES]
-    given = {name: found[:, at] for name, found in rows.items()}
-    return triples_dataset(given, request.name or folder.name, options.overlapping_splits, notes)
+    train, val, test = (rows[name][:, at] if name in rows else None for name in SPLITS)
+    return as_triples(train, val, test, True, request.name or folder.name, notes)
 
 
 def _is_apart(rows: npt.NDArray[np.object_]) -> bool:
@@ -96,7 +104,7 @@ def _is_apart(rows: npt.NDArray[np.object_]) -> bool:
     return not any(cell in uses for cell in rows[0].tolist()) and 10 * once <= len(rows)
 
 
-def _looks_turned(rows: AnyArray) -> str:
+def _looks_turned(rows: npt.NDArray[Any]) -> str:
     """A clause that says why the second column seems to hold tails and the third one relations; empty if they do not.
     Numbers of entities and relations may be equal, names may not."""
     heads, second, third = (set(column.tolist()) for column in rows.T)
@@ -135,71 +143,45 @@ def _rows(path: Path) -> npt.NDArray[np.object_]:
     return np.stack([table[name].to_numpy(zero_copy_only=False) for name in columns], axis=1)
 
 
-def from_triples(
-    train: Any,
-    val: Any = None,
-    test: Any = None,
-    *,
-    add_reverse: bool = True,
-    name: str = "triples",
-    overlapping_splits: Overlaps = "error",
-) -> Dataset:
-    """A dataset whose task is to complete a knowledge graph: links of all of its relations.
-
-    Edges of the graph are the train triples, from heads to tails, and with `add_reverse` also from tails to heads, by
-    relations called ``rev_NAME``. Nodes are of one type, ``entity``, and have no features: they share a learnt row, or
-    with ``learned=`` have each their own.
-
-    Args:
-        train: [n, 3] heads, relations and tails: names, or whole numbers from 0.
-        val: likewise, of the same kind; None: none.
-        test: likewise.
-        add_reverse: add the reverse of each relation.
-        name: name of the dataset.
-        overlapping_splits: see `ReadOptions.overlapping_splits`.
-
-    Raises:
-        InputError: another shape, or a triple is in two sets.
-    """
-    given = present_items({"train": train, "val": val, "test": test})
-    return triples_dataset(given, name, overlapping_splits, add_reverse=add_reverse)
-
-
-def triples_dataset(
-    given: Mapping[str, Any], name: str, overlaps: Overlaps, notes: Sequence[str] = (), add_reverse: bool = True
-) -> Dataset:
-    """`from_triples` of sets that are `given` in the order of `SPLITS`; `notes` are those of a file."""
-    rows = {key: _checked(key, array) for key, array in given.items()}
+def as_triples(train: Any, val: Any, test: Any, add_reverse: bool, name: str, notes: Sequence[str] = ()) -> Triples:
+    """See `pipeline.datasets.triples.from_triples`. `notes` are those of a file."""
+    given = {"train": train, "val": val, "test": test}
+    rows = {key: _checked(key, array) for key, array in given.items() if array is not None}
     if not len(rows.get("train", ())):
         raise InputError(f"the train set of {name} has no triples; there is nothing to learn from")
     if len({a.dtype.kind for a in rows.values() if len(a)}) > 1:
         raise InputError("some triples are of names and others of numbers; expected one of them")
-    numbers, relations, entities, count = _numbered(rows)
+    heads, relation, tails, relations, entities, count = _numbered(rows)
     _check_relations(name, relations, add_reverse)
-    sets = dict(zip(rows, np.split(numbers, np.cumsum([len(a) for a in rows.values()])[:-1])))
-    train, order = sets["train"], np.argsort(sets["train"][:, 2], kind="stable")
-    of_relation = np.split(train[order], np.searchsorted(train[order, 2], np.arange(1, len(relations))))
-    edges = {(ENTITY, text, ENTITY): (own[:, 0], own[:, 1]) for text, own in zip(relations, of_relation)}
+    bounds = np.cumsum([0, *map(len, rows.values())])
+    sets = {key: np.stack([heads, tails, relation], axis=1)[a:b] for key, a, b in zip(rows, bounds[:-1], bounds[1:])}
+    first, order = sets["train"], np.argsort(sets["train"][:, 2], kind="stable")
+    ends = np.searchsorted(first[order, 2], np.arange(len(relations) + 1))
+    edges = {
+        (ENTITY, text, ENTITY): (first[order[a:b], 0], first[order[a:b], 1])
+        for text, a, b in zip(relations, ends[:-1], ends[1:])
+    }
+    groups: list[tuple[int, ...]] = [(r,) for r in range(len(relations))]
     if add_reverse:
         edges |= {(ENTITY, REVERSE + text, ENTITY): pair[::-1] for (_, text, _), pair in [*edges.items()]}
+        groups = [(r, len(relations) + r) for r in range(len(relations))]
     if len(edges) < len(relations) * (1 + add_reverse):
         raise InputError(f"{name} has a relation and another called {REVERSE} and its name; set add_reverse=False")
-    groups = tuple(tuple(range(r, len(edges), len(relations))) for r in range(len(relations)))
-    graph = graph_of_relations(edges, GraphTypes((ENTITY,), (0, count), tuple(edges), pair_relations=groups))
+    graph = graph_of_relations(edges, GraphTypes((ENTITY,), (0, count), tuple(edges), pair_relations=tuple(groups)))
     none = np.empty(0, np.int64)
     what = (
         f"Triples: {counted(count, 'entity', 'entities')} and {counted(len(relations), 'relation')}. Entities have "
         "no features; with learned=64 each learns a row of its own."
     )
-    more: Any = {"notes": (what, *notes, *_unlearnt(train, relations, count, entities)), "node_names": entities}
+    more: Any = {"notes": (what, *notes, *_unlearnt(first, relations, count, entities)), "node_names": entities}
     features = TypedFeatures((ArrayFeatures(np.zeros((count, 0), np.float32)),), (0, count))
     plain = Dataset(name, graph, features, np.zeros(count, np.int64), Split(none, none, none), num_classes=1, **more)
-    columns = 2 + (len(relations) > 1)
-    sets = {key: own[:, :columns] for key, own in sets.items() if len(own)}
-    return links_of_sets(plain, sets, relations_of(graph), overlaps)
+    if len(relations) == 1:
+        sets = {key: pairs[:, :2] for key, pairs in sets.items()}
+    return Triples(plain, {key: pairs for key, pairs in sets.items() if len(pairs)})
 
 
-def _unlearnt(train: IdArray, relations: Sequence[str], count: int, entities: Any) -> list[str]:
+def _unlearnt(train: npt.NDArray[np.int64], relations: Sequence[str], count: int, entities: Any) -> list[str]:
     """Notes on entities and relations that no train triple has."""
     notes = []
     for what, several, every, there, names in (
@@ -225,7 +207,7 @@ def _check_relations(name: str, relations: Sequence[str], add_reverse: bool) -> 
         raise InputError(f"a relation of {name} is called {wrong[0]!r}; expected a printable name")
 
 
-def _checked(key: str, array: Any) -> AnyArray:
+def _checked(key: str, array: Any) -> npt.NDArray[Any]:
     """[n, 3], whole numbers or text."""
     try:
         found = host(array)
@@ -256,20 +238,23 @@ def _checked(key: str, array: Any) -> AnyArray:
     return texts
 
 
-def _numbered(rows: Mapping[str, AnyArray]) -> tuple[IdArray, list[str], Any, int]:
-    """Numbers of the heads, tails and relations [n, 3] of all sets, one after the other; names of relations, those of
-    entities or None, and the number of entities. Names are numbered in ascending order."""
-    every = np.concatenate([own for own in rows.values() if len(own)])[:, [0, 2, 1]]
+def _numbered(
+    rows: Mapping[str, npt.NDArray[Any]],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], list[str], Any, int]:
+    """Numbers of the heads, relations and tails of all sets, one after the other; names of relations, those of entities
+    or None, and the number of entities. Names are numbered in ascending order."""
+    every = np.concatenate([rows[name] for name in SPLITS if name in rows and len(rows[name])])
     if every.dtype.kind == "i":
-        count, number = (int(own.max()) + 1 for own in (every[:, :2], every[:, 2]))
-        return every, [str(r) for r in range(number)], None, count
+        number = int(every[:, 1].max()) + 1
+        return (*every.T, [str(r) for r in range(number)], None, int(every[:, [0, 2]].max()) + 1)
     # Text as wide as the longest name in every place would be many times the size of the names.
-    entities, ends = _places(every[:, :2].ravel())
-    relations, relation = _places(every[:, 2])
-    return np.insert(ends.reshape(-1, 2), 2, relation, axis=1), relations, np.array(entities), len(entities)
+    entities, ends = _places(every[:, [0, 2]].ravel())
+    relations, relation = _places(every[:, 1])
+    heads, tails = ends.reshape(-1, 2).T
+    return heads, relation, tails, relations, np.array(entities), len(entities)
 
 
-def _places(texts: npt.NDArray[np.object_]) -> tuple[list[str], IdArray]:
+def _places(texts: npt.NDArray[np.object_]) -> tuple[list[str], npt.NDArray[np.int64]]:
     """The distinct texts in ascending order, and the place of each text among them."""
     distinct = sorted(set(texts.tolist()))
     place = {text: i for i, text in enumerate(distinct)}

@@ -6,8 +6,10 @@ from pathlib import Path
 from shlex import quote as quoted
 from typing import TYPE_CHECKING, Any, Literal
 
+from ....storage.dataset_store import FeaturesAccess, GraphAccess
 from ....storage.optional import present_items
 from ....storage.typed.graph_types import RelationType
+from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
 from ..cleaning.raw import Hint, type_text
 
 if TYPE_CHECKING:
@@ -125,3 +127,32 @@ class Problems:
         every = {k: ",".join(map(str, v)) if isinstance(v, tuple) else v for k, v in {**given, **self.keys}.items()}
         sets = " ".join(f"--set {quoted(f'read.{key}={value}')}" for key, value in every.items())
         return f"{text}. Try: millrace inspect {quoted(str(source))} {sets}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """Arguments of `open_dataset` besides the source."""
+
+    name: str | None = None
+    """Name of the dataset; None: taken from the source."""
+    options: ReadOptions = DEFAULT_OPTIONS
+    """Treatment of defects."""
+    split: str | None = None
+    seed: int = 0
+    features: FeaturesAccess = "memory"
+    """Place of a Millrace store's features."""
+    graph: GraphAccess = "memory"
+    """Place of its graph."""
+    pairs: str | None = None
+    """File of pairs, which is no table of the graph."""
+    is_divided: bool = False
+    """Links are divided by a file of pairs or a split that is named, so by no column of the edges."""
+
+    @property
+    def is_of_pairs(self) -> bool:
+        """True if pairs of nodes are predicted: links, or labels of edges."""
+        return self.options.task == "link" or self.options.labels_of == "edges"
+
+    def called(self, path: Path) -> str:
+        """Name of the dataset at a path: by default that of the folder, or of the file up to its first dot."""
+        return self.name or (path.resolve().name if path.is_dir() else path.name.partition(".")[0])

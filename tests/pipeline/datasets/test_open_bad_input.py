@@ -138,7 +138,7 @@ BAD_NPZ = [
     ({}, {}, "random:0,3", ["at least 1 train node"]),
     ({}, {}, "random:1,1", ["class 1 has 1 labelled nodes", "needs 2", "fraction"]),
     ({}, {}, "fraction:a,b", ["two numbers"]),
-    ({}, {}, "fraction:0.9,0.2", ["one from 0 for val, together at most 1"]),
+    ({}, {}, "fraction:0.9,0.2", ["shares above 0 for train and from 0 for val, together at most 1"]),
     ({"y": np.tri(3)}, {}, "random:1,1", ["multi-label", "fraction"]),
 ]
 
@@ -412,5 +412,5 @@ def test_labels_beyond_int64_are_refused_of_typed_nodes_and_of_edges(tmp_path):
         open_dataset(edges, options=options)
     table = tmp_path / "edges.csv"
     table.write_text("src,dst,label\n0,1,0\n1,2,1\n2,3,18446744073709551615\n3,0,1\n")
-    with pytest.raises(InputError, match=r"labels are whole numbers to 1\.84467e\+19; number the classes"):
+    with pytest.raises(InputError, match=r"labels are whole numbers to 1\.84467e\+19; number classes"):
         open_dataset(table, options=options)

@@ -12,8 +12,7 @@ from pyarrow import csv as arrow_csv
 from .....storage.errors import InputError, first_line
 from .....storage.plural import were
 from ...cleaning.arrow import pc, reading
-from ...schema.source import GraphTables, Role, SourceTable
-from ..reader import Request
+from ...schema.source import GraphTables, Request, Role, SourceTable
 from .kinds import META
 
 ENDS: tuple[Role, Role] = ("source", "target")

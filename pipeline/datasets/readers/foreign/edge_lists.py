@@ -19,9 +19,7 @@ from ...cleaning.arrow import reading
 from ...cleaning.class_names import NO_CLASS
 from ...cleaning.node_ids import in_one_kind
 from ...cleaning.raw import Hint
-from ...schema.source import GraphTables, Role, SourceTable
-from ..reader import Request
-from ..tables import with_nodes_beside
+from ...schema.source import GraphTables, Request, Role, SourceTable
 from .kinds import MOST_COLUMNS, NUMBER, check_no_matrix
 from .networks import read_network
 from .refused import DIMACS, with_path
@@ -168,12 +166,6 @@ def read_rows(path: Path, layout: Layout) -> pa.Table:
             arrow_csv.ConvertOptions(column_types=dict.fromkeys(names[:2], pa.string()), strings_can_be_null=False),
         )
     return in_one_kind((table, names[:2]))[0]
-
-
-def read_edge_list(path: Path, request: Request) -> GraphTables:
-    """The tables of `edge_list`, with the file of their nodes, if they need one."""
-    found = edge_list(path, request.name)
-    return found if found.nodes else with_nodes_beside(found, request.options)
 
 
 def edge_list(path: Path, name: str | None = None) -> GraphTables:

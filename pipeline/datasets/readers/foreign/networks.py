@@ -16,8 +16,7 @@ from .....storage.errors import NOT_READABLE, InputError, MissingExtraError, fir
 from ...cleaning.arrow import reading
 from ...cleaning.node_ids import in_one_kind
 from ...cleaning.raw import Hint
-from ...schema.source import GraphTables, Role, SourceTable
-from ..reader import Request
+from ...schema.source import GraphTables, Request, Role, SourceTable
 from .declared import is_graphstorm, read_graphstorm
 from .kinds import JSON, networkx_reader
 

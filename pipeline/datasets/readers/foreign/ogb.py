@@ -16,7 +16,7 @@ import pyarrow.csv
 from .....storage.errors import InputError, MissingExtraError, install
 from ...cleaning.arrow import reading
 from ...cleaning.raw import AnyArray, GivenLabels, Hint, Raw, RawEdges, RawNodes
-from ..reader import Request
+from ...schema.source import Request
 from .public import OGB, near_ogb
 
 ONE_WAY = {"ogbn-products", "ogbn-proteins"}

@@ -22,8 +22,7 @@ from ...cleaning.arrow import pc, reading, with_columns
 from ...cleaning.node_ids import in_one_kind
 from ...cleaning.options import ReadOptions
 from ...schema.files import CSV
-from ...schema.source import GraphTables, Kind, Role, SourceTable
-from ..reader import Request
+from ...schema.source import GraphTables, Kind, Request, Role, SourceTable
 from .kinds import first_line_of, has_marks, separator_of
 
 KEYS = {

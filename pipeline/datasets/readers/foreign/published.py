@@ -10,12 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from .....storage.dataset import Dataset
 from .....storage.errors import InputError
 from ...cleaning.arrow import reading
-from ...schema.source import GraphTables, Role, SourceTable
-from ..reader import Request
-from ..triples import triples_dataset
+from ...schema.source import GraphTables, Request, Role, SourceTable
 from .kinds import CITES, CONTENT, OPENKE
 
 SETS = {"train": OPENKE, "val": "valid2id.txt", "test": "test2id.txt"}
@@ -58,9 +55,9 @@ def read_citations(folder: Path, request: Request) -> GraphTables:
     return GraphTables(request.called(folder), folder, tables, left)
 
 
-def read_openke(folder: Path, request: Request) -> Dataset:
-    """The triples of a folder of OpenKE's, whose files have head, tail and relation by number. Raises InputError: a
-    file is cut off, or a number has no name; see also `from_triples`."""
+def openke_triples(folder: Path) -> dict[str, npt.NDArray[np.object_]]:
+    """Triples [n, 3] of names, head, relation and tail, by set. OpenKE's files have head, tail and relation by number.
+    Raises InputError: a file is cut off, or a number has no name."""
     entity, relation = (_names(folder / f"{what}2id.txt") for what in ("entity", "relation"))
     found = {}
     for part, file in SETS.items():
@@ -77,7 +74,7 @@ def read_openke(folder: Path, request: Request) -> Dataset:
                     f"{path} has the {what} {numbers.max()}, and {what}2id.txt names {len(names)}; expected {TRIPLES}"
                 )
         found[part] = np.stack([entity[rows[:, 0]], relation[rows[:, 2]], entity[rows[:, 1]]], axis=1)
-    return triples_dataset(found, request.called(folder), "error")
+    return found
 
 
 def _names(path: Path) -> npt.NDArray[np.object_]:
