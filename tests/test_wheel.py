@@ -50,7 +50,7 @@ def test_wheel_holds_every_module_and_nothing_else(wheel):
     page = {f"{package.replace('.', '/')}/{name}" for package, names in pages.items() for name in names}
     files = {
         f"millrace/{p.relative_to(ROOT).as_posix()}"
-        for e in ("html", "css", "toml", "txt")
+        for e in ("html", "css", "txt")
         for p in ROOT.glob(f"pipeline/**/*.{e}")
     }
     assert files <= page and "millrace/py.typed" in page
