@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import millrace as mr
-from millrace.pipeline.commands.machine import supported
+from millrace.pipeline.commands.doctor import supported
 from millrace.pipeline.config.systems import SYSTEMS
 from millrace.stages.neighbourhood.base import destinations
 

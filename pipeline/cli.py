@@ -16,14 +16,24 @@ import typer
 from ..storage.errors import MillraceError
 from ..storage.urls import without_secrets
 from .cluster.signals import ended_by_signals, was_interrupted
-from .commands.data import check, convert, inspect, partition, sample
-from .commands.machine import doctor, warm
-from .commands.plan import init, plan
+from .commands.check import check
+from .commands.convert import convert
+from .commands.doctor import doctor
+from .commands.evaluate import evaluate
+from .commands.export import export
+from .commands.init import init
+from .commands.inspect import inspect
+from .commands.partition import partition
+from .commands.plan import plan
+from .commands.predict import predict
+from .commands.report import report
+from .commands.run import run
+from .commands.sample import sample
 from .commands.shared.bare_flag import CLASSES
 from .commands.shared.help import ByTheme, RunHelp, example_of
 from .commands.shared.output import flush_all, say
-from .commands.train import run, sweep
-from .commands.trained import evaluate, export, predict, report
+from .commands.sweep import sweep
+from .commands.warm import warm
 from .config.named_code import UnnamedCodeError
 
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]

@@ -21,7 +21,7 @@ from millrace.tests.contracts.forked_cluster import COMPILES
 
 MODULES = (
     *(importlib.util.resolve_name(name, rank_server.__package__) for name in rank_server.IMPORTED),
-    "millrace.pipeline.commands.train",
+    "millrace.pipeline.commands.run",
     "millrace.pipeline.run",
     "millrace.pipeline.training.trainer",
     "millrace.pipeline.setup.prepare",

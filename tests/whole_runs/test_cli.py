@@ -21,7 +21,7 @@ import typer
 
 from millrace.pipeline import cli
 from millrace.pipeline.cluster.signals import heeded
-from millrace.pipeline.commands import machine
+from millrace.pipeline.commands import doctor
 from millrace.pipeline.config.aliases import SHORTHANDS
 from millrace.pipeline.config.load import resolve
 from millrace.pipeline.setup.run_folder import locked
@@ -676,7 +676,7 @@ def test_what_the_machine_refuses_is_a_sentence(monkeypatch, error, code, phrase
     def refused():
         raise error
 
-    monkeypatch.setattr(machine, "examine", refused)
+    monkeypatch.setattr(doctor, "examine", refused)
     seen = millrace("doctor")
     assert seen.code == code
     assert phrase in seen.err
@@ -710,7 +710,7 @@ def test_a_bug_of_ours_keeps_its_traceback(monkeypatch, capsys):
     def broken():
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(machine, "examine", broken)
+    monkeypatch.setattr(doctor, "examine", broken)
     monkeypatch.setattr(sys, "argv", ["millrace", "doctor"])
     with pytest.raises(SystemExit) as left:
         cli.main()

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import millrace as mr
-from millrace.pipeline.commands import machine
+from millrace.pipeline.commands import doctor
 from millrace.pipeline.machine import compilers
 from millrace.pipeline.setup.configure import configure
 from millrace.pipeline.setup.prepare import prepare
@@ -114,11 +114,11 @@ def test_without_a_compiler_it_is_refused(tmp_path, monkeypatch):
 
 
 def test_the_doctor_names_compilers(monkeypatch):
-    told = machine.examine()
+    told = doctor.examine()
     assert told["machine"]["C++ compiler"] == compilers.cxx_compiler()
     monkeypatch.setenv("CXX", "/nowhere/g++")
     monkeypatch.setenv("CC", "/nowhere/gcc")
-    told = machine.examine()
+    told = doctor.examine()
     assert told["machine"]["C++ compiler"].startswith("not found: train.compile")
     assert told["gpu"]["C compiler"].startswith("not found: device")
     with pytest.raises(mr.MillraceError, match=r"no C compiler was found \(\$CC is '/nowhere/gcc'\)"):

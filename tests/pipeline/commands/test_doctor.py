@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from millrace.pipeline.commands import machine
+from millrace.pipeline.commands import doctor
 from millrace.tests.contracts.command import command
 
 TWO = """580.65.06, NVIDIA H100 80GB HBM3, 81559, 512
@@ -30,14 +30,14 @@ def smi(monkeypatch):
                 raise out
             return subprocess.CompletedProcess(words, code, out, "")
 
-        monkeypatch.setattr(machine.subprocess, "run", run)
+        monkeypatch.setattr(doctor.subprocess, "run", run)
 
     return says
 
 
 def test_all_extras_are_told():
-    project = tomllib.loads((Path(machine.__file__).parents[2] / "pyproject.toml").read_text())["project"]
-    assert machine.EXTRAS.keys() == project["optional-dependencies"].keys()
+    project = tomllib.loads((Path(doctor.__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert doctor.EXTRAS.keys() == project["optional-dependencies"].keys()
 
 
 @pytest.mark.parametrize(
@@ -46,12 +46,12 @@ def test_all_extras_are_told():
 )
 def test_a_limit_of_address_space_is_told(monkeypatch, limit, said):
     monkeypatch.setattr(resource, "getrlimit", lambda which: (limit, limit))
-    assert machine.examine()["machine"]["address space"].startswith(said)
+    assert doctor.examine()["machine"]["address space"].startswith(said)
 
 
 def test_the_driver_and_each_gpu_have_a_line(smi):
     smi(TWO)
-    gpu = machine.examine()["gpu"]
+    gpu = doctor.examine()["gpu"]
     assert gpu["driver"] == "580.65.06"
     assert gpu["gpu 0"] == "NVIDIA H100 80GB HBM3, 79.6 GiB, 0.5 GiB in use"
     assert gpu["gpu 1"] == "NVIDIA GB10"
@@ -72,7 +72,7 @@ def test_the_driver_and_each_gpu_have_a_line(smi):
 )
 def test_a_machine_without_a_driver_says_what_needs_one(smi, out, code, driver):
     smi(out, code)
-    gpu = machine.examine()["gpu"]
+    gpu = doctor.examine()["gpu"]
     assert gpu["driver"].startswith(driver) and gpu["driver"].endswith(
         'device = "cuda" needs an NVIDIA GPU and its driver'
     )
@@ -81,11 +81,11 @@ def test_a_machine_without_a_driver_says_what_needs_one(smi, out, code, driver):
 
 def test_what_is_missing_is_missing_for_something(smi, monkeypatch):
     smi(TWO)
-    for module, *_ in machine.FOR_GPUS.values():
+    for module, *_ in doctor.FOR_GPUS.values():
         monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
-    gpu = machine.examine()["gpu"]
+    gpu = doctor.examine()["gpu"]
     for name, wanted in {
         "triton": 'kernel = "cuda"', "dask-cuda": ('executor = '
             '"dask"'), "rmm": "cluster.cuda.rmm_*", "ucx": 'protocol = "ucx"',
@@ -97,7 +97,7 @@ def test_what_is_missing_is_missing_for_something(smi, monkeypatch):
 
 def test_what_is_there_has_its_version(smi, monkeypatch):
     smi(TWO)
-    for module, *_ in machine.FOR_GPUS.values():
+    for module, *_ in doctor.FOR_GPUS.values():
         found = ModuleType(module)
         found.__spec__ = ModuleSpec(module, None)
         monkeypatch.setitem(sys.modules, module, found)
@@ -109,13 +109,13 @@ def test_what_is_there_has_its_version(smi, monkeypatch):
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    gpu = machine.examine()["gpu"]
+    gpu = doctor.examine()["gpu"]
     assert (gpu["triton"], gpu["dask-cuda"], gpu["rmm"], gpu["nccl"]) == ("3.7.1", "26.10.0", "26.10.0", "2.29.7")
     assert gpu["torch"] == "CUDA 13.0, sees 2 GPUs"
 
 
 def test_what_does_not_run_is_listed_with_its_reason():
-    found = machine.supported()
+    found = doctor.supported()
     assert found["retexo"]["features of edges"] == "no: system 'retexo' gives its layers rows of nodes only"
     assert found["sar"]["a queue on disk"].startswith("-: ")
     assert any(reason.startswith("no: ") for reason in found["convert, in pieces"].values())

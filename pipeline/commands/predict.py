@@ -1,4 +1,4 @@
-"""Commands of the theme `After training`: `millrace predict`, `evaluate`, `export`, `report`."""
+"""`millrace predict`: write a finished run's predictions into a file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,8 +8,8 @@ import typer
 from ...storage.errors import InputError
 from ...storage.optional import present_items, when_present
 from ...storage.plural import counted
-from ...storage.store.paths import expanded, local_folder
-from .shared.flags import MODULE, OF_RUN, AllowCodeFlag, Flag, Flags, JsonFlag, Options, with_flags
+from ...storage.store.paths import expanded
+from .shared.flags import OF_RUN, AllowCodeFlag, Flag, Flags, JsonFlag, Options, with_flags
 from .shared.job_table import asked_of_run
 from .shared.output import show
 
@@ -97,91 +97,3 @@ def _moment(text: str) -> int | float | str:
 
     moment = moment_of(text, "--time")
     return moment.text if isinstance(moment, Moment) else moment
-
-
-@with_flags(OF_RUN, {})
-def evaluate(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
-    *,
-    flags: Flags,
-    allow_code: AllowCodeFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Evaluate a run's model on every split.
-
-    Evaluation goes layer by layer, over full neighbourhoods.
-    """
-    from ...storage.dataset import SPLITS
-    from ..inference.evaluate import evaluate
-    from ..inference.finished_run import load
-    from ..telemetry.console import Terminal
-
-    asked = asked_of_run(flags)
-    with Terminal() as terminal:
-        loaded = {key: asked.pop(key) for key in ("model", "device")}
-        report = evaluate(load(expanded(run_folder), **loaded, emit=terminal), **asked, emit=terminal)
-    lines = [f"{report['model']} on {report['dataset']} ({report['seconds']:.2f} s)"]
-    metrics = report.get("metrics", {})
-    for split in SPLITS:
-        accuracy = report["accuracy"][split] if "accuracy" in report else None
-        values = [] if accuracy is None else [f"{accuracy:.4f}"]
-        values += [f"{name} {value:.4f}" for name, value in present_items(metrics.get(split, {})).items()]
-        lines.append(f"  {split:<6} {', '.join(values) or 'none'}")
-    show("\n".join(lines), report, as_json)
-
-
-@with_flags({"model": MODULE}, {})
-def export(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
-    out: Annotated[Path, typer.Option(help="The file to write, which ends in .pt2.")],
-    *,
-    flags: Flags,
-    allow_code: AllowCodeFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Write a run's model as a program of torch.export.
-
-    It runs where torch is and Millrace is not.
-    """
-    from ..custom.user_module import module_named
-    from ..datasets.cleaning.kept import made_of_tables
-    from ..inference.files import check_new_path
-    from ..inference.finished_run import load
-    from ..inference.program import export_program
-
-    own, out, run_folder = when_present(module_named, flags["model"]), expanded(out), expanded(run_folder)
-    check_new_path(out)
-    run = load(run_folder, model=own)
-    program = export_program(run, out)
-    takes = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
-    record: dict[str, object] = {"run": str(run_folder), "model": run.result.model, "task": run.result.task}
-    record |= {"class_names": run.result.class_names, "out": str(out), "inputs": takes}
-    of_pairs = run.result.task == "link" or run.result.labels_of == "edges"
-    gives = "rows of nodes, without the decoder of pairs" if of_pairs else "logits"
-    read = run.as_before(None)
-    record["rows"] = {k: getattr(read, k) for k in ("normalize_features", "nan_features")} | {"treatment": read.before}
-    show(f"{run.result.model} in {out}: program({', '.join(takes)}) -> {gives}{made_of_tables(read)}", record, as_json)
-
-
-def report(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN...", help="Folder of a run, finished or not; several are compared. Or stores."),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of the report; by default `report` in the run's folder, or NAME.report beside the store."
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the numbers of the summary as JSON on standard output.")
-    ] = False,
-) -> None:
-    """Write a page of a run's time, bytes and memory."""
-    from ..report.write import report as write
-
-    written = write([expanded(run) for run in runs], when_present(local_folder, out))
-    lines = [line for record in written.runs for line in (record["headline"], *record["findings"])]
-    record = {"page": str(written.path), "pictures": [str(p) for p in written.pictures.values()], "runs": written.runs}
-    show("\n".join([*lines, f"report in {written.path}"]), record, as_json)

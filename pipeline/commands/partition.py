@@ -1,6 +1,5 @@
-"""Commands of the theme `Data`: `millrace partition`, `convert`, `sample`, `inspect`, `check`."""
+"""`millrace partition`: cut a dataset into partitions."""
 
-import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -9,16 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...storage.errors import InputError, StoreError
+from ...storage.errors import InputError
 from ...storage.optional import present, present_items
-from ...storage.plural import counted
-from ...storage.store.paths import expanded, local_folder
-from ...storage.urls import is_url
-from ..cluster.signals import heeded
-from ..telemetry.events import Emit, StageStarted, advancing, both
-from .shared.flags import JOB, SPLIT, AllowCodeFlag, Flag, Flags, JobFile, JsonFlag, Options, SetFlag, with_flags
+from ...storage.store.paths import local_folder
+from ..telemetry.events import Emit, StageStarted, advancing
+from .shared.flags import JOB, Flag, Flags, JsonFlag, Options, SetFlag, with_flags
 from .shared.job_table import job_table
-from .shared.output import say, say_aside, show
+from .shared.output import show
 
 if TYPE_CHECKING:
     from ...stages.partition.base import Cut
@@ -215,153 +211,3 @@ def _write_store(
     emit(StageStarted("store", f"writing {out}"))
     write_dataset(out, reorder(data, book, cut.order), features_format="npy")
     return quality, time.perf_counter() - start
-
-
-CONVERT = {
-    "features": Flag("zarr (compressed, checksummed) | npy (memory-mapped)", str, "zarr"),
-    "graph": Flag("zarr (compressed, checksummed) | npy (memory-mapped): the edges", str, "zarr"),
-    "feature_dtype": Flag(
-        "float32 | float16 | bfloat16 | int8: round features to it; they are widened when read.", metavar="DTYPE"
-    ),
-    "memory": Flag("Bound of the memory of all processes together, for tables of edges and nodes.", str, "2GiB"),
-    "workers": Flag("Processes that share the work on tables.", int, 1),
-    "scheduler": Flag("A Dask scheduler whose workers share the work on tables.", metavar="ADDRESS"),
-    "seed": Flag("Seed of a random split.", int, 0),
-    "split": SPLIT,
-}
-
-
-@with_flags({}, CONVERT)
-def convert(
-    dataset: Annotated[
-        str,
-        typer.Argument(
-            help="Embedded name; file or folder: .npz, .csv, .parquet; OGB name; URL of Parquet, or of a store."
-        ),
-    ],
-    out: Annotated[str, typer.Option(help="Folder of the store, or its URL on an object store.")],
-    *,
-    options: Options,
-    overrides: SetFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Write a dataset as a Millrace store.
-
-    Stores open fast, and can leave their features and their graph on disk. Tables are read in pieces, within
-    --memory; the same command goes on with a conversion that was killed.
-    """
-    from ..config.load import resolve
-    from ..ingest.convert import Formats, convert_job
-    from ..setup.run_folder import flat
-    from ..telemetry.console import Terminal
-
-    flags = {"dataset": dataset, "seed": options.seed, "split": options.split}
-    own = present_items({"cluster.scheduler": options.scheduler})
-    table = job_table(None, flags, [*(overrides or []), *(f"{key}={value}" for key, value in own.items())])
-    may_be = (*flags, "read", "cluster", "seeds.split")
-    if others := [key for key in flat(table) if key not in may_be and key.partition(".")[0] not in may_be]:
-        raise InputError(f"--set {others[0]} is a key of runs; expected read.KEY=VALUE or cluster.KEY=VALUE")
-    job = resolve(table)
-    to = out if is_url(out) else local_folder(Path(out))
-    with Terminal() as terminal:
-        formats = Formats(options.features, options.graph, options.feature_dtype)
-        store = convert_job(job, None, to, formats, options.memory, options.workers, emit=terminal)
-    nodes, edges = store.entries["indptr"]["shape"][0] - 1, store.entries["indices"]["shape"][0]
-    name, size = store.value("name", str), None if is_url(out) else store.nbytes
-    space = "" if size is None else f", {size / 2**20:,.2f} MiB"
-    record = {
-        "out": str(to),
-        "dataset": name,
-        "num_nodes": nodes,
-        "num_edges": edges,
-        **{name: getattr(options, name) for name in ("features", "graph", "feature_dtype")},
-        "bytes": size,
-    }
-    show(f"{name}: {nodes:,} nodes, {edges:,} edges{space} in {to}", record, as_json)
-
-
-FEATURES = Flag(
-    "Pack the feature rows of each minibatch beside it, so that training reads them in order: as the dataset keeps "
-    "them, or as float32 | float16 | bfloat16 | int8.",
-    metavar="[FORM]",
-)
-
-
-@with_flags(JOB | {"features": FEATURES}, {})
-def sample(
-    job: JobFile = None,
-    out: Annotated[str, typer.Option(help="Folder of the store, or its URL on an object store.")] = "samples",
-    epochs: Annotated[int | None, typer.Option(help="Epochs to sample.  [default: 30]")] = None,
-    *,
-    flags: Flags,
-    overrides: SetFlag = None,
-    allow_code: AllowCodeFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Sample minibatches once, to train from them many times. An interrupted run continues where it stopped.
-
-    Takes the job of `run`; what concerns training is left to it.
-    """
-    from ..config.load import resolve
-    from ..custom.user_module import from_flags
-    from ..precompute import precompute
-    from ..setup.configure import check_used
-    from ..telemetry.console import Terminal
-
-    features = flags.pop("features") or ""
-    resolved = resolve(job_table(job, from_flags({**flags, "epochs": epochs}, resume=False)[1], overrides))
-    out = out if "://" in out else str(expanded(Path(out)))
-    check_used([resolved], trains=False)
-    with heeded(say_aside) as requests, Terminal() as terminal:
-        report = precompute(resolved, out, emit=both(requests, terminal), stop=requests.stop, features=features)
-    minibatches = counted(report["minibatches"], "minibatch", "minibatches")
-    size = "" if report["bytes"] is None else f", {report['bytes'] / 2**20:,.2f} MiB"
-    packed = f", with features as {report['features']}" if report["features"] else ""
-    text = (
-        f"{minibatches} of {counted(report['epochs'], 'epoch')}{size} in {out}{packed};"
-        f" sampled now: {report['edges']:,} edges ({report['seconds']:.1f} s)"
-    )
-    show(text, report, as_json)
-
-
-def inspect(
-    path: Annotated[str, typer.Argument(help="A run, a store of samples, partitions or data, or any dataset.")],
-    minibatch: Annotated[
-        str | None, typer.Option(metavar="EPOCH,INDEX", help="Print one minibatch of a store of samples.")
-    ] = None,
-    overrides: SetFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Describe a folder, a file or a dataset."""
-    from ..config.load import resolve
-    from .describe import describe
-
-    record = describe(path, minibatch, resolve(job_table(None, {}, overrides)) if overrides else None)
-    if as_json:
-        say(json.dumps(record))
-    else:
-        width = max(map(len, record)) + 2
-        say("\n".join(f"{key:<{width}}{value}" for key, value in record.items()))
-
-
-def check(
-    path: Annotated[Path, typer.Argument(help="A run's folder, a store of data or parts, or stored samples.")],
-    as_json: JsonFlag = False,
-) -> None:
-    """Verify every digest in a store, a run or samples.
-
-    Also those of what is mapped and not verified while it is read.
-    """
-    from ..telemetry.console import Terminal
-    from ..verify import verify
-
-    with Terminal() as terminal:
-        found = verify(expanded(path), terminal)
-    lines = [f"damaged: {name}: {why}" for name, why in found.damaged.items()]
-    lines += [f"no digest: {name}" for name in found.unknown]
-    sound = len(found.checked) - len(found.damaged)
-    lines.append(f"{sound:,} of {len(found.checked):,} as they were written, in {path}")
-    record = {"path": str(path), "checked": found.checked, "damaged": found.damaged, "unknown": found.unknown}
-    show("\n".join(lines), record, as_json)
-    if found.damaged:
-        raise StoreError(f"{path} is damaged: {', '.join(found.damaged)}; copy it again, or make it again")
