@@ -59,7 +59,8 @@ def _with_own_loops(graph: Graph) -> Float64Array:
 
 def degree_of(graph: Graph, loops: bool) -> Float64Array:
     """float64 [V], `Graph.degree`; if `loops` are asked for and the graph has any, its `with_loops`, [V, 3]."""
-    return _with_own_loops(graph) if loops and graph.num_nodes else graph.degree
+    degree = graph.degree
+    return _with_own_loops(graph) if loops and len(degree) else degree
 
 
 def has_loops(rows: Float64Array) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..array_checks import proving
-from ..array_kinds import IdArray, IntArray, ValueArray
+from ..array_kinds import Float64Array, IdArray, IntArray, ValueArray
 from ..dataset import MATRIX_TASKS, Dataset, Split
 from ..errors import InputError, StoreError
 from ..features import FloatArray
@@ -177,13 +177,18 @@ class SampledGraph(Graph):
     is_weighted = False
 
     def __init__(self, path: str, meta: Mapping[str, Any]) -> None:
-        vars(self).update({key: meta[key] for key in SIZES}, path=path, degree=np.empty(0))
+        vars(self).update({key: meta[key] for key in SIZES}, path=path)
 
     @property
     def indptr(self) -> NoReturn:
         _refuse(vars(self)["path"], "the graph")
 
     indices: Any = indptr
+
+    @property
+    def degree(self) -> Float64Array:
+        """float64 [0]: none of any node."""
+        return np.empty(0)
 
     @property
     def edge_features(self) -> NoReturn:
