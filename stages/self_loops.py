@@ -54,13 +54,14 @@ def with_loops(graph: Graph, first: int = 0) -> Float64Array:
 @once_per_graph
 def _with_own_loops(graph: Graph) -> Float64Array:
     rows = with_loops(graph)
-    return rows if has_loops(rows) else graph.degree
+    return rows if has_loops(rows) else rows[:0]
 
 
 def degree_of(graph: Graph, loops: bool) -> Float64Array:
     """float64 [V], `Graph.degree`; if `loops` are asked for and the graph has any, its `with_loops`, [V, 3]."""
     degree = graph.degree
-    return _with_own_loops(graph) if loops and len(degree) else degree
+    rows = _with_own_loops(graph) if loops and len(degree) else degree[:0]
+    return rows if len(rows) else degree
 
 
 def has_loops(rows: Float64Array) -> bool:

@@ -285,12 +285,13 @@ def large_array(store: Store, name: str, place: GraphAccess) -> Any:
     if name not in store:
         return None if name in GRAPH_DIGESTS else store.read(name)  # which refuses
     size, folder = store.bytes_of(name), Path(tempfile.gettempdir())
-    of_nodes = 2 * store.bytes_of("indptr")  # labels and degrees
+    of_nodes = sum(store.bytes_of(each) for each in ("indptr", "labels") if each in store)  # and degrees
     has_room = fits_in_memory(size + of_nodes + STEP_BYTES)
     if place == "mapped" or (store.is_mappable(name) and not has_room):
         return store.mapped(name)
     if has_room or takes_memory(folder) or disk_usage(folder).free < size:
-        require_memory(size, f"{store.path}: '{name}'", "convert it with --graph npy, or give it more")
+        more = "" if name == "labels" else "convert it with --graph npy, or "
+        require_memory(size, f"{store.path}: '{name}'", f"{more}give it more")
         return store.read(name)
     found = store.read_into(name, InFiles(folder))
     advise(found, mmap.MADV_RANDOM)

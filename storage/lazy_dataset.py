@@ -163,6 +163,8 @@ class LazyDataset(Dataset):
 
     def read_array(self, name: str) -> Any:
         """An array of the dataset; None if it is not there."""
+        if name == "labels":
+            return large_array(self._store, name, "memory")
         return self._store.read(name) if name in self._store else None
 
     @property

@@ -1,2 +1,2 @@
-"""Commands of the command line, by the themes of its help. Heavy imports are inside the functions, so that `--help` is
+"""Commands of the command line, a module for each. Heavy imports are inside the functions, so that `--help` is
 quick."""

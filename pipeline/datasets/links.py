@@ -238,7 +238,7 @@ def _check_times(sets: Sets, times: Mapping[str, AnyArray], dataset: Dataset) ->
         raise InputError(f"pairs have times, but the edges of {dataset.name} have none; give edge_time")
     for name in sets:
         if name not in SPLITS:
-            raise InputError(f"pairs have times, and {name} are given; negatives of such pairs are drawn: leave it out")
+            raise InputError(f"pairs have times, and {name} are given; their negatives are drawn: leave them out")
         if name not in times:
             raise InputError(f"pairs of {name} have no times, and others have; give {name}_time")
     if "train" not in sets:

@@ -104,7 +104,7 @@ def _one_group(graph: Graph, number: int) -> tuple[list[tuple[int, ...]], list[s
         ways = [(src, dst) == (destination, source), (src, dst) == (source, destination)]
         if r == number or not any(ways) or not len(pairs):
             continue
-        also = [contains(of, pairs) for of, there in zip((keys.turned(r), keys.own[r]), ways) if there]
+        also = [contains(of(r), pairs) for of, there in zip((keys.turned, keys.own.__getitem__), ways) if there]
         if (share := np.any(also, axis=0).mean()) >= 0.5:
             notes.append(
                 f"Edges of {text} join {share:.0%} of the pairs of {name} too, and stay; where they would not be known "

@@ -253,7 +253,9 @@ def sets_of(pairs: Mapping[str, Any] | str | Path, dataset: Dataset) -> SetsAndT
 def _given_sets(pairs: Mapping[str, Any], dataset: Dataset) -> SetsAndTimes:
     for name in pairs:
         if name not in (*SETS, *TIMES):
-            raise InputError(f"pairs has '{name}'; expected {', '.join(SETS)}{nearest(str(name), (*SETS, *TIMES))}")
+            raise InputError(
+                f"pairs has '{name}'; expected some of {', '.join(SETS)}{nearest(str(name), (*SETS, *TIMES))}"
+            )
     given = present_items(pairs)
 
     def of_one(relation: int | None, one: Dataset) -> SetsAndTimes:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...stages.evaluate.in_files import FileLayers, Layout, Reads, lay_out
+from ...stages.evaluate.in_files import FileLayers, Layout, ModelReads, lay_out
 from ...stages.evaluate.layerwise import evaluating
 from ...stages.models.base import check_initialised, layered, reads_edges, reads_loops
 from ...stages.neighbourhood.checks import no_edge_features
@@ -108,7 +108,7 @@ def outputs_in_files(
         _folder(scratch) as folder,
         executing(job, by.count, alone, emit, 0, (folder,)) as (execute, slots),
     ):
-        reads = Reads(int(layered(model).num_layers), dtype, edges, reads_loops(model))
+        reads = ModelReads(int(layered(model).num_layers), dtype, edges, reads_loops(model))
         layout = lay_out(folder, data.graph, data.features, wanted, reads)
         layout = replace(layout, processes=slots)
         layers, text = FileLayers(layout, model), pickled(model)

@@ -22,7 +22,7 @@ from ...stages.fetch.visit import PREFETCH_BYTES, Visits
 from ...stages.learned.beside import WithLearned
 from ...stages.messages import Part, RankJob
 from ...stages.models.base import Stack
-from ...stages.neighbourhood.full_batch import Results, arrange
+from ...stages.neighbourhood.full_batch import WantedRows, arrange
 from ...stages.placement.merged import merged
 from ...stages.placement.row_blocks import BlockRows, Grid, numbered
 from ...stages.placement.sharded import Share, share
@@ -263,6 +263,6 @@ def _whole_of(part: Part, system: System, job: RankJob) -> Part:
 def _all_of(part: Part, job: RankJob) -> Share:
     """The rows of a rank, where it trains on something else."""
     with job.group.counting("evaluation"):
-        of = Results(part.split.train, job.num_layers)
+        of = WantedRows(part.split.train, job.num_layers)
         batch = arrange(part.shards, part.owned, of, job.group, job.reads_loops, job.arrays.graph)
         return share(part, batch, job.arrays.features)

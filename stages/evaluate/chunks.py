@@ -73,9 +73,8 @@ class Source:
 def layer_counts(graph: Graph, needed: Sequence[Mask]) -> list[LayerCounts]:
     """Sizes of the layers, from L+1 masks [V]: sources of the first, and rows of each."""
     rows = [int(np.count_nonzero(mask)) for mask in needed]
-    # Sums that wrap around differ by the right number.
     starts, stops = graph.indptr[:-1], graph.indptr[1:]
-    edges = [int(np.sum(stops, where=mask) - np.sum(starts, where=mask)) for mask in needed[1:]]
+    edges = [int(np.sum(stops, where=mask)) - int(np.sum(starts, where=mask)) for mask in needed[1:]]
     return [LayerCounts(a, b, e) for (a, b), e in zip(pairwise(rows), edges)]
 
 

@@ -62,7 +62,7 @@ class Layout:
     """That evaluate on a machine at the same time, at most."""
 
 
-class Reads(NamedTuple):
+class ModelReads(NamedTuple):
     """What a model reads."""
 
     layers: int
@@ -73,7 +73,7 @@ class Reads(NamedTuple):
     """The graph's self loops."""
 
 
-def lay_out(folder: Path, graph: Graph, features: FeatureStore, wanted: IdArray, reads: Reads) -> Layout:
+def lay_out(folder: Path, graph: Graph, features: FeatureStore, wanted: IdArray, reads: ModelReads) -> Layout:
     """Write what all processes read: the graph, features that lie in no ``.npy`` file yet, and the nodes of each layer.
 
     Args:

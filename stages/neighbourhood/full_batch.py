@@ -246,7 +246,7 @@ class GivenRows(NamedTuple):
     """Where they lie; None: on the host."""
 
 
-class Results(NamedTuple):
+class WantedRows(NamedTuple):
     """What layers of a full batch are for."""
 
     seeds: IdArray
@@ -257,7 +257,7 @@ class Results(NamedTuple):
 
 
 def arrange(
-    shards: EdgeShards, owned: IdArray, of: Results, group: Group, reads_loops: bool, empty: Empty = in_memory
+    shards: EdgeShards, owned: IdArray, of: WantedRows, group: Group, reads_loops: bool, empty: Empty = in_memory
 ) -> FullBatch:
     """Order a rank's rows and edges as layers need them, and agree with the other ranks on the rows that travel.
 

@@ -19,7 +19,7 @@ from ...storage.partition.edge_shards import shard_edges
 from ...storage.partition.partition import extract_partition
 from ...storage.store.scratch import Empty, in_memory
 from ..messages import Part, Phase, Placement, RankJob
-from ..neighbourhood.full_batch import FullBatch, Results, arrange
+from ..neighbourhood.full_batch import FullBatch, WantedRows, arrange
 from ..neighbourhood.relations import PartTypes
 from ..partition.base import Partitioner
 from ..partition.metis import MetisWork
@@ -102,7 +102,7 @@ class Sharded(PartitionPolicy):
         part = whole_part(data, job) if isinstance(data, Placement) else data
         pairs = part.pairs
         seeds = part.split.train if pairs is None else seeds_of(pairs, part.owned)
-        of = Results(seeds, job.num_layers, prune=self.prune and not job.needs_all_rows)
+        of = WantedRows(seeds, job.num_layers, prune=self.prune and not job.needs_all_rows)
         batch = arrange(part.shards, part.owned, of, job.group, job.reads_loops, job.arrays.graph)
         rows = CountedFeatures(part.features, job.ledger, "store")
         of_edges = when_present(lambda store: CountedFeatures(store, job.ledger, "store"), part.edge_features)

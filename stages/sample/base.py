@@ -101,9 +101,9 @@ def check_fanout(fanout: tuple[int, ...], *, draws_none: bool) -> None:
     if not fanout:
         raise InputError("fanout is empty; expected one number per layer, nearest the seeds first, such as 15,10,5")
     wanted = "expected 1 to 65536, or -1 for every in-neighbour" + "; 0 for all layers draws none" * draws_none
-    zeros = draws_none and not any(fanout)
     for s in fanout:
-        if isinstance(s, bool) or not isinstance(s, int) or not -1 <= s <= 1 << 16 or (not s and not zeros):
+        is_number = isinstance(s, int) and not isinstance(s, bool) and -1 <= s <= 1 << 16
+        if not is_number or not (s or (draws_none and not any(fanout))):
             raise InputError(f"fanout {list(fanout)} holds {s}; {wanted}")
 
 

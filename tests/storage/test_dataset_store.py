@@ -256,7 +256,8 @@ def test_a_graph_and_labels_that_memory_has_no_room_for_are_mapped_and_verified(
     monkeypatch.setattr(module, "takes_memory", lambda folder: False)
     found = open_dataset_store(tmp_path / "zarr")
     unpacked = found.graph
-    assert is_map(found.labels) and found.labels.tolist() == small.labels.tolist()
+    for labels in (found.labels, open_lazily(tmp_path / "zarr").labels):
+        assert is_map(labels) and labels.tolist() == small.labels.tolist()
     for name in ("indptr", "indices", "edge_weight", "edge_id"):
         assert is_map(getattr(unpacked, name))
         np.testing.assert_equal(getattr(unpacked, name), getattr(small.graph, name))

@@ -121,7 +121,7 @@ def with_flags(
 
     def with_these(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command)
-        kept = {name: flag for name, flag in flags.items() if not {name} & {*own.parameters, *options}}
+        kept = {name: flag for name, flag in flags.items() if name not in {*own.parameters, *options}}
         tables = {"flags": kept, "options": options}
 
         @functools.wraps(command)

@@ -376,7 +376,7 @@ def with_reverses(keys: Keys, w: OfEdges, back: Keys, back_w: OfEdges) -> tuple[
     weight, first = every.weight, order[kept]
     if weight is not None and len(kept):
         weight = np.maximum.reduceat(weight[order], kept)
-    return both[first], replace(every[first], weight=weight)
+    return both[first], replace(replace(every, weight=None)[first], weight=weight)
 
 
 def _copy_numbers(keys: Keys, time: AnyArray | None = None) -> Keys:

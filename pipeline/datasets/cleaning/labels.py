@@ -242,7 +242,9 @@ def _class_numbers(y: AnyArray, options: ReadOptions, notes: list[str], nulls: i
     y = np.where(missing, -1, y)
     if (np.abs(y) > 2**53).any() or (y != np.floor(y)).any():
         bad = y[(np.abs(y) > 2**53) | (y != np.floor(y))][0]
-        raise InputError(f"labels are non-integer (first: {bad}); expected class numbers: targets need task=regression")
+        raise InputError(
+            f"labels are non-integer (first: {bad}); expected class numbers, or task=regression for targets"
+        )
     return y.astype(np.int64)
 
 

@@ -126,7 +126,9 @@ def make_split(
             )
     if spec.kind == "public":
         if not stored:
-            raise InputError("split is 'public' but the input stores no split; use random:20,30 or fraction:0.6,0.2")
+            raise InputError(
+                "split is 'public' but the input stores no split; use split=random:20,30 or fraction:0.6,0.2"
+            )
         parts = stored if isinstance(stored, Split) else clean_split(stored, labels, options, notes, unit)
     elif spec.kind in ("time", "until"):
         if times is None:

@@ -25,7 +25,9 @@ def open_ends(path: Any) -> IntArray:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as e:  # for a damaged header, NumPy passes on whatever Python's parser raises
-        raise InputError(f"{path} cannot be read ({first_line(e)}); expected integers [2, E] by numpy.save") from e
+        raise InputError(
+            f"{path} cannot be read ({first_line(e)}); expected edges, integers [2, E], by numpy.save"
+        ) from e
     fits = isinstance(array, np.ndarray) and array.ndim == 2 and 2 in array.shape and array.dtype.kind in "iu"
     if not fits:
         seen = f"{array.dtype}{list(array.shape)}" if isinstance(array, np.ndarray) else type(array).__name__

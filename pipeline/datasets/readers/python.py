@@ -203,7 +203,7 @@ def _node_labels(graph: Any, nodes: list[Any], attribute: str) -> GivenLabels:
     values = [graph.nodes[n].get(attribute) for n in nodes]
     given = [v for v in values if v is not None]
     if nodes and not given:
-        raise InputError(f"no node has the attribute '{attribute}'; name that of the class with label=...")
+        raise InputError(f"no node has the attribute '{attribute}'; name the one with the class by label=...")
     if given and np.ndim(given[0]) > 0 and len(given) < len(values):
         raise InputError(
             f"{len(values) - len(given)} nodes have no attribute '{attribute}'; multi-label vectors are needed on "

@@ -1,4 +1,4 @@
-"""What a reader yields: tables of named columns, and where they came from. No column has a meaning yet."""
+"""What a reader is asked and yields: tables of named columns, and where they came from. No column has a meaning yet."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

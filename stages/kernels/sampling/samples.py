@@ -1,4 +1,4 @@
-"""Results of the node-wise sampling kernels."""
+"""Results of the node-wise sampling kernels, and how many edges a minibatch may have."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -78,6 +78,6 @@ LIMIT = 2**31 - 1
 
 
 def check_edges(edges: int, options: str = "batch_size, fanout or sizes") -> None:
-    """Refuse a minibatch of so many edges if its blocks cannot index them; smaller `options` would make them fewer."""
+    """Raises RunError if blocks cannot index so many edges of a minibatch; smaller `options` would make them fewer."""
     if edges >= LIMIT:
         raise RunError(f"a minibatch would hold {edges} edges; at most {LIMIT - 1} fit: use a smaller {options}")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from millrace.stages.evaluate import in_files
-from millrace.stages.evaluate.in_files import FileLayers, Reads, lay_out
+from millrace.stages.evaluate.in_files import FileLayers, ModelReads, lay_out
 from millrace.stages.evaluate.layerwise import evaluating, infer
 from millrace.stages.models import GINE, RGAT
 from millrace.stages.models.base import as_model
@@ -31,7 +31,7 @@ def computed(folder, model, graph, features, nodes, ranges=3, seed=0):
     """Outputs for ascending `nodes`, of ranges in any order, each with an object of its own; one is done twice."""
     with evaluating(model):
         dtype = next(p.dtype for p in model.parameters())
-        layout = lay_out(folder, graph, features, nodes, Reads(model.num_layers, dtype, graph.edge_features, True))
+        layout = lay_out(folder, graph, features, nodes, ModelReads(model.num_layers, dtype, graph.edge_features, True))
         driver = FileLayers(layout, model)
         for k in driver.stages:
             spans = driver.begin(k, ranges)
@@ -171,7 +171,7 @@ def test_a_mapped_graph_stays_where_it_is(tmp_path):
     assert torch.equal(got, infer(model, graph, stored.features.gather(np.arange(40))))
     assert np.array_equal(driver.degree.numpy(), degree_of(graph, loops=True))
     np.load(tmp_path / "store" / "indices.npy", mmap_mode="r+")[-1] = 40
-    graph, reads = open_lazily(tmp_path / "store", graph="mapped").graph, Reads(1, torch.half)
+    graph, reads = open_lazily(tmp_path / "store", graph="mapped").graph, ModelReads(1, torch.half)
     with pytest.raises(StoreError, match="indices lie in"):
         lay_out(tmp_path, graph, ArrayFeatures(x), none, reads)
 
@@ -184,7 +184,7 @@ def test_a_damaged_store_is_an_error(tmp_path):
     for file in (tmp_path / "store" / "arrays" / "indices" / "c").iterdir():
         file.write_bytes(b"damaged")
     with pytest.raises(StoreError, match="array 'indices' is damaged"):
-        lay_out(tmp_path, graph, whole.features, np.arange(40), Reads(1, torch.float32))
+        lay_out(tmp_path, graph, whole.features, np.arange(40), ModelReads(1, torch.float32))
 
 
 def test_a_width_that_the_model_does_not_read_is_a_sentence(tmp_path):
@@ -199,7 +199,7 @@ def test_a_full_disk_is_a_sentence(tmp_path, monkeypatch):
 
     model, graph, x = build("gcn", 5), hub_graph(), ArrayFeatures(rows_of(40, 5))
     with evaluating(model):
-        layers = FileLayers(lay_out(tmp_path, graph, x, np.arange(40), Reads(3, torch.float64, None, True)), model)
+        layers = FileLayers(lay_out(tmp_path, graph, x, np.arange(40), ModelReads(3, torch.float64, None, True)), model)
         layers.begin(0, 1)
         sink = in_files._FileSink([tmp_path / "rows-0.npy"], 0, 1)
         sink.begin(torch.zeros(1, 8))
@@ -211,4 +211,4 @@ def test_a_full_disk_is_a_sentence(tmp_path, monkeypatch):
             sink.close()
         monkeypatch.setattr(in_files, "make_npy", full)
         with pytest.raises(RunError, match=r"cannot write to .*No space left"):
-            lay_out(tmp_path, graph, x, np.arange(40), Reads(3, torch.float64, None, True))
+            lay_out(tmp_path, graph, x, np.arange(40), ModelReads(3, torch.float64, None, True))

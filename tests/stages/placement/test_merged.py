@@ -12,7 +12,7 @@ from torch import nn
 from millrace.pipeline.training.evaluate_together import evaluate_together
 from millrace.stages.fetch.visit import Visits
 from millrace.stages.models.sage import SAGE
-from millrace.stages.neighbourhood.full_batch import Results, arrange
+from millrace.stages.neighbourhood.full_batch import WantedRows, arrange
 from millrace.stages.placement.merged import edges_of, merged
 from millrace.stages.placement.sharded import share
 from millrace.storage.dataset import Dataset
@@ -93,7 +93,7 @@ def test_ranks_evaluate_their_chunks(seed: int, ranks: int, m: int) -> None:
 
     def rank(group: ThreadGroup) -> float | None:
         part = of_rank(case, group.rank, m)
-        held = share(part, arrange(part.shards, part.owned, Results(part.split.train, 2), group, reads_loops=False))
+        held = share(part, arrange(part.shards, part.owned, WantedRows(part.split.train, 2), group, reads_loops=False))
         held.graph.check()
         scored = evaluate_together(model, Visits(held, (), 0, job(group, 2).group), "train")
         return None if scored is None else scored.accuracy

@@ -47,7 +47,7 @@ BAD = [
     ([0.0, 2.0**64], {}, r"labels are whole numbers to 1.84467e\+19; number classes"),
     ([NAN, NAN], {"task": "regression"}, r"no node has a target \(all are NaN\)"),
     ([[0.5, NAN], [1, NAN]], {}, r"no node has a target in column 1"),
-    ([0, 0.5], {"task": "multiclass"}, r"non-integer \(first: 0.5\); expected class numbers: targets need task=re"),
+    ([0, 0.5], {"task": "multiclass"}, r"non-integer \(first: 0.5\); expected class numbers, or task=regression for"),
     ([0, 1, 2], {"task": "binary"}, "there are 3 classes; expected 0 and 1 for task=binary"),
     ([[0, 1], [1, 0]], {"task": "multiclass"}, "labels have 2 columns; expected one column of class numbers"),
     ([[0, 1], [1, 0]], {"task": "binary"}, "labels have 2 columns; expected one column of class numbers"),
