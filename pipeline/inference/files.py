@@ -237,7 +237,7 @@ class FileRequest:
     dataset: str | None = None
     """Dataset to predict; None: the run's own."""
     options: ReadOptions | None = None
-    """How it is read: see `predict`."""
+    """Options of reading it: see `predict`."""
     model: nn.Module | None = None
     """See `load`."""
     emit: Emit = silent

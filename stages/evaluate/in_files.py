@@ -63,7 +63,7 @@ class Layout:
 
 
 class ModelReads(NamedTuple):
-    """What a model reads."""
+    """Inputs of a model with so many layers, and its dtype."""
 
     layers: int
     dtype: torch.dtype

@@ -218,7 +218,7 @@ class Visits(Fetcher):
         self._x, self._labels, edge_rows = of
         self._given = GivenRows(self._x.dtype, edge_rows, device)
         self.device = self._x.device
-        """Where layers are computed."""
+        """Device that computes the layers."""
         self._halos: dict[int, Halo] = {}
         self._waited_s = 0.0
         self._ring = Ring(group, prefetch_bytes, device)

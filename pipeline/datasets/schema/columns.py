@@ -95,8 +95,8 @@ class Assignment:
     def __init__(
         self, table: SourceTable, head: "pa.Schema", options: "ReadOptions", source: object, elsewhere: Collection[str]
     ) -> None:
-        """Those of a table with the columns `head`; `source` is for messages, and columns of keys `elsewhere` may be
-        those of another table."""
+        """Take the columns `head` of a table; `source` is for messages, and columns of keys `elsewhere` may be those of
+        another table."""
         self.table, self.options, self.source, self.elsewhere = table, options, source, elsewhere
         self.head = head
         self.names, self.kinds = list(head.names), {f.name: f.type for f in head}

@@ -1,4 +1,4 @@
-"""What a reader is asked and yields: tables of named columns, and where they came from. No column has a meaning yet."""
+"""Requests to readers, and the tables of named columns that they yield. No column has a meaning yet."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

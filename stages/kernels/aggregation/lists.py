@@ -134,8 +134,8 @@ class WeightedLists:
     rows: IntArray | None = None
     """Of a shard: the row of the result that each list belongs to, see `cpu.shards`; its own when absent."""
     edge: IntArray | None = None
-    """Of a shard: the position of each edge among all of those rows, by which maxima know it; that in the lists when
-    absent."""
+    """[e], position of each edge of a shard among all edges of those rows, by which maxima know it; that in the lists
+    when absent."""
 
 
 CHUNK = 256

@@ -32,11 +32,11 @@ JIT: dict[str, Any] = {"nogil": True, "cache": True, "boundscheck": False, "erro
 """Options of a kernel: it holds no lock, and divides and reads arrays without checks."""
 
 CONTRACTED = JIT | {"fastmath": {"contract"}}
-"""Those of one that may multiply and add in one step, but adds in no other order. NaN and infinity keep their meaning,
-here and below."""
+"""Options of a kernel that may multiply and add in one step, but adds in no other order. NaN and infinity keep their
+meaning, here and below."""
 
 REASSOCIATED = JIT | {"fastmath": {"reassoc", "contract"}}
-"""Those of one whose sums may have another order too: dot products use vectors."""
+"""Options of a kernel whose sums may have another order too: dot products use vectors."""
 
 
 def njit(*, cache: bool = True, inline: str = "never", **options: Any) -> Callable[[Callable[..., Any]], Any]:
