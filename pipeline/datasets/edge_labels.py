@@ -9,8 +9,7 @@ import numpy as np
 
 from ...storage.dataset import SPLITS, Dataset, require_dataset
 from ...storage.errors import InputError, whole_number
-from ...storage.optional import when_present
-from ...storage.plural import counted, were
+from ...storage.optional import present_items, when_present
 from ...storage.store.manifest import MANIFEST
 from ...storage.store.paths import expanded
 from ...storage.stored.data_card import with_columns
@@ -22,11 +21,11 @@ from .cleaning.labels import settled_labels
 from .cleaning.options import DEFAULT_OPTIONS, ReadOptions, require_options
 from .cleaning.raw import AnyArray, GivenLabels
 from .cleaning.splits import make_split
-from .links import like_edges, relations_of, without_pairs
+from .links import held_out, like_edges, relations_of
 from .pair_relation import with_pair_relation
-from .pairs import Ends, as_pairs, ends_of_table, read_pairs, relations_of_table, require_file, times_like
+from .pairs import as_pairs, pairs_of_table, read_pairs, require_file, times_like
 from .readers.npz_members import load_members
-from .readers.pyg import has_targets, store_of_pairs
+from .readers.pyg import labels_of_tensor, store_of_pairs
 from .readers.reader import path_of
 from .readers.registry import is_table
 from .readers.typed import host
@@ -109,16 +108,13 @@ def edge_dataset(
         raise InputError(f"the labels of {dataset.name} are of pairs already; expected a dataset of nodes")
     dataset = with_pair_relation(dataset, relation)
     ends = as_pairs(pairs, dataset, "pairs")
+    if labels is None:
+        raise InputError("labels are None; expected one for each pair")
     given = {"labels": labels, "features": features, "times": times}
     rows = {what: when_present(host, a) for what, a in given.items()}
-    for what, array in rows.items():
-        if array is not None and (not array.ndim or len(array) != len(ends)):
-            raise InputError(f"{what} have shape {list(array.shape)}; expected a row for each of {len(ends)} pairs")
-    y = rows["labels"]
-    if y is None:
-        raise InputError("labels are None; expected one for each pair")
+    _check_rows(rows, len(ends))
     sets = {part: host(ids) for part, ids in zip(SPLITS, (train, val, test)) if ids is not None}
-    own = GivenLabels(y, task="regression" if hasattr(labels, "detach") and has_targets(labels) else None)
+    own = labels_of_tensor(labels) if hasattr(labels, "detach") else GivenLabels(host(labels))
     raw = LabelledEdges(ends, own, rows["features"], rows["times"], sets)
     return with_labelled_edges(dataset, raw, split, seed, options)
 
@@ -162,42 +158,38 @@ def with_labelled_edges(
             )
     hidden, graph = options.labelled_edges == "hidden", dataset.graph
     if hidden:
-        held_out = raw.pairs[np.concatenate([parts.val, parts.test])]
-        graph = without_pairs(graph, held_out, relations_of(graph))
-        if removed := dataset.graph.num_edges - graph.num_edges:
-            notes.append(
-                f"{counted(removed, 'edge')} {were(removed)} held out: the val and test edges, left out of the graph."
-            )
+        rows = raw.pairs[np.concatenate([parts.val, parts.test])]
+        graph = held_out(graph, rows, relations_of(graph), "edges", notes)
     more = {"pairs": raw.pairs, "pair_features": features, "pair_time": times, "hides_pairs": hidden}
     return replace(dataset, graph=graph, split=parts, notes=tuple(notes), **settled._asdict(), **more).check()
 
 
-def labelled_edges(source: Any, options: ReadOptions, dataset: Dataset, ends: Ends | None = None) -> LabelledEdges:
-    """The labelled edges of a source whose graph is that of `dataset`, or those of the file `ReadOptions.pairs`. With
-    `ends`, as in `as_pairs`, those of the source, whose labels are not read and need not be there. Raises InputError:
+def labelled_edges(source: Any, options: ReadOptions, dataset: Dataset, *, labelled: bool = True) -> LabelledEdges:
+    """The labelled edges of a source whose graph is that of `dataset`, or those of the file `ReadOptions.pairs`. If
+    they are not `labelled`, those of the source, whose labels are not read and need not be there. Raises InputError:
     there are none, or an end is no node."""
     path = path_of(source)
-    if ends is None and options.pairs is not None:
+    if labelled and options.pairs is not None:
         return _of_file(expanded(options.pairs), options, dataset)
     if path is None and not isinstance(source, str | Path):
-        return _of_pyg(source, dataset, ends)
-    if path is None or (ends is None and (path / MANIFEST).exists()):
+        return _of_pyg(source, dataset, labelled)
+    if path is None or (labelled and (path / MANIFEST).exists()):
         raise InputError(
             f"labels_of is 'edges', but {source} has no labels of edges; give pairs, a table with the columns src, dst "
             "and label"
         )
     if path.is_file() and not is_table(path):
-        return _of_npz(path, dataset) if ends is None else _of_file(path, options, dataset, ends)
-    return _of_tables(_edge_table(path, options, dataset), path, options, dataset, ends)
+        return _of_npz(path, dataset) if labelled else _of_file(path, options, dataset, labelled)
+    return _of_tables(_edge_table(path, options, dataset), path, options, dataset, labelled)
 
 
-def edges_to_predict(
-    source: Any, options: ReadOptions, dataset: Dataset, ends: Ends, *, of_file: bool
-) -> LabelledEdges:
+def edges_to_predict(source: Any, options: ReadOptions, dataset: Dataset, *, of_file: bool) -> LabelledEdges:
     """The edges of a source, or `of_file` of a file of pairs, whose labels are not read. Missing values of features are
-    filled as those that a run was trained on. `ends` as in `as_pairs`."""
-    read = _of_file if of_file else labelled_edges
-    found = read(source, options, dataset, ends)
+    filled as those that a run was trained on."""
+    if of_file:
+        found = _of_file(source, options, dataset, labelled=False)
+    else:
+        found = labelled_edges(source, options, dataset, labelled=False)
     notes, of = [*found.notes], EDGES._replace(columns=found.feature_columns)
 
     def filled(given: AnyArray) -> AnyArray:
@@ -207,15 +199,15 @@ def edges_to_predict(
     return replace(found, features=when_present(filled, found.features), notes=tuple(notes))
 
 
-def _of_file(path: Path, options: ReadOptions, dataset: Dataset, ends: Ends | None = None) -> LabelledEdges:
+def _of_file(path: Path, options: ReadOptions, dataset: Dataset, labelled: bool = True) -> LabelledEdges:
     """The edges of a file of pairs."""
     require_file(path)
     if path.suffix == ".npz":
-        return _of_npz(path, dataset, ends)
-    if path.suffix == ".npy" and ends is not None:
-        pairs, _ = read_pairs(path, dataset, ends)
+        return _of_npz(path, dataset, labelled)
+    if path.suffix == ".npy" and not labelled:
+        pairs = read_pairs(path, dataset).nodes(dataset)
         return LabelledEdges(pairs, GivenLabels(np.zeros(len(pairs))))
-    return _of_tables(SourceTable("edges", (path,)), path, options, dataset, ends)
+    return _of_tables(SourceTable("edges", (path,)), path, options, dataset, labelled)
 
 
 def _edge_table(path: Path, options: ReadOptions, dataset: Dataset) -> SourceTable:
@@ -239,30 +231,29 @@ def _edge_table(path: Path, options: ReadOptions, dataset: Dataset) -> SourceTab
 
 
 def _of_tables(
-    table: SourceTable, source: Path, options: ReadOptions, dataset: Dataset, to_predict: Ends | None = None
+    table: SourceTable, source: Path, options: ReadOptions, dataset: Dataset, labelled: bool
 ) -> LabelledEdges:
-    """Labelled edges of a table; with the nodes that may be ends, edges `to_predict`, whose labels are not read."""
+    """The edges of a table; their labels are read if they are `labelled`."""
     # Arrow starts a thread when it is imported, which the server of ranks must not have.
-    from .readers.parquet import feature_names, feature_rows, labels_of, sets_of, split_bits, times_of
+    from .readers.parquet import feature_names, feature_rows, labels_of, sets_of, split_bits
     from .readers.tables import read_rows
     from .schema.roles import columns_of_pairs
 
     options = of_pairs(options)
     rows = read_rows(replace(table, type=None), options).rows
-    if table.type is None:  # no table of one relation
-        _ = relations_of_table(rows, source, dataset.graph.types)
-    if to_predict is not None and not rows.num_rows:
+    if not labelled and not rows.num_rows:
         raise InputError(f"{source} has a header and no rows; expected an edge in each row")
-    options = options if to_predict is None else replace(options, labels_of="edges")
-    columns = columns_of_pairs(rows.schema, source, options, labelled=to_predict is None)
+    options = options if labelled else replace(options, labels_of="edges")
+    columns = columns_of_pairs(rows.schema, source, options, labelled=labelled)
     found = labels_of(rows, columns.labels, "edges")
     features = feature_rows(rows, columns.features, "edges")
-    when = columns.time or ("time" if "time" in rows.column_names else None)
+    of_one = table.type is not None  # a column relation then says no more
+    pairs = pairs_of_table(rows, source, dataset, columns.ends, columns.time, None if of_one else "relation")
     return LabelledEdges(
-        ends_of_table(rows, source, dataset, to_predict, columns.ends),
+        pairs.nodes(dataset),
         replace(found, label_names=columns.labels if options.label_columns else None),
         features,
-        times_of(rows, when, "edges"),
+        pairs.time,
         sets_of(split_bits(rows, columns, "edges")),
         feature_columns=feature_names(rows, columns.features, when_present(lambda x: x.shape[1], features) or 0),
         has_own_columns=options.pairs is not None or not dataset.graph.types.is_single,
@@ -270,73 +261,62 @@ def _of_tables(
     )
 
 
-def _of_npz(path: Path, dataset: Dataset, ends: Ends | None = None) -> LabelledEdges:
-    arrays, held = load_members(path, LABELLED if ends is None else NAMES)
-    if ends is None and "edge_label" not in arrays:
+def _of_npz(path: Path, dataset: Dataset, labelled: bool = True) -> LabelledEdges:
+    arrays, held = load_members(path, LABELLED if labelled else NAMES)
+    if labelled and "edge_label" not in arrays:
         raise InputError(
             f"{path} has no key 'edge_label', and labels_of is 'edges'; it holds {', '.join(held) or 'nothing'}"
         )
-    return _of_arrays(arrays, dataset, str(path), ends)
+    return _of_arrays(arrays, dataset, str(path))
 
 
-def _of_pyg(data: Any, dataset: Dataset, ends: Ends | None) -> LabelledEdges:
+def _of_pyg(data: Any, dataset: Dataset, labelled: bool) -> LabelledEdges:
     data, where = store_of_pairs(data, dataset.graph.types, f"the PyG data for {dataset.name}")
-    arrays = {key: host(data[key]) for key in (LABELLED if ends is None else NAMES) if key in data}
-    if ends is not None:
-        return _of_arrays(arrays, dataset, where, ends)
-    by_part = {part: f"{part}_edge_label" for part in SPLITS}
-    if all(key not in data for key in ("edge_label", *by_part.values())):
-        raise InputError(f"{where} has no edge_label, and labels_of is 'edges'; expected a label for each edge")
-    if "edge_label" not in data:  # as `Dataset.to_pyg` writes them
-        parts = {
-            part: {key: host(data[f"{part}_{key}"]) for key in ("edge_label", *NAMES) if f"{part}_{key}" in data}
-            for part, key in by_part.items()
-            if key in data
-        }
-        return _joined(parts, dataset, where)
-    return _with_task(_of_arrays(arrays, dataset, where))
+    arrays = {key: host(data[key]) for key in (LABELLED if labelled else NAMES) if key in data}
+    if labelled and "edge_label" not in arrays:
+        arrays = _of_parts(data)
+        if not arrays:
+            raise InputError(f"{where} has no edge_label, and labels_of is 'edges'; expected a label for each edge")
+    found = _of_arrays(arrays, dataset, where)
+    return replace(found, labels=labels_of_tensor(found.labels.values))
 
 
-def _joined(parts: Mapping[str, Mapping[str, AnyArray]], dataset: Dataset, where: str) -> LabelledEdges:
-    """The edges of all sets, one set after the other."""
-    keys = {key for arrays in parts.values() for key in arrays}
-    arrays = {
-        key: np.concatenate([of[key] for of in parts.values()], axis=1 if key == "edge_label_index" else 0)
-        for key in keys
-        if all(key in of for of in parts.values())
-    }
-    ends = np.cumsum([0, *(len(of["edge_label"]) for of in parts.values())])
-    sets = {f"{part}_idx": np.arange(*span) for part, span in zip(parts, zip(ends, ends[1:]))}
-    return _with_task(_of_arrays({**arrays, **sets}, dataset, where))
+def _of_parts(data: Any) -> dict[str, AnyArray]:
+    """Arrays of the edges of all sets, one set after the other, as `Dataset.to_pyg` writes them."""
+    parts, arrays = [part for part in SPLITS if f"{part}_edge_label" in data], {}
+    for key in ("edge_label", *NAMES):
+        own = [host(data[f"{part}_{key}"]) for part in parts if f"{part}_{key}" in data]
+        if parts and len(own) == len(parts):
+            arrays[key] = np.concatenate(own, axis=1 if key == "edge_label_index" else 0)
+    ends = np.cumsum([0, *(len(data[f"{part}_edge_label"]) for part in parts)])
+    return arrays | {f"{part}_idx": np.arange(*span) for part, span in zip(parts, zip(ends, ends[1:]))}
 
 
-def _with_task(found: LabelledEdges) -> LabelledEdges:
-    is_regression = has_targets(found.labels.values)
-    return replace(found, labels=replace(found.labels, task="regression")) if is_regression else found
-
-
-def _of_arrays(
-    arrays: Mapping[str, AnyArray], dataset: Dataset, where: str, nodes: Ends | None = None
-) -> LabelledEdges:
-    """Labelled edges by the names of `ARRAYS`, and of a split; with `nodes`, the ends of edges whose labels are not
-    read."""
+def _of_arrays(arrays: Mapping[str, AnyArray], dataset: Dataset, where: str) -> LabelledEdges:
+    """Edges by the names of `ARRAYS`, and of a split; labels are 0 where there are none."""
     all_edges = "edge_label_index" not in arrays
     found = {what: arrays.get(names[all_edges]) for what, names in ARRAYS.items()}
     ends, key = found["ends"], ARRAYS["ends"][all_edges]
     if ends is None or ends.ndim != 2 or ends.shape[0] != 2:
         seen = "is missing" if ends is None else f"has shape {list(ends.shape)}"
         raise InputError(f"{where}: {key} {seen}; expected the ends of the labelled edges, [2, N]")
-    n = ends.shape[1]
-    labels = arrays["edge_label"] if nodes is None else np.zeros(n)
+    labels = arrays.get("edge_label", np.zeros(ends.shape[1]))
     of_edges = {names[all_edges]: found[what] for what, names in ARRAYS.items() if what != "ends"}
-    for name, rows in {"edge_label": labels, **of_edges}.items():
-        if rows is not None and (not rows.ndim or len(rows) != n):
-            raise InputError(f"{where}: {name} has shape {list(rows.shape)}; expected a row for each of {n} edges")
+    _check_rows({"edge_label": labels, **of_edges}, ends.shape[1], f"{where}: ")
     split = {}
     for name in OF_SETS:
         part, _, form = name.partition("_")
         if name in arrays:
             split.setdefault(part, arrays[name].astype(bool) if form == "mask" else arrays[name])
-    pairs = as_pairs(ends.T, dataset, f"{where}: {key}", nodes)
+    pairs = as_pairs(ends.T, dataset, f"{where}: {key}")
     own = not (all_edges and dataset.graph.types.is_single)
     return LabelledEdges(pairs, GivenLabels(labels), found["features"], found["time"], split, has_own_columns=own)
+
+
+def _check_rows(arrays: Mapping[str, AnyArray | None], count: int, where: str = "") -> None:
+    """Raise InputError unless arrays have a row for each edge."""
+    for name, rows in present_items(arrays).items():
+        if not rows.ndim or len(rows) != count:
+            raise InputError(
+                f"{where}the shape of {name} is {list(rows.shape)}; expected a row for each of {count} edges"
+            )

@@ -116,13 +116,10 @@ def links_of_sets(dataset: Dataset, sets: Sets, relations: Sequence["Relation"],
     if overlaps == "first":
         sets = _apart(sets, graph.num_nodes, relations, notes)
     none = np.empty((0, 2 + (len(relations) > 1)), np.int64)
-    kept = without_pairs(graph, np.concatenate([sets.get(name, none) for name in ("val", "test")]), relations)
+    rows = np.concatenate([sets.get(name, none) for name in ("val", "test")])
+    kept = held_out(graph, rows, relations, "pairs", notes)
     if "train" not in sets:
         sets = {**sets, "train": distinct_pairs(kept, relations)}
-    if removed := graph.num_edges - kept.num_edges:
-        notes.append(
-            f"{counted(removed, 'edge')} {were(removed)} held out: the val and test pairs, left out of the graph."
-        )
     sets = {name: _distinct(name, rows, graph.num_nodes, relations, notes) for name, rows in sets.items()}
     _check(sets, dataset, relations)
     return _of_sets(replace(dataset, notes=tuple(notes)), kept, sets, relations)
@@ -298,6 +295,16 @@ def without_pairs(graph: Graph, rows: PairArray, relations: Sequence[Relation]) 
             ends = (source, destination) if r == relation else (destination, source)
             keep[own[r][contains(np.unique(keys_of(*ends, graph.num_nodes)), keys[own[r]])]] = False
     return of_edges(graph, keep)
+
+
+def held_out(graph: Graph, rows: PairArray, relations: Sequence[Relation], what: str, notes: list[str]) -> Graph:
+    """The graph without the pairs of val and test, which are called `what` in the note."""
+    kept = without_pairs(graph, rows, relations)
+    if removed := graph.num_edges - kept.num_edges:
+        notes.append(
+            f"{counted(removed, 'edge')} {were(removed)} held out: the val and test {what}, left out of the graph."
+        )
+    return kept
 
 
 def _distinct(name: str, rows: PairArray, num_nodes: int, relations: Sequence[Relation], notes: list[str]) -> PairArray:

@@ -1,8 +1,8 @@
-"""Files of pairs of nodes: tables with the columns src and dst, ``.npz`` and ``.npy``."""
+"""Pairs of nodes as they are given, in arrays, PyG's data and files, and the nodes that they name."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,9 @@ from ...storage.array_kinds import AnyArray, IdArray, NumberArray
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
 from ...storage.graph import Graph
-from ...storage.links.pairs import PairArray, node_ranges
+from ...storage.links.pairs import PairArray
 from ...storage.node_names import NodeNames
-from ...storage.optional import present_items, when_present
+from ...storage.optional import present, present_items, taken, when_present
 from ...storage.plural import listed
 from ...storage.store.paths import expanded
 from ...storage.times.moments import as_times
@@ -35,69 +35,154 @@ SETS = (*SPLITS, *(f"{name}_negatives" for name in SPLITS))
 """Names of sets of pairs."""
 TIMES = tuple(f"{name}_time" for name in SPLITS)
 """Names of their times."""
-Ends = tuple[range, range]
-"""See `node_ranges`."""
-Times = dict[str, AnyArray]
-SetsAndTimes = tuple[dict[str, PairArray], Times]
+SetsAndTimes = tuple[dict[str, PairArray], dict[str, NumberArray]]
 FORMS = f"expected a table ({', '.join(KINDS)}) with the columns src, dst, or .npy or .npz"
 
 
-def read_sets(path: Path, dataset: Dataset) -> SetsAndTimes:
-    """int64 [n, 2] of each set of pairs in a file, by `SETS`, and times [n] by set if there are any. See
-    `ReadOptions.pairs` for its form. Raises InputError: the file cannot be read, or a pair has an end that is no
-    node."""
+@dataclass(frozen=True, eq=False)
+class PairTable:
+    """n pairs as they are given, whatever their source. Here alone are they matched to nodes and moments."""
+
+    what: str
+    """Words for errors."""
+    ends: AnyArray
+    """[n, 2], ids or names of sources and destinations: see `as_pairs`."""
+    relation: IdArray | None = None
+    """int64 [n], numbers of the relations; None: all are of the one that is predicted."""
+    time: AnyArray | None = None
+    """[n], numbers or dates."""
+
+    def __len__(self) -> int:
+        """n."""
+        return len(np.atleast_1d(self.ends))
+
+    def take(self, rows: AnyArray) -> "PairTable":
+        """Some pairs."""
+        return PairTable(self.what, self.ends[rows], taken(self.relation, rows), taken(self.time, rows))
+
+    def nodes(self, dataset: Dataset) -> PairArray:
+        """int64 [n, 2], see `as_pairs`."""
+        return as_pairs(self.ends, dataset, self.what, self.relation)
+
+    def rows(self, dataset: Dataset) -> PairArray:
+        """int64, `nodes`, and where several relations are predicted a third column with the relation's number."""
+        nodes, several = self.nodes(dataset), dataset.graph.types.predicts_several
+        return np.insert(nodes, 2, self.relation, axis=1) if several and self.relation is not None else nodes
+
+    def times(self, graph: Graph) -> NumberArray | None:
+        """[n], see `times_like`."""
+        return when_present(lambda given: times_like(given, f"{self.what}: time", len(self), graph), self.time)
+
+
+def read_pairs(pairs: Any, dataset: Dataset) -> PairTable:
+    """Pairs of an array, a tensor or a list, or of a file: a table or ``.npy``. Raises InputError: the file cannot be
+    read."""
+    if not isinstance(pairs, str | Path):
+        return PairTable("pairs", host(pairs))
+    path = expanded(pairs)
     require_file(path)
-    if path.suffix == ".npz":
-        if dataset.graph.types.predicts_several:
-            raise InputError(f"{path} names no relations, but pairs are of several; expected a table with relation")
-        arrays, held = load_members(path, (*SETS, *TIMES))
-        if not arrays:
-            raise InputError(f"{path} holds {', '.join(held) or 'nothing'}; expected sets of pairs: {', '.join(SETS)}")
-        return _of_arrays(arrays, dataset, f"{path}: ")
-    table, types = _table(path), dataset.graph.types
-    for key in ("split", *(["relation"] if types.predicts_several else [])):
-        if key not in table.column_names:
-            what = " of train, val or test" if key == "split" else ", and pairs are of several relations"
-            raise InputError(f"{path} has no column '{key}'{what}; it holds {', '.join(table.column_names)}")
-    of = relations_of_table(table, path, types)
-    return _joined(dataset, lambda r, one: _sets_of_table(table if r is None else table.filter(of == r), path, one))
-
-
-def _sets_of_table(table: "Table", path: Path, dataset: Dataset) -> SetsAndTimes:
-    """The sets of a table whose pairs are of the one relation that is predicted."""
-    pairs, splits = ends_of_table(table, path, dataset), np.asarray(table["split"].to_pylist(), dtype=object)
-    if len(wrong := sorted({str(s) for s in splits if s not in SPLITS})):
-        raise InputError(f"{path}: split is '{wrong[0]}'; expected train, val or test{nearest(wrong[0], SPLITS)}")
-    negative = np.zeros(len(pairs), bool)
-    if "label" in table.column_names:
-        labels = np.asarray(table["label"].to_pylist(), dtype=object)
-        if bad := [value for value in labels.tolist() if value not in (0, 1)]:
-            raise InputError(f"{path}: label is {bad[0]!r}; expected 1, or 0 for a negative")
-        negative = labels == 0
-    rows = {name: (splits == name.partition("_")[0]) & (negative == ("_" in name)) for name in SETS}
-    rows, time = {name: own for name, own in rows.items() if own.any()}, _time(table, path, dataset)
-    times = {} if time is None else {name: time[rows[name]] for name in SPLITS if name in rows}
-    return {name: pairs[own] for name, own in rows.items()}, times
-
-
-def relations_of_table(table: "Table", path: Path, types: GraphTypes) -> IdArray | None:
-    """int64 [n], the column relation of a table of pairs, as numbers; None where there is none, or edges have one type.
-    Raises InputError: a relation is none of those that are predicted."""
-    if types.is_single or "relation" not in table.column_names:
-        return None
-    names = _relation_names(table, path)
+    if path.suffix != ".npy":
+        return pairs_of_table(_table(path), path, dataset)
     try:
-        number_of = {name: predicted_number(types, name) for name in dict.fromkeys(names)}
-    except InputError as e:
-        raise InputError(f"{path}: {e}") from None
-    return np.array([number_of[name] for name in names], np.int64)
+        return PairTable(str(path), np.load(path, allow_pickle=False))
+    except (ValueError, OSError) as e:
+        raise InputError(f"{path} cannot be read ({e}); {FORMS}") from None
 
 
-def _relation_names(table: "Table", path: Path) -> list[str]:
-    """The column relation of a table of pairs."""
-    if table["relation"].null_count:
-        raise InputError(f"{path}: column relation has rows without one; expected a relation in each row")
-    return [str(name) for name in table["relation"].to_pylist()]
+def pairs_of_table(
+    table: "Table",
+    path: Path,
+    dataset: Dataset,
+    columns: tuple[str, str] = ("src", "dst"),
+    time: str | None = None,
+    relation: str | None = "relation",
+) -> PairTable:
+    """The pairs of a table with these `columns` of ends, the column `time`, or else one of that name, and perhaps that
+    of the `relation`, which counts where edges have several types. Raises InputError: a column is missing, or a row has
+    no node, or no relation that is predicted."""
+    import pyarrow as pa
+
+    from .readers.parquet import times_of
+    from .schema.columns import is_list
+
+    names, types, found, numbers = table.column_names, dataset.graph.types, [], None
+    for key in columns:
+        if key not in names:
+            raise InputError(f"{path} has no column '{key}'; it holds {', '.join(names)}")
+        column = table[key]
+        if column.null_count or is_list(column.type):
+            raise InputError(f"{path}: column {key} has rows without one node; expected a node in each row")
+        if dataset.node_names is None and pa.types.is_integer(column.type):
+            found.append(column.to_numpy())
+            continue
+        values = column.to_pylist()
+        found.append(np.asarray([str(v) for v in values] if dataset.node_names is not None else values))
+    if relation in names and not types.is_single:
+        if table[relation].null_count:
+            raise InputError(f"{path}: column relation has rows without one; expected a relation in each row")
+        try:
+            numbers = predicted_numbers(types, map(str, table[relation].to_pylist()))
+        except InputError as e:
+            raise InputError(f"{path}: {e}") from None
+    when = time or ("time" if "time" in names else None)
+    return PairTable(str(path), np.stack(found, 1), numbers, times_of(table, when, "pairs"))
+
+
+def as_pairs(pairs: Any, dataset: Dataset, what: str, relation: IdArray | None = None) -> PairArray:
+    """Pairs of nodes, int64 [n, 2], from an array or tensor [n, 2] of ids, or names where nodes have names; where these
+    are integers, integers are names. With types, each is of the ids, or names, within the type of that end of the
+    dataset's one predicted relation, or of `relation`, int64 [n]. Raises InputError: another shape, or an end that is
+    no node."""
+    rows = host(pairs)
+    if rows.size == 0:
+        return np.empty((0, 2), np.int64)
+    if rows.ndim != 2 or rows.shape[1] != 2:
+        fix = ": transpose it" if rows.ndim == 2 and rows.shape[0] == 2 else ""
+        raise InputError(f"{what} has shape {list(rows.shape)}; expected pairs [n, 2]{fix}")
+    kinds, offsets = _kinds_of_ends(dataset, relation)
+    kinds = np.broadcast_to(kinds, rows.shape)
+    if rows.dtype.kind in "UOiu" and dataset.node_names is not None:
+        names, given, rows = NodeNames.from_values(dataset.node_names), rows, np.empty(rows.shape, np.int64)
+        try:
+            for kind in np.unique(kinds):
+                own, nodes = kinds == kind, range(*offsets[kind : kind + 2].tolist())
+                rows[own] = names.between(nodes).meant(given[own])
+        except InputError as e:
+            raise InputError(f"{what}: {e}") from None
+    if rows.dtype.kind in "UO":
+        try:
+            rows = np.array([[int(end) for end in pair] for pair in rows.tolist()], np.int64)
+        except (TypeError, ValueError):
+            raise InputError(
+                f"{what} holds {str(rows.flat[0])!r}; expected numbers of nodes, which have no names here"
+            ) from None
+    if rows.dtype.kind not in "iu":
+        raise InputError(f"{what} is {rows.dtype}; expected whole numbers, ids of nodes")
+    counts = np.diff(offsets)[kinds]
+    outside = ((rows < 0) | (rows >= counts)).any(1)
+    if outside.any():
+        first = int(outside.argmax())
+        wanted = " and ".join(dict.fromkeys(f"[0, {count})" for count in counts[first]))
+        raise InputError(
+            f"{what} has the pair {tuple(rows[first].tolist())} with an end that is no node; expected {wanted}"
+        )
+    return rows.astype(np.int64) + offsets[kinds]
+
+
+def _kinds_of_ends(dataset: Dataset, relation: IdArray | None) -> tuple[IdArray, IdArray]:
+    """Numbers of the node types of the ends of pairs, [2], or of a `relation` for each [n, 2]; and the first node of
+    each type, and V."""
+    types = dataset.graph.types
+    if types.is_single:
+        return np.zeros(2, np.int64), np.array([0, dataset.num_nodes])
+    return types.ends[types.one_predicted if relation is None else relation], np.array(types.offsets)
+
+
+def own_ids(pairs: PairArray, dataset: Dataset, relation: IdArray | None = None) -> PairArray:
+    """int64 [n, 2], pairs by the ids that users give: with types, those within the type of each end, as in
+    `as_pairs`."""
+    kinds, offsets = _kinds_of_ends(dataset, relation)
+    return pairs - offsets[kinds]
 
 
 def relation_text(name: Any) -> str:
@@ -121,175 +206,107 @@ def predicted_number(types: GraphTypes, name: Any) -> int:
     return number
 
 
-def _joined(dataset: Dataset, sets_of_one: Callable[[int | None, Dataset], SetsAndTimes]) -> SetsAndTimes:
-    """Sets and times that `sets_of_one` gives for each predicted relation, with the dataset that has it alone: of one
-    relation as they are; of several with the relation's number as a third column."""
-    types, graph = dataset.graph.types, dataset.graph
-    if not types.predicts_several:
-        return sets_of_one(None, dataset)
-    every: list[SetsAndTimes] = []
-    for r in types.predicted:
-        found, own = sets_of_one(r, replace(dataset, graph=replace(graph, types=types.predicting(r))))
-        if own and (without := found.keys() & set(SPLITS) - own.keys()):
-            raise InputError(f"{types.relations[r][1]} has no times in {sorted(without)[0]}; give times to all or none")
-        every.append(({name: np.insert(rows, 2, r, axis=1) for name, rows in found.items()}, own))
-    joined, moments = (
-        {name: np.concatenate([own[name] for own in of if name in own]) for name in dict.fromkeys(chain(*of))}
-        for of in zip(*every)
-    )
-    if short := [name for name, rows in moments.items() if len(rows) < len(joined[name])]:
-        raise InputError(f"pairs of some relations in {short[0]} have times, and others have none; give times of all")
-    return joined, moments
-
-
-@dataclass(frozen=True, eq=False)
-class GivenPairs:
-    """Pairs as they are given: an array [n, 2], or a table with the columns src and dst."""
-
-    rows: Any
-    what: str
-    """Words for errors."""
-    path: Path | None = None
-    """File of the table that `rows` are; None: they are an array."""
-    time: AnyArray | None = None
-    """[n], the column time of the table, if it has one."""
-
-    @classmethod
-    def read(cls, pairs: Any, dataset: Dataset) -> "GivenPairs":
-        """Pairs of an array, a tensor or a list, or of a file: a table, whose dates count as those of the dataset, or
-        ``.npy``. Raises InputError: the file cannot be read."""
-        if not isinstance(pairs, str | Path):
-            return cls(host(pairs), "pairs")
-        path = expanded(pairs)
-        require_file(path)
-        if path.suffix == ".npy":
-            try:
-                return cls(np.load(path, allow_pickle=False), str(path))
-            except (ValueError, OSError) as e:
-                raise InputError(f"{path} cannot be read ({e}); {FORMS}") from None
-        table = _table(path)
-        return cls(table, str(path), path, _time(table, path, dataset))
-
-    @property
-    def relations(self) -> list[str] | None:
-        """n names, the column relation of the table, if it has one. Raises InputError if a row has none."""
-        if self.path is None or "relation" not in self.rows.column_names:
-            return None
-        return _relation_names(self.rows, self.path)
-
-    def ends(self, at: Any, dataset: Dataset, ends: Ends | None) -> PairArray:
-        """int64 [m, 2], the pairs at some positions, or a slice of all. `ends` as in `as_pairs`. Raises InputError: see
-        `as_pairs`; or a column is missing."""
-        if self.path is None:
-            return as_pairs(self.rows[at], dataset, self.what, ends)
-        return ends_of_table(self.rows if isinstance(at, slice) else self.rows.take(at), self.path, dataset, ends)
-
-    def __len__(self) -> int:
-        """n."""
-        return len(self.rows)
-
-
-def read_pairs(path: Path, dataset: Dataset, ends: Ends | None = None) -> tuple[PairArray, AnyArray | None]:
-    """int64 [n, 2], the pairs of a file, and its times if it has some. `ends` as in `as_pairs`."""
-    given = GivenPairs.read(path, dataset)
-    return given.ends(slice(None), dataset, ends), given.time
-
-
-def as_pairs(pairs: Any, dataset: Dataset, what: str, ends: Ends | None = None) -> PairArray:
-    """Pairs of nodes, int64 [n, 2], from an array or tensor [n, 2] of ids, or names where nodes have names; where these
-    are integers, integers are names. With types, each column is of the ids, or names, within the type of that end,
-    whose nodes are `ends`: by default those of the dataset's pairs. Raises InputError: another shape, or an end that is
-    no node."""
-    rows = host(pairs)
-    if rows.size == 0:
-        return np.empty((0, 2), np.int64)
-    if rows.ndim != 2 or rows.shape[1] != 2:
-        fix = ": transpose it" if rows.ndim == 2 and rows.shape[0] == 2 else ""
-        raise InputError(f"{what} has shape {list(rows.shape)}; expected pairs [n, 2]{fix}")
-    ends = ends or node_ranges(dataset.graph.types, dataset.num_nodes)
-    if rows.dtype.kind in "UOiu" and dataset.node_names is not None:
-        names = NodeNames.from_values(dataset.node_names)
-        try:
-            if dataset.graph.types.is_single:
-                rows = names.meant(rows.reshape(-1)).reshape(-1, 2)
-            else:
-                rows = np.stack([names.between(e).meant(column) for column, e in zip(rows.T, ends)], axis=1)
-        except InputError as e:
-            raise InputError(f"{what}: {e}") from None
-    if rows.dtype.kind in "UO":
-        try:
-            rows = np.array([[int(end) for end in pair] for pair in rows.tolist()], np.int64)
-        except (TypeError, ValueError):
-            raise InputError(
-                f"{what} holds {str(rows.flat[0])!r}; expected numbers of nodes, which have no names here"
-            ) from None
-    if rows.dtype.kind not in "iu":
-        raise InputError(f"{what} is {rows.dtype}; expected whole numbers, ids of nodes")
-    outside = (rows < 0) | (rows >= [len(e) for e in ends])
-    if outside.any():
-        first = rows[outside.any(1)][0].tolist()
-        wanted = " and ".join(dict.fromkeys(f"[0, {len(e)})" for e in ends))
-        raise InputError(f"{what} has the pair {tuple(first)} with an end that is no node; expected {wanted}")
-    return rows.astype(np.int64) + [e.start for e in ends]
-
-
-def own_ids(pairs: PairArray, dataset: Dataset) -> PairArray:
-    """int64 [n, 2], pairs by the ids that users give: with types, those within the type of each end."""
-    return pairs - [e.start for e in node_ranges(dataset.graph.types, dataset.num_nodes)]
+def predicted_numbers(types: GraphTypes, names: Any) -> IdArray:
+    """int64 [n], numbers of predicted relations: see `predicted_number`."""
+    texts = [relation_text(name) for name in names]
+    number_of = {text: predicted_number(types, text) for text in dict.fromkeys(texts)}
+    return np.array([number_of[text] for text in texts], np.int64)
 
 
 def sets_of(pairs: Mapping[str, Any] | str | Path, dataset: Dataset) -> SetsAndTimes:
-    """Sets of pairs, and their times if they have any, from a file, or from arrays by `SETS` and `TIMES`."""
-    if isinstance(pairs, str | Path):
-        sets, times = read_sets(expanded(pairs), dataset)
-    else:
-        sets, times = _given_sets(pairs, dataset)
-    if "train" not in sets and not any(map(len, sets.values())):
-        where = pairs if isinstance(pairs, str | Path) else "pairs"
+    """int64 [n, 2] of each set of pairs by `SETS`, and times [n] by set if there are any, from a file (see
+    `ReadOptions.pairs` for its form), or from arrays by `SETS` and `TIMES`. Where several relations are predicted
+    [n, 3], with the relation's number, relation by relation. Raises InputError: the file cannot be read, or a pair has
+    an end that is no node."""
+    given = _sets_of_arrays(pairs, dataset) if isinstance(pairs, Mapping) else _sets_of_file(expanded(pairs), dataset)
+    sets, times = defaultdict[str, list[PairArray]](list), defaultdict[str, list[NumberArray]](list)
+    for name, table in given:
+        sets[name].append(table.rows(dataset))
+        times[name] += present((table.times(dataset.graph),))
+    found = {name: np.concatenate(own) for name, own in sets.items()}
+    moments = {name: np.concatenate(own) for name, own in times.items() if own and name in SPLITS}
+    if short := [name for name, own in moments.items() if len(own) < len(found[name])]:
+        raise InputError(f"pairs of some relations in {short[0]} have times, and others have none; give times of all")
+    if "train" not in found and not any(map(len, found.values())):
+        where = "pairs" if isinstance(pairs, Mapping) else pairs
         raise InputError(f"{where} holds no pair; expected some, or leave pairs out: edges are split then")
-    return sets, times
+    return found, moments
 
 
-def _given_sets(pairs: Mapping[str, Any], dataset: Dataset) -> SetsAndTimes:
+def _sets_of_file(path: Path, dataset: Dataset) -> Iterator[tuple[str, PairTable]]:
+    """The sets of a file, by their names."""
+    require_file(path)
+    types = dataset.graph.types
+    if path.suffix == ".npz":
+        if types.predicts_several:
+            raise InputError(f"{path} names no relations, but pairs are of several; expected a table with relation")
+        arrays, held = load_members(path, (*SETS, *TIMES))
+        if not arrays:
+            raise InputError(f"{path} holds {', '.join(held) or 'nothing'}; expected sets of pairs: {', '.join(SETS)}")
+        yield from _of_arrays(arrays, f"{path}: ", types)
+        return
+    table = _table(path)
+    for key in ("split", *(["relation"] if types.predicts_several else [])):
+        if key not in table.column_names:
+            what = " of train, val or test" if key == "split" else ", and pairs are of several relations"
+            raise InputError(f"{path} has no column '{key}'{what}; it holds {', '.join(table.column_names)}")
+    every, splits = pairs_of_table(table, path, dataset), np.asarray(table["split"].to_pylist(), dtype=object)
+    if len(wrong := sorted({str(s) for s in splits if s not in SPLITS})):
+        raise InputError(f"{path}: split is '{wrong[0]}'; expected train, val or test{nearest(wrong[0], SPLITS)}")
+    negative = np.zeros(len(every), bool)
+    if "label" in table.column_names:
+        labels = np.asarray(table["label"].to_pylist(), dtype=object)
+        if bad := [value for value in labels.tolist() if value not in (0, 1)]:
+            raise InputError(f"{path}: label is {bad[0]!r}; expected 1, or 0 for a negative")
+        negative = labels == 0
+    if every.relation is not None:  # rows come relation by relation, as those of arrays
+        place = {number: k for k, number in enumerate(types.predicted)}
+        order = np.argsort([place[r] for r in every.relation.tolist()], kind="stable")
+        every, splits, negative = every.take(order), splits[order], negative[order]
+    for name in SETS:
+        own = (splits == name.partition("_")[0]) & (negative == ("_" in name))
+        if own.any():
+            yield name, every.take(own)
+
+
+def _sets_of_arrays(pairs: Mapping[str, Any], dataset: Dataset) -> Iterator[tuple[str, PairTable]]:
+    """The sets that are given by their names, relation by relation."""
+    types = dataset.graph.types
     for name in pairs:
         if name not in (*SETS, *TIMES):
             raise InputError(
                 f"pairs has '{name}'; expected some of {', '.join(SETS)}{nearest(str(name), (*SETS, *TIMES))}"
             )
-    given = present_items(pairs)
-
-    def of_one(relation: int | None, one: Dataset) -> SetsAndTimes:
-        own = {name: _of_relation(name, rows, relation, dataset.graph.types) for name, rows in given.items()}
-        own = present_items(own)
-        for name in [n for n in SPLITS if hasattr(own.get(n), "is_undirected")]:  # a PyG Data or HeteroData
-            own = {**_of_pyg(own.pop(name), one, name), **own}
-        return _of_arrays(own, one, "pairs: ")
-
-    return _joined(dataset, of_one)
+    for one in map(types.predicting, types.predicted) if types.predicts_several else (types,):
+        given = present_items(pairs)
+        if types.predicts_several:
+            given = present_items({name: _of_relation(name, rows, types, one) for name, rows in given.items()})
+        for name in [n for n in SPLITS if hasattr(given.get(n), "is_undirected")]:  # a PyG Data or HeteroData
+            given = {**_of_pyg(given.pop(name), one, name), **given}
+        yield from _of_arrays(given, "pairs: ", one)
 
 
-def _of_relation(name: str, rows: Any, relation: int | None, types: GraphTypes) -> Any:
-    """The pairs of one relation, of a set that is given for several; None: it has none."""
-    if relation is None:
-        return rows
+def _of_relation(name: str, rows: Any, types: GraphTypes, one: GraphTypes) -> Any:
+    """The pairs of `one` relation, of a set that is given for several; None: it has none."""
+    relation = types.relations[one.one_predicted]
     if hasattr(rows, "is_undirected"):
-        there = types.relations[relation] in getattr(rows, "edge_types", ())
-        return rows if there and "edge_label_index" in rows[types.relations[relation]] else None
+        there = relation in getattr(rows, "edge_types", ())
+        return rows if there and "edge_label_index" in rows[relation] else None
     if not isinstance(rows, Mapping):
         raise InputError(
             f"pairs: {name} is a {type(rows).__name__}, but pairs are of several relations; expected a mapping from "
             "each relation to its pairs [n, 2]"
         )
-    own = [value for key, value in rows.items() if predicted_number(types, key) == relation]
+    own = [value for key, value in rows.items() if predicted_number(types, key) == one.one_predicted]
     if len(own) > 1:
-        raise InputError(f"pairs: {name} has {types.relations[relation][1]} twice; expected each relation once")
+        raise InputError(f"pairs: {name} has {relation[1]} twice; expected each relation once")
     return own[0] if own else None
 
 
-def _of_pyg(data: Any, dataset: Dataset, name: str) -> dict[str, Any]:
+def _of_pyg(data: Any, types: GraphTypes, name: str) -> dict[str, Any]:
     """Pairs and negatives of a set from what PyG's `RandomLinkSplit` makes: `edge_label_index` and `edge_label`, which
     is 0 for negatives."""
-    data, where = store_of_pairs(data, dataset.graph.types, f"the PyG data for {name}")
+    data, where = store_of_pairs(data, types, f"the PyG data for {name}")
     if "edge_label_index" not in data:
         raise InputError(f"{where} has no edge_label_index; expected pairs [2, N], as RandomLinkSplit makes them")
     pairs = host(data["edge_label_index"]).T
@@ -298,14 +315,13 @@ def _of_pyg(data: Any, dataset: Dataset, name: str) -> dict[str, Any]:
     return {name: pairs[labels != 0], **({f"{name}_negatives": negatives} if len(negatives) else {})}
 
 
-def _of_arrays(arrays: Mapping[str, Any], dataset: Dataset, what: str) -> SetsAndTimes:
-    sets = {name: as_pairs(rows, dataset, f"{what}{name}") for name, rows in arrays.items() if name in SETS}
-    times: Times = {}
-    for name in (name for name in SPLITS if f"{name}_time" in arrays):
-        if name not in sets:
-            raise InputError(f"{what}{name}_time is there without {name}; give both")
-        times[name] = times_like(arrays[f"{name}_time"], f"{what}{name}_time", len(sets[name]), dataset.graph)
-    return sets, times
+def _of_arrays(arrays: Mapping[str, Any], what: str, types: GraphTypes) -> Iterator[tuple[str, PairTable]]:
+    """The sets of arrays by `SETS` and `TIMES`, of the one relation that `types` predict."""
+    if alone := [name for name in TIMES if name in arrays and name.removesuffix("_time") not in arrays]:
+        raise InputError(f"{what}{alone[0]} is there without {alone[0].removesuffix('_time')}; give both")
+    for name in [name for name in arrays if name in SETS]:
+        ends, time = host(arrays[name]), when_present(np.asarray, arrays.get(f"{name}_time"))
+        yield name, PairTable(f"{what}{name}", ends, np.full(ends.shape[:1], (*types.predicted, 0)[0]), time)
 
 
 def times_like(values: npt.ArrayLike, what: str, count: int, graph: Graph) -> NumberArray:
@@ -338,35 +354,3 @@ def _table(path: Path) -> "Table":
     if "label" not in names and (label := first_of(names, LABELS)) is not None:
         ends[label] = "label"
     return table.rename_columns([ends.get(name, name) for name in names])
-
-
-def _time(table: "Table", path: Path, dataset: Dataset) -> AnyArray | None:
-    """The column time of a table of pairs, if it has one, as the dataset counts dates."""
-    from .readers.parquet import times_of
-
-    times = times_of(table, "time" if "time" in table.column_names else None, "pairs")
-    return when_present(lambda own: times_like(own, f"{path}: time", table.num_rows, dataset.graph), times)
-
-
-def ends_of_table(
-    table: "Table", path: Path, dataset: Dataset, ends: Ends | None = None, columns: tuple[str, str] = ("src", "dst")
-) -> PairArray:
-    """int64 [n, 2], the `columns` of the ends in a table. `ends` as in `as_pairs`. Raises InputError: a column is
-    missing, or an end is no node."""
-    import pyarrow as pa
-
-    from .schema.columns import is_list
-
-    found = []
-    for key in columns:
-        if key not in table.column_names:
-            raise InputError(f"{path} has no column '{key}'; it holds {', '.join(table.column_names)}")
-        column = table[key]
-        if column.null_count or is_list(column.type):
-            raise InputError(f"{path}: column {key} has rows without one node; expected a node in each row")
-        if dataset.node_names is None and pa.types.is_integer(column.type):
-            found.append(column.to_numpy())
-            continue
-        values = column.to_pylist()
-        found.append(np.asarray([str(v) for v in values] if dataset.node_names is not None else values))
-    return as_pairs(np.stack(found, 1), dataset, str(path), ends)

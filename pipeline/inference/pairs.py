@@ -17,7 +17,7 @@ from ...stages.links.plan import Ends
 from ...storage.array_kinds import FloatArray, IdArray, ValueArray
 from ...storage.dataset import SPLITS, Dataset
 from ...storage.errors import InputError, nearest
-from ...storage.links.pairs import PairArray, node_ranges
+from ...storage.links.pairs import PairArray
 from ...storage.optional import present, present_items, taken
 from ...storage.store.paths import expanded
 from ...storage.times.moments import as_moments
@@ -25,7 +25,7 @@ from ..datasets import ReadOptions
 from ..datasets.cleaning.splits import NO_SPLIT
 from ..datasets.edge_labels import LabelledEdges, edges_to_predict
 from ..datasets.links import like_edges
-from ..datasets.pairs import GivenPairs, as_pairs
+from ..datasets.pairs import as_pairs, own_ids, read_pairs
 from ..setup.open_data import as_event
 from ..setup.python_inputs import read_given
 from ..setup.result import Result
@@ -35,7 +35,7 @@ from .files import PIECE_ROWS, FileRequest, FileRows, check_suffix, names_of, ro
 from .finished_run import TrainedRun, load
 from .opened import Call, Opened, opened
 from .predictions import EdgePredictions
-from .relations_of_run import asked_of_each, types_of_pairs
+from .relations_of_run import by_asked, relations_asked, types_of_pairs
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -125,27 +125,31 @@ def predict_links(
         )
     call = Call(dataset, options, Workers.from_arguments(workers, scheduler, cluster, client), emit)
     found = opened(trained, call, "predict_links", labelled=False)
-    data, types = found.data, types_of_pairs(trained.result, found.data)
-    given = GivenPairs.read(pairs, data)
-    named = present((relation, None if types.is_single else given.relations))
-    if len(named) > 1:
+    data = for_pairs(trained, found.data)
+    types, given = data.graph.types, read_pairs(pairs, data)
+    if relation is not None and given.relation is not None:
         raise InputError(f"relation is {relation!r}, but {given.what} has a column relation; leave one of them out")
-    groups = list(asked_of_each(types, next(iter(named), None), len(given), trained.folder))
-    wanted, first = np.empty((len(given), 2), np.int64), np.zeros((len(given), 2), np.int64)
-    for one, at in groups:
-        nodes = node_ranges(one.types, data.num_nodes)
-        wanted[at], first[at] = given.ends(at, data, nodes), [n.start for n in nodes]
-    ends = ends_at(wanted, times, given.time, found, trained)
+    if given.relation is None or not types.predicts_several:
+        given = replace(given, relation=relations_asked(types, relation, len(given), trained.folder))
+    wanted = given.nodes(data)
+    ends = ends_at(wanted, times, given.times(data.graph), found, trained)
     names = np.empty(len(wanted), object)
     text = f"scoring {len(wanted):,} pairs of {data.name} by {trained.result.model}"
     with during(StageStarted("predict", text), emit), evaluating(trained.model), torch.no_grad():
         rows = found.outputs(trained.model, ends.nodes, emit, moments=ends.moments)
         scores, decoder = rows.new_zeros(len(wanted)), decoder_beside(trained.model, rows)
-        for one, at in groups:
+        for one, at in by_asked(types, given.relation):
             scores[at] = score_pairs(of_relation(decoder, one.place), rows, ends.positions[at])
             names[at] = None if one.place is None else one.name
     relations = names.astype(np.str_) if types.predicts_several else None
-    return LinkScores(wanted - first, scores.cpu().numpy(), relations, ends_called(wanted, data))
+    own = own_ids(wanted, data, given.relation)
+    return LinkScores(own, scores.cpu().numpy(), relations, ends_called(wanted, data))
+
+
+def for_pairs(trained: TrainedRun, data: Dataset) -> Dataset:
+    """The data whose types say which relations the run predicts."""
+    types = types_of_pairs(trained.result, data)
+    return data if types.is_single else replace(data, graph=replace(data.graph, types=types))
 
 
 def ends_at(wanted: PairArray, times: object, read: object, found: Opened, trained: TrainedRun) -> Ends:
@@ -262,19 +266,15 @@ def predict_edges(
     every = pairs is None or (isinstance(pairs, str) and pairs == "all")
     hides = every and trained.reading(options).labelled_edges == "hidden"
     found = opened(trained, call, "predict_edges", labelled=of_split or hides)
-    data = found.data
+    data = for_pairs(trained, found.data)
     if hides and dataset is not None and any(note.startswith(NO_SPLIT) for note in data.notes):
         known = f"{data.name} has no split that says which edges are known"
         raise InputError(f"labelled_edges is 'hidden', but {known}; give it one, or the pairs to predict")
-    types = types_of_pairs(result, data)
-    if not types.is_single:
-        data = replace(data, graph=replace(data.graph, types=types))
-    nodes = node_ranges(types, data.num_nodes)
     if pairs is None or (isinstance(pairs, str) and pairs in SETS):
         if features is not None or times is not None:
             raise InputError("features or times are given, but the edges are those of the dataset; leave them out")
         if not data.has_edge_labels and not of_split and dataset is not None and not isinstance(dataset, Dataset):
-            read = _noted(edges_to_predict(dataset, trained.as_before(options), data, nodes, of_file=False), emit)
+            read = _noted(edges_to_predict(dataset, trained.as_before(options), data, of_file=False), emit)
             wanted, own, told = read.pairs, read.features, read.time
         else:
             wanted, own, told = _of_dataset(data, pairs)
@@ -282,10 +282,10 @@ def predict_edges(
         if not Path(pairs).suffix and not expanded(pairs).exists():
             meant = nearest(str(pairs), SETS)
             raise InputError(f"pairs is '{pairs}'; expected a file of pairs, or {', '.join(SPLITS)} or all{meant}")
-        read = _noted(edges_to_predict(expanded(pairs), trained.as_before(options), data, nodes, of_file=True), emit)
+        read = _noted(edges_to_predict(expanded(pairs), trained.as_before(options), data, of_file=True), emit)
         wanted, own, told = read.pairs, read.features, read.time
     else:
-        wanted, own, told = as_pairs(pairs, data, "pairs", nodes), None, None
+        wanted, own, told = as_pairs(pairs, data, "pairs"), None, None
     rows_of = own if features is None else features
     own = _features(rows_of, len(wanted), result.num_pair_features, data.name)
     ends = ends_at(wanted, times, told, found, trained)
@@ -293,10 +293,8 @@ def predict_edges(
     with during(StageStarted("predict", text), emit), evaluating(trained.model):
         rows = found.outputs(trained.model, ends.nodes, emit, moments=ends.moments)
         outputs = edge_outputs(decoder_beside(trained.model, rows), rows, ends.positions, own)
-    first = np.array([n.start for n in nodes], np.int64)
-    return EdgePredictions(
-        wanted - first, outputs.cpu().numpy(), result.task, ends_called(wanted, data), result.class_names
-    )
+    named = ends_called(wanted, data)
+    return EdgePredictions(own_ids(wanted, data), outputs.cpu().numpy(), result.task, named, result.class_names)
 
 
 def _noted(read: LabelledEdges, emit: Emit) -> LabelledEdges:

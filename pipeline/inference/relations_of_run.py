@@ -12,7 +12,7 @@ from ...storage.errors import InputError
 from ...storage.optional import when_present
 from ...storage.plural import listed
 from ...storage.typed.graph_types import SINGLE, GraphTypes, RelationType
-from ..datasets.pairs import predicted_number, relation_text
+from ..datasets.pairs import predicted_number, predicted_numbers
 from ..datasets.type_order import in_type_order
 from ..setup.model import types_of
 from ..setup.result import Result
@@ -111,10 +111,8 @@ def asked(types: GraphTypes, relation: Relation | None, folder: Path) -> Asked:
     return Asked(types.predicting(number), types.predicted.index(number))
 
 
-def asked_of_each(
-    types: GraphTypes, relation: Any, count: int, folder: Path
-) -> Iterator[tuple[Asked, slice | IdArray]]:
-    """The relation of each of `count` pairs, and the positions of those that are of it.
+def relations_asked(types: GraphTypes, relation: Any, count: int, folder: Path) -> IdArray | None:
+    """int64 [count], the relation of each pair; None where the run predicts one.
 
     Args:
         types: see `asked`.
@@ -125,12 +123,21 @@ def asked_of_each(
     Raises:
         InputError: see `asked`; or numbers differ.
     """
-    named = list(relation) if isinstance(relation, Sequence | np.ndarray) and not isinstance(relation, str) else None
-    if named is None or tuple(named) in types.relations:
-        yield asked(types, relation, folder), slice(None)
+    of_each = isinstance(relation, Sequence | np.ndarray) and not isinstance(relation, str)
+    if types.is_single or not of_each or tuple(relation) in types.relations:
+        one = asked(types, relation, folder)
+        return when_present(lambda _: np.full(count, one.types.one_predicted), one.place)
+    if len(relation) != count:
+        raise InputError(f"relation has {len(relation)} names for {count} pairs; expected one for each, or one for all")
+    numbers = predicted_numbers(types, relation)
+    return numbers if types.predicts_several else None
+
+
+def by_asked(types: GraphTypes, relations: IdArray | None) -> Iterator[tuple[Asked, slice | IdArray]]:
+    """Each relation of pairs by their numbers (see `relations_asked`), and the positions of the pairs that are of
+    it."""
+    if relations is None:
+        yield Asked(types), slice(None)
         return
-    if len(named) != count:
-        raise InputError(f"relation has {len(named)} names for {count} pairs; expected one for each, or one for all")
-    keys = [relation_text(name) for name in named]
-    for key in dict.fromkeys(keys):
-        yield asked(types, key, folder), np.flatnonzero(np.array(keys, object) == key)
+    for number in np.unique(relations).tolist():
+        yield Asked(types.predicting(number), types.predicted.index(number)), np.flatnonzero(relations == number)

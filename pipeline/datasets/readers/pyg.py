@@ -81,7 +81,7 @@ def from_pyg(
         if "y" not in store and not (links and store.num_nodes is not None):
             raise InputError("the PyG data has no y; expected [V] class numbers or targets, or [V, C]")
         y = store["y"] if "y" in store else np.zeros(store.num_nodes, np.int64)  # links, which have no labels
-        labels = GivenLabels(host(y), task="regression" if has_targets(y) else None)
+        labels = labels_of_tensor(y)
         for key in sorted(store.keys(), key=lambda k: "mask" not in k):
             part, form = _set_of(key)
             if part not in {"", *stored} and not (links and form == "idx"):
@@ -155,12 +155,13 @@ def _target_of(data: Any, target: str | None, name: str, links: bool) -> str | N
     return chosen
 
 
-def has_targets(y: Any) -> bool:
-    """True if floating-point labels are one column of other values than 0, 1, -1 and NaN. Others follow the rule for
-    all sources."""
+def labels_of_tensor(y: Any) -> GivenLabels:
+    """Labels of a PyG object: targets if they are one column of floating-point numbers, others than 0, 1, -1 and NaN.
+    Others follow the rule for all sources."""
     values = host(y)
     one_column = values.ndim == 1 or (values.ndim == 2 and values.shape[1] == 1)
-    return values.dtype.kind == "f" and one_column and not (np.isin(values, (0, 1, -1)) | np.isnan(values)).all()
+    are_targets = values.dtype.kind == "f" and one_column and not (np.isin(values, (0, 1, -1)) | np.isnan(values)).all()
+    return GivenLabels(values, task="regression" if are_targets else None)
 
 
 def masks_of(mask: Any, name: str) -> AnyArray:

@@ -71,7 +71,7 @@ def test_npz(tmp_path):
     with pytest.raises(InputError, match="has no key 'edge_label', and labels_of is 'edges'"):
         mr.open_dataset(tmp_path / "b.npz", options=EDGES)
     np.savez(tmp_path / "c.npz", **arrays, edge_label=LABELS[:3])
-    with pytest.raises(InputError, match=r"edge_label has shape \[3\]; expected a row for each of 5 edges"):
+    with pytest.raises(InputError, match=r"the shape of edge_label is \[3\]; expected a row for each of 5 edges"):
         mr.open_dataset(tmp_path / "c.npz", options=EDGES)
 
 

@@ -68,8 +68,8 @@ def test_hidden_edges_leave_the_graph_both_ways_if_it_is_symmetric(nodes):
 
 REFUSED = {
     "no node": ((np.array([[0, 4]]), [1]), {}, r"pairs has the pair \(0, 4\) with an end that is no node"),
-    "rows": ((PAIRS, LABELS[:4]), {}, r"labels have shape \[4\]; expected a row for each of 5 pairs"),
-    "features": ((PAIRS, LABELS), {"features": np.ones(3)}, r"features have shape \[3\]; expected a row for each"),
+    "rows": ((PAIRS, LABELS[:4]), {}, r"the shape of labels is \[4\]; expected a row for each of 5 edges"),
+    "features": ((PAIRS, LABELS), {"features": np.ones(3)}, r"the shape of features is \[3\]; expected a row for each"),
     "NaN": ((PAIRS, LABELS), {"features": np.full(5, np.nan)}, r"NaN or infinite \(first: edge 0 of"),
     "times": ((PAIRS, LABELS), {"times": ["a"] * 5}, "times of labelled edges"),
     "all unlabelled": ((PAIRS, -np.ones(5, int)), {}, "no edge has a label"),

@@ -24,7 +24,7 @@ def test_forms_of_pairs(tmp_path):
     np.save(tmp_path / "p.npy", np.array(wanted, np.int32))
     (tmp_path / "p.tsv").write_text("from\tto\tother\n0\t1\tx\n7\t3\ty\n")
     for file in ("p.npy", "p.tsv"):
-        assert read_pairs(tmp_path / file, path())[0].tolist() == wanted
+        assert read_pairs(tmp_path / file, path()).nodes(path()).tolist() == wanted
     for form in (wanted, torch.tensor(wanted), [["0", "1"], ["7", "3"]]):
         assert as_pairs(form, path(), "pairs").tolist() == wanted
     names = path([f"n{i}" for i in range(40)])
@@ -32,7 +32,7 @@ def test_forms_of_pairs(tmp_path):
     assert as_pairs([], names, "pairs").shape == (0, 2)
     np.save(tmp_path / "bad.npy", np.zeros(3))
     with pytest.raises(InputError, match=r"expected pairs \[n, 2\]"):
-        read_pairs(tmp_path / "bad.npy", path())
+        read_pairs(tmp_path / "bad.npy", path()).nodes(path())
     (tmp_path / "torn.npy").write_bytes(b"nothing")
     with pytest.raises(InputError, match="cannot be read"):
         read_pairs(tmp_path / "torn.npy", path())
@@ -116,8 +116,8 @@ def test_times_of_pairs_are_of_the_kind_of_the_graphs(tmp_path):
         for text in (wrong, right):
             (tmp_path / "p.csv").write_text(f"src,dst,time\n0,1,{text}\n")
             if text == right:
-                assert read_pairs(tmp_path / "p.csv", data)[1] == graph.edge_time[19] + 1
+                assert read_pairs(tmp_path / "p.csv", data).times(graph) == graph.edge_time[19] + 1
                 continue
             other = {"numbers": "dates", "dates": "numbers"}[name]
             with pytest.raises(InputError, match=rf"p\.csv: time holds {other}, but the times of the graph are {name}"):
-                read_pairs(tmp_path / "p.csv", data)
+                read_pairs(tmp_path / "p.csv", data).times(graph)
