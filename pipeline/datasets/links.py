@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...stages.random import Purpose, permutation, stream
-from ...storage.array_kinds import Mask
+from ...storage.array_kinds import IdArray
 from ...storage.dataset import SPLITS, Dataset, Split, require_dataset
 from ...storage.errors import InputError, whole_number
 from ...storage.graph import ALWAYS, Graph
@@ -23,6 +23,7 @@ from ...storage.links.pairs import (
     keys_of_pairs,
     of_pairs,
 )
+from ...storage.optional import present
 from ...storage.plural import counted, were
 from ...storage.typed.graph_types import GraphTypes
 from .cleaning.components import of_edges
@@ -35,6 +36,9 @@ from .pairs import own_ids, sets_of
 DEFAULT_SPLIT = "fraction:0.85,0.05"
 Sets = Mapping[str, PairArray]
 """Pairs by the names of their sets."""
+Times = Mapping[str, AnyArray]
+"""Their times."""
+NO_TIMES: Times = {}
 
 
 def link_dataset(
@@ -87,11 +91,10 @@ def link_dataset(
     if dataset.has_edge_labels:
         dataset = replace(dataset, pairs=None, pair_features=None, pair_time=None, hides_pairs=False)
     dataset = with_pair_relations(dataset, relation)
-    graph, notes = dataset.graph, list(dataset.notes)
-    relations = relations_of(graph)
+    relations, notes = relations_of(dataset.graph), list(dataset.notes)
     if pairs is not None and split is not None:
         raise InputError("split and pairs are both given; expected one: the pairs have their sets")
-    times: Mapping[str, AnyArray] = {}
+    times = NO_TIMES
     if pairs is not None:
         sets, times = sets_of(pairs, dataset)
         _check_times(sets, times, dataset)
@@ -101,37 +104,33 @@ def link_dataset(
         sets = _drawn(dataset, split or DEFAULT_SPLIT, whole_number("seed", seed), relations)
         if split is None:
             notes.append("85 % of the edges train, 5 % validate, the rest test (split=fraction:0.85,0.05).")
-    dataset = replace(dataset, notes=tuple(notes))
-    if times:
-        _check_timed(dataset, sets, relations)
-        time = like_edges(np.concatenate([times[name] for name in SPLITS if name in times]), graph)
-        return _of_sets(dataset, graph, sets, relations, time)
-    return links_of_sets(dataset, sets, relations, overlapping_splits)
+    return links_of_sets(replace(dataset, notes=tuple(notes)), sets, relations, overlapping_splits, times)
 
 
-def links_of_sets(dataset: Dataset, sets: Sets, relations: Sequence["Relation"], overlaps: Overlaps) -> Dataset:
-    """`link_dataset`, of sets of pairs without times, of some relations, by the global ids of nodes: [n, 2], or where
-    the graph's types predict several relations [n, 3], with the number of each pair's."""
-    graph, notes = dataset.graph, list(dataset.notes)
-    if overlaps == "first":
-        sets = _apart(sets, graph.num_nodes, relations, notes)
-    none = np.empty((0, 2 + (len(relations) > 1)), np.int64)
-    rows = np.concatenate([sets.get(name, none) for name in ("val", "test")])
-    kept = held_out(graph, rows, relations, "pairs", notes)
-    if "train" not in sets:
-        sets = {**sets, "train": distinct_pairs(kept, relations)}
-    sets = {name: _distinct(name, rows, graph.num_nodes, relations, notes) for name, rows in sets.items()}
-    _check(sets, dataset, relations)
-    return _of_sets(replace(dataset, notes=tuple(notes)), kept, sets, relations)
-
-
-def _of_sets(
-    dataset: Dataset, graph: Graph, sets: Sets, relations: Sequence["Relation"], time: AnyArray | None = None
+def links_of_sets(
+    dataset: Dataset, sets: Sets, relations: Sequence["Relation"], overlaps: Overlaps, times: Times = NO_TIMES
 ) -> Dataset:
-    """The dataset with another graph, of sets that are checked."""
+    """`link_dataset`, of sets of pairs of some relations, by the global ids of nodes: [n, 2], or where the graph's
+    types predict several [n, 3], with the number of each pair's relation. Without `times` of the sets, the graph is
+    left without the pairs of val and test."""
+    graph, notes, time = dataset.graph, list(dataset.notes), None
+    kept = _kept(sets, dataset, relations, overlaps, notes, is_timed=bool(times))
+    sets = {name: rows[kept[name]] for name, rows in sets.items()}
+    if times:
+        _check_reverse_times(graph)
+        time = like_edges(np.concatenate([times[name][kept[name]] for name in SPLITS if name in times]), graph)
+    else:
+        held = [sets[name] for name in SPLITS[1:] if name in sets]
+        graph = held_out(graph, np.concatenate(held), relations, "pairs", notes) if held else graph
+    if "train" not in sets:
+        sets["train"] = distinct_pairs(graph, relations)
+    if not len(sets["train"]):
+        raise InputError("the train set has no pairs; there is nothing to learn from: give train pairs, or more edges")
+    _check_negatives(sets, dataset, relations)
     labels, numbers = _as_labels(sets)
-    dataset = replace(dataset, num_classes=1, task="link", class_names=None, pair_time=time)
-    return replace(dataset, graph=_with_symmetric(graph, relations), labels=labels, split=numbers).check()
+    graph = _with_symmetric(graph, relations)
+    more: Any = {"num_classes": 1, "task": "link", "class_names": None, "pair_time": time, "notes": tuple(notes)}
+    return replace(dataset, graph=graph, labels=labels, split=numbers, **more).check()
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,12 +155,6 @@ class Relation:
         """Pairs [m, 2] of this relation, as rows of all."""
         return pairs if self.number is None else np.insert(pairs, 2, self.number, axis=1)
 
-    def keys(self, rows: PairArray, num_nodes: int) -> PairArray:
-        """int64 [m], keys by which the pairs of this relation are the same."""
-        pairs = self.pairs(rows)
-        ends = np.sort(pairs, axis=1) if self.symmetric else pairs
-        return keys_of(ends[:, 0], ends[:, 1], num_nodes)
-
 
 def relations_of(graph: Graph) -> list[Relation]:
     """The relations whose pairs are predicted."""
@@ -170,17 +163,6 @@ def relations_of(graph: Graph) -> list[Relation]:
         return [Relation(None, types, is_symmetric(graph))]
     every = [(r, types.predicting(r)) for r in types.predicted]
     return [Relation(r, one, is_symmetric(graph, one)) for r, one in every]
-
-
-def _check_timed(dataset: Dataset, sets: Sets, relations: Sequence[Relation]) -> None:
-    """Raise InputError unless sets of pairs with times fit the graph."""
-    for name, rows in sets.items():
-        for one in relations:
-            keys = one.keys(rows, dataset.num_nodes)
-            if len(np.unique(keys)) < len(keys):
-                raise InputError(f"a pair is in the {name} set at several times; expected each once, at its first time")
-    _check(sets, dataset, relations)
-    _check_reverse_times(dataset.graph)
 
 
 def _check_reverse_times(graph: Graph) -> None:
@@ -224,7 +206,7 @@ def _first_times(graph: Graph, relation: Relation) -> tuple[PairArray, AnyArray]
     edge_time, rows = graph.edge_time[of_pairs(own)], relation.rows(every)
     order = np.argsort(edge_time, kind="stable")
     order = order[every[order, 0] != every[order, 1]]
-    _, first = np.unique(relation.keys(rows[order], graph.num_nodes), return_index=True)
+    _, first = np.unique(keys_of(every[order, 0], every[order, 1], graph.num_nodes), return_index=True)
     return rows[order[first]], edge_time[order[first]]
 
 
@@ -307,68 +289,73 @@ def held_out(graph: Graph, rows: PairArray, relations: Sequence[Relation], what:
     return kept
 
 
-def _distinct(name: str, rows: PairArray, num_nodes: int, relations: Sequence[Relation], notes: list[str]) -> PairArray:
-    """The pairs, relation by relation in their order, each once."""
-    found = []
-    for one in relations:
-        _, first = np.unique(one.keys(rows, num_nodes), return_index=True)
-        found.append(one.rows(one.pairs(rows)[np.sort(first)]))
-    if again := len(rows) - sum(map(len, found)):
-        notes.append(f"{counted(again, 'repeated pair')} of {name} {were(again)} dropped.")
-    return np.concatenate(found)
+def _numbered(sets: Sets, relations: Sequence[Relation]) -> dict[str, IdArray]:
+    """For each set int64 [n], numbers that are equal where pairs are the same, in whatever sets."""
+    rows = np.concatenate([*sets.values()])
+    turns = np.full(len(rows), relations[0].symmetric)
+    if len(relations) > 1:
+        turns = np.isin(rows[:, 2], present(one.number for one in relations if one.symmetric))
+    rows[turns, :2] = np.sort(rows[turns, :2], axis=1)
+    order, numbers = np.lexsort(rows.T), np.zeros(len(rows), np.int64)
+    numbers[order[1:]] = np.cumsum((rows[order[1:]] != rows[order[:-1]]).any(axis=1))
+    ends = np.cumsum([0, *map(len, sets.values())])
+    return {name: numbers[a:b] for name, a, b in zip(sets, ends, ends[1:])}
 
 
-def _apart(sets: Sets, num_nodes: int, relations: Sequence[Relation], notes: list[str]) -> Sets:
-    """The sets, where a pair in several of train, val and test is in the first of them only."""
-    found = dict(sets)
-    for k, name in [(k, name) for k, name in enumerate(SPLITS) if k and name in sets]:
-        before, kept = np.concatenate([sets[name][:0], *(sets[s] for s in SPLITS[:k] if s in sets)]), []
-        for one in relations:
-            again = np.isin(one.keys(sets[name], num_nodes), one.keys(before, num_nodes))
-            kept.append(one.rows(one.pairs(sets[name])[~again]))
-        rows = np.concatenate(kept)
-        if both := len(sets[name]) - len(rows):
+def _kept(
+    sets: Sets,
+    dataset: Dataset,
+    relations: Sequence[Relation],
+    overlaps: Overlaps,
+    notes: list[str],
+    is_timed: bool,
+) -> dict[str, IdArray]:
+    """Positions of the pairs that each set keeps: each once, and a positive one in one set, by `overlaps` the first.
+    Raises InputError: it is in several, or with times more than once in one."""
+    numbers, kept = _numbered(sets, relations), dict[str, IdArray]()
+    for name, own in numbers.items():
+        first = np.sort(np.unique(own, return_index=True)[1])
+        if again := len(own) - len(first):
+            if is_timed:
+                raise InputError(f"a pair is in the {name} set at several times; expected each once, at its first time")
+            notes.append(f"{counted(again, 'repeated pair')} of {name} {were(again)} dropped.")
+        earlier = SPLITS[: SPLITS.index(name)] if name in SPLITS else ()
+        there = {other: np.isin(own[first], numbers[other]) for other in earlier if other in numbers}
+        for other, both in there.items() if overlaps == "error" else ():
+            if both.any():
+                raise InputError(
+                    f"the pair {_called(sets[name][first[both]], dataset)} is in the {other} and the {name} set "
+                    f"({counted(int(both.sum()), 'such pair')}); expected each in one of them: set "
+                    "overlapping_splits=first to leave it in the first"
+                )
+        stays = ~np.any([np.zeros(len(first), bool), *there.values()], axis=0)
+        if both := len(first) - int(stays.sum()):
             notes.append(f"{counted(both, 'pair')} of {name} {were(both)} in an earlier set too and stayed there.")
-            found[name] = rows
-    return found
+        kept[name] = first[stays]
+    return kept
 
 
-def _check(sets: Sets, dataset: Dataset, relations: Sequence[Relation]) -> None:
-    if not len(sets["train"]):
-        raise InputError("the train set has no pairs; there is nothing to learn from: give train pairs, or more edges")
-    for one in relations:
-        _check_apart(sets, replace(dataset, graph=one.within(dataset.graph)), one)
-
-
-def _check_apart(sets: Sets, dataset: Dataset, relation: Relation) -> None:
-    """Raise InputError if a pair of one relation is in two sets, or positive and negative."""
-    keys = {name: relation.keys(rows, dataset.num_nodes) for name, rows in sets.items()}
-
-    def first(name: str, chosen: Mask) -> str:
-        ends = relation.pairs(sets[name])[chosen][:1]
-        pair = tuple(own_ids(ends, dataset)[0].tolist())
-        if dataset.node_names is not None:
-            pair = tuple(str(dataset.node_names[int(end)]) for end in ends[0])
-        of = () if relation.number is None else relation.types.relations[relation.number]
-        return f"{pair} of {','.join(of)}" if of else str(pair)
-
-    for name, other in (("val", "train"), ("test", "train"), ("test", "val")):
-        both = np.isin(keys.get(name, []), keys.get(other, []))
-        if both.any():
-            pair = first(name, both)
-            raise InputError(
-                f"the pair {pair} is in the {other} and the {name} set ({counted(int(both.sum()), 'such pair')}); "
-                "expected each in one of them: set overlapping_splits=first to leave it in the first"
-            )
-    positive = np.unique(np.concatenate([keys.get(name, np.empty(0, np.int64)) for name in SPLITS]))
-    for name in SPLITS:
-        wrong = contains(positive, keys.get(f"{name}_negatives", np.empty(0, np.int64)))
+def _check_negatives(sets: Sets, dataset: Dataset, relations: Sequence[Relation]) -> None:
+    """Raise InputError if a given negative is a positive pair."""
+    negatives = [name for name in sets if name not in SPLITS]
+    numbers = _numbered(sets, relations) if negatives else {}
+    for name in negatives:
+        wrong = np.isin(numbers[name], np.concatenate([own for other, own in numbers.items() if other in SPLITS]))
         if wrong.any():
-            pair = first(f"{name}_negatives", wrong)
             raise InputError(
-                f"the pair {pair} is among the negatives of the {name} set and among the positive pairs; expected it "
-                "in one place: leave it out of the other"
+                f"the pair {_called(sets[name][wrong], dataset)} is among the negatives of the "
+                f"{name.partition('_')[0]} set and among the positive pairs; expected it in one place: leave it out of "
+                "the other"
             )
+
+
+def _called(rows: PairArray, dataset: Dataset) -> str:
+    """The first of some pairs as its user calls it, in words."""
+    several = rows.shape[1] > 2
+    pair = tuple(own_ids(rows[:1, :2], dataset, rows[:1, 2] if several else None)[0].tolist())
+    if dataset.node_names is not None:
+        pair = tuple(str(dataset.node_names[end]) for end in rows[0, :2].tolist())
+    return f"{pair} of {','.join(dataset.graph.types.relations[rows[0, 2]])}" if several else str(pair)
 
 
 def _as_labels(sets: Sets) -> tuple[PairArray, Split]:

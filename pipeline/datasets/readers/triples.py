@@ -154,12 +154,13 @@ def as_triples(train: Any, val: Any, test: Any, add_reverse: bool, name: str, no
     heads, relation, tails, relations, entities, count = _numbered(rows)
     _check_relations(name, relations, add_reverse)
     bounds = np.cumsum([0, *map(len, rows.values())])
-    sets = {key: np.stack([heads, tails, relation], axis=1)[a:b] for key, a, b in zip(rows, bounds[:-1], bounds[1:])}
-    first, order = sets["train"], np.argsort(sets["train"][:, 2], kind="stable")
-    ends = np.searchsorted(first[order, 2], np.arange(len(relations) + 1))
+    every = np.stack([heads, tails, relation], axis=1)
+    parts = {key: every[a:b] for key, a, b in zip(rows, bounds[:-1], bounds[1:])}
+    sets = {key: own[np.argsort(own[:, 2], kind="stable")] for key, own in parts.items()}  # relation by relation
+    first = sets["train"]
+    ends = np.searchsorted(first[:, 2], np.arange(len(relations) + 1))
     edges = {
-        (ENTITY, text, ENTITY): (first[order[a:b], 0], first[order[a:b], 1])
-        for text, a, b in zip(relations, ends[:-1], ends[1:])
+        (ENTITY, text, ENTITY): (first[a:b, 0], first[a:b, 1]) for text, a, b in zip(relations, ends[:-1], ends[1:])
     }
     groups: list[tuple[int, ...]] = [(r,) for r in range(len(relations))]
     if add_reverse:

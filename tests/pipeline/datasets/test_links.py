@@ -187,3 +187,11 @@ def test_pairs_of_val_and_test_alone_stay_in_the_first_set():
     data = mr.link_dataset(path(), pairs={"val": [(0, 1)], "test": [(1, 0), (3, 4)]}, overlapping_splits="first")
     assert pairs_of(data, "val") == [(0, 1)] and pairs_of(data, "test") == [(3, 4)]
     assert "1 pair of test was in an earlier set too and stayed there." in data.notes
+
+
+def test_pairs_with_times_stay_in_the_first_set_too():
+    ends = np.stack([np.arange(9), np.arange(1, 10)])
+    data = dataset_of(mr.from_edges(*ends, 10, edge_time=np.arange(9)))
+    sets = {"train": [(0, 1)], "train_time": [3], "val": [(5, 6), (0, 1)], "val_time": [7, 8]}
+    links = mr.link_dataset(data, pairs=sets, overlapping_splits="first")
+    assert pairs_of(links, "val") == [(5, 6)] and links.pair_time.tolist() == [3, 7]
