@@ -128,9 +128,8 @@ def links_of_sets(
         raise InputError("the train set has no pairs; there is nothing to learn from: give train pairs, or more edges")
     _check_negatives(sets, dataset, relations)
     labels, numbers = _as_labels(sets)
-    graph = _with_symmetric(graph, relations)
-    more: Any = {"num_classes": 1, "task": "link", "class_names": None, "pair_time": time, "notes": tuple(notes)}
-    return replace(dataset, graph=graph, labels=labels, split=numbers, **more).check()
+    dataset = replace(dataset, num_classes=1, task="link", class_names=None, pair_time=time, notes=tuple(notes))
+    return replace(dataset, graph=_with_symmetric(graph, relations), labels=labels, split=numbers).check()
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,7 @@
 """Pairs of nodes as they are given, in arrays, PyG's data and files, and the nodes that they name."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -206,7 +206,7 @@ def predicted_number(types: GraphTypes, name: Any) -> int:
     return number
 
 
-def predicted_numbers(types: GraphTypes, names: Any) -> IdArray:
+def predicted_numbers(types: GraphTypes, names: Iterable[object]) -> IdArray:
     """int64 [n], numbers of predicted relations: see `predicted_number`."""
     texts = [relation_text(name) for name in names]
     number_of = {text: predicted_number(types, text) for text in dict.fromkeys(texts)}
