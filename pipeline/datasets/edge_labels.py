@@ -29,7 +29,7 @@ from .readers.pyg import labels_of_tensor, store_of_pairs
 from .readers.reader import path_of
 from .readers.registry import is_table
 from .readers.typed import host
-from .schema.source import SourceTable
+from .schema.source import Request, SourceTable
 
 ARRAYS = {
     "ends": ("edge_label_index", "edge_index"),
@@ -40,6 +40,8 @@ ARRAYS = {
 NAMES = [key for keys in ARRAYS.values() for key in keys]
 OF_SETS = [f"{part}_{form}" for part in SPLITS for form in ("idx", "mask")]
 LABELLED = ("edge_label", *NAMES, *OF_SETS)
+NO_LABELS = GivenLabels(np.zeros(0))
+"""Those of edges to predict, which are not read."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +50,7 @@ class LabelledEdges:
 
     pairs: AnyArray
     """int64 [N, 2], source and destination, as the dataset numbers nodes."""
-    labels: GivenLabels
+    labels: GivenLabels = NO_LABELS
     features: AnyArray | None = None
     """[N, K] or [N]."""
     time: AnyArray | None = None
@@ -205,8 +207,7 @@ def _of_file(path: Path, options: ReadOptions, dataset: Dataset, labelled: bool 
     if path.suffix == ".npz":
         return _of_npz(path, dataset, labelled)
     if path.suffix == ".npy" and not labelled:
-        pairs = read_pairs(path, dataset).nodes(dataset)
-        return LabelledEdges(pairs, GivenLabels(np.zeros(len(pairs))))
+        return LabelledEdges(read_pairs(path, dataset).nodes(dataset))
     return _of_tables(SourceTable("edges", (path,)), path, options, dataset, labelled)
 
 
@@ -214,14 +215,13 @@ def _edge_table(path: Path, options: ReadOptions, dataset: Dataset) -> SourceTab
     """The table of edges at a path, of the relation of the dataset's pairs if there are several. Raises InputError:
     there is none."""
     from .readers.derived_tables import rows_by_relation
-    from .readers.tables import read_rows
-    from .schema.files import entries_in, tables_of
+    from .readers.tables import read_rows, tables_at
 
     types = dataset.graph.types
     wanted = None if types.is_single else types.relations[types.one_predicted]
     column = (*(options.names("relation_column") or ()), "")[0] if options.pairs is None else ""
-    tables = [SourceTable("edges", (path,))] if path.is_file() else tables_of(entries_in(path), path, needs_nodes=False)
-    tables = [t for t in tables if t.kind == "edges" and t.type in (None, wanted)]
+    request = Request(options=replace(options, labels_of="edges"), pairs=options.pairs)
+    tables = [table for table in tables_at(path, request).edges if table.type in (None, wanted)]
     if not tables:
         raise InputError(f"{path} holds no table of edges of {','.join(wanted or ())}; give pairs, a table of them")
     if not wanted or not column or tables[0].type is not None:

@@ -14,6 +14,7 @@ from ...storage.links.pairs import PairArray, contains, edge_keys, keys_of
 from ...storage.plural import counted, listed
 from ...storage.typed.graph_types import GraphTypes, RelationType
 from .cleaning.relations import REVERSE
+from .pairs import relation_text
 
 Relations = str | RelationType | Sequence[str | RelationType]
 """One relation of a graph, by its name or its three names, or several."""
@@ -44,22 +45,27 @@ def with_pair_relations(dataset: Dataset, relation: Relations | None) -> Dataset
         if relation is not None:
             raise InputError(f"relation is {relation!r}, but {dataset.name} has one type of edges; leave it out")
         return dataset
-    numbers = _numbers(dataset.name, types, relation)
-    groups, notes = _groups(graph, numbers) if len(numbers) > 1 else _one_group(graph, numbers[0])
+    numbers, keys = _numbers(dataset.name, types, relation), _Keys(graph)
+    groups = _groups(types, numbers, keys)
     if relation != ALL:
         _check_apart(types, numbers, groups, relation)
+    notes = [f"Pairs are of {counted(len(groups), 'relation')}."] if len(numbers) > 1 else []
+    if reverses := {r for group in groups for r in group[1:]}:
+        named = listed([",".join(types.relations[r]) for r in sorted(reverses)])
+        of = types.relations[numbers[0]][1] if len(numbers) == 1 else "others"
+        notes.append(f"Edges of {named} are treated as the reverses of {of}, and held out where these are.")
+    notes += _also_joined(types, groups[0], keys) if len(numbers) == 1 else []
     types = replace(types, pair_relations=tuple(groups))
     return replace(dataset, graph=replace(graph, types=types), notes=(*dataset.notes, *notes))
 
 
 def _numbers(name: str, types: GraphTypes, relation: Relations | None) -> list[int]:
     """Numbers of the relations that are named."""
-    every = _every(types)
     if relation is None and types.num_relations == 1:
         return [0]
     if relation is None:
         raise InputError(
-            f"{name} has several types, and pairs are of one relation or more; set relation, to {every}, or all"
+            f"{name} has several types, and pairs are of one relation or more; set relation, to {_every(types)}, or all"
         )
     if relation == ALL and ALL not in (by_name for _, by_name, _ in types.relations):
         return list(range(types.num_relations))
@@ -71,60 +77,43 @@ def _numbers(name: str, types: GraphTypes, relation: Relations | None) -> list[i
         if tuple(named) in types.relations:
             named = [named]
         if not named:
-            raise InputError(f"relation is {relation!r}, which names none; expected {every}, or all")
-    return [_number(types, one, relation, every) for one in named]
+            raise InputError(f"relation is {relation!r}, which names none; expected {_every(types)}, or all")
+    try:
+        return [types.relation(relation_text(one)) for one in named]
+    except InputError as e:
+        raise InputError(f"relation is {relation!r}: {e}") from None
 
 
 def _every(types: GraphTypes) -> str:
     return listed([",".join(r) for r in types.relations], " or ")
 
 
-def _number(types: GraphTypes, one: Any, relation: Any, every: str) -> int:
-    if isinstance(one, tuple | list) and all(isinstance(part, str) for part in one):
-        one = ",".join(one)
-    if not isinstance(one, str):
-        raise InputError(f"relation is {relation!r}; expected its name, or three names: {every}")
-    try:
-        return types.relation(one)
-    except InputError as e:
-        raise InputError(f"relation is {relation!r}: {e}") from None
-
-
-def _one_group(graph: Graph, number: int) -> tuple[list[tuple[int, ...]], list[str]]:
-    """The group of one relation (see `GraphTypes.pair_relations`), and notes of its reverses, and of others that have
-    most of its pairs, whichever way."""
-    keys, relations, notes = _Keys(graph), graph.types.relations, []
-    source, name, destination = relations[number]
-    found, pairs = _reverses(graph.types, number, keys), keys.own[number]
-    for r, (src, _, dst) in enumerate(relations):
-        text = ",".join(relations[r])
-        if r in found:
-            notes.append(f"Edges of {text} are treated as the reverses of {name}, and held out where these are.")
-            continue
-        ways = [(src, dst) == (destination, source), (src, dst) == (source, destination)]
-        if r == number or not any(ways) or not len(pairs):
-            continue
-        also = [contains(of(r), pairs) for of, there in zip((keys.turned, keys.own.__getitem__), ways) if there]
-        if (share := np.any(also, axis=0).mean()) >= 0.5:
-            notes.append(
-                f"Edges of {text} join {share:.0%} of the pairs of {name} too, and stay; where they would not be known "
-                "before the pair, leave the relation out."
-            )
-    return [(number, *found)], notes
-
-
-def _groups(graph: Graph, numbers: Sequence[int]) -> tuple[list[tuple[int, ...]], list[str]]:
-    """The groups of several relations, without those that have the edges of an earlier one reversed; and notes."""
-    keys, types, groups, reverses = _Keys(graph), graph.types, {}, set()
+def _groups(types: GraphTypes, numbers: Sequence[int], keys: "_Keys") -> list[tuple[int, ...]]:
+    """The groups of relations (see `GraphTypes.pair_relations`), without those that have the edges of an earlier one
+    reversed."""
+    groups, reverses = dict[int, tuple[int, ...]](), set[int]()
     for number in dict.fromkeys(numbers):
         if number not in reverses:
             groups[number] = (number, *(r for r in _reverses(types, number, keys) if r not in groups))
             reverses |= set(groups[number][1:])
-    notes = [f"Pairs are of {counted(len(groups), 'relation')}."]
-    if reverses:
-        named = [",".join(types.relations[r]) for r in sorted(reverses)]
-        notes.append(f"Edges of {listed(named)} are the reverses of others, and held out where these are.")
-    return list(groups.values()), notes
+    return list(groups.values())
+
+
+def _also_joined(types: GraphTypes, group: tuple[int, ...], keys: "_Keys") -> list[str]:
+    """Notes on relations outside the group of one that have most of its pairs, whichever way."""
+    notes, pairs = list[str](), keys.own[group[0]]
+    source, name, destination = types.relations[group[0]]
+    for r, (src, _, dst) in enumerate(types.relations):
+        ways = [(src, dst) == (destination, source), (src, dst) == (source, destination)]
+        if r in group or not any(ways) or not len(pairs):
+            continue
+        also = [contains(of(r), pairs) for of, there in zip((keys.turned, keys.own.__getitem__), ways) if there]
+        if (share := np.any(also, axis=0).mean()) >= 0.5:
+            notes.append(
+                f"Edges of {','.join(types.relations[r])} join {share:.0%} of the pairs of {name} too, and stay; where "
+                "they would not be known before the pair, leave the relation out."
+            )
+    return notes
 
 
 def _check_apart(types: GraphTypes, numbers: Sequence[int], groups: Sequence[tuple[int, ...]], relation: Any) -> None:

@@ -344,11 +344,11 @@ def _table(path: Path) -> "Table":
     if path.suffix == ".npy":
         raise InputError(f"{path} holds one array; expected a table with a column split, or .npz")
     # Arrow starts a thread when it is imported, which the server of ranks must not have.
-    from .readers.tables import plain, read_file
+    from .readers.tables import read_rows
     from .schema.source import SourceTable
     from .schema.words import LABELS, end_columns, first_of
 
-    table = plain(read_file(SourceTable("edges", (path,)), path, DEFAULT_OPTIONS))
+    table = read_rows(SourceTable("edges", (path,)), DEFAULT_OPTIONS).rows
     names = list(table.column_names)
     ends = dict(zip((end_columns(names) or [("src", "dst")])[0], ("src", "dst")))
     if "label" not in names and (label := first_of(names, LABELS)) is not None:

@@ -274,21 +274,21 @@ def predict_edges(
         if features is not None or times is not None:
             raise InputError("features or times are given, but the edges are those of the dataset; leave them out")
         if not data.has_edge_labels and not of_split and dataset is not None and not isinstance(dataset, Dataset):
-            read = _noted(edges_to_predict(dataset, trained.as_before(options), data, of_file=False), emit)
-            wanted, own, told = read.pairs, read.features, read.time
+            read = edges_to_predict(dataset, trained.as_before(options), data, of_file=False)
         else:
-            wanted, own, told = _of_dataset(data, pairs)
+            read = _of_dataset(data, pairs)
     elif isinstance(pairs, str | Path):
         if not Path(pairs).suffix and not expanded(pairs).exists():
             meant = nearest(str(pairs), SETS)
             raise InputError(f"pairs is '{pairs}'; expected a file of pairs, or {', '.join(SPLITS)} or all{meant}")
-        read = _noted(edges_to_predict(expanded(pairs), trained.as_before(options), data, of_file=True), emit)
-        wanted, own, told = read.pairs, read.features, read.time
+        read = edges_to_predict(expanded(pairs), trained.as_before(options), data, of_file=True)
     else:
-        wanted, own, told = as_pairs(pairs, data, "pairs"), None, None
-    rows_of = own if features is None else features
+        read = LabelledEdges(as_pairs(pairs, data, "pairs"))
+    for note in read.notes:
+        emit(as_event(note))
+    wanted, rows_of = read.pairs, read.features if features is None else features
     own = _features(rows_of, len(wanted), result.num_pair_features, data.name)
-    ends = ends_at(wanted, times, told, found, trained)
+    ends = ends_at(wanted, times, read.time, found, trained)
     text = f"predicting {len(wanted):,} edges of {data.name} by {result.model}"
     with during(StageStarted("predict", text), emit), evaluating(trained.model):
         rows = found.outputs(trained.model, ends.nodes, emit, moments=ends.moments)
@@ -297,20 +297,13 @@ def predict_edges(
     return EdgePredictions(own_ids(wanted, data), outputs.cpu().numpy(), result.task, named, result.class_names)
 
 
-def _noted(read: LabelledEdges, emit: Emit) -> LabelledEdges:
-    """The edges that are read, whose notes are emitted."""
-    for note in read.notes:
-        emit(as_event(note))
-    return read
-
-
-def _of_dataset(data: Dataset, name: str | None) -> tuple[PairArray, FloatArray | None, ValueArray | None]:
+def _of_dataset(data: Dataset, name: str | None) -> LabelledEdges:
     """Labelled edges of a dataset with their features and times: all, or those of a set."""
     if not data.has_edge_labels:
         raise InputError(f"{data.name} has no labelled edges; give the pairs that are to be predicted")
     chosen: Any = slice(None) if name in (None, "all") else getattr(data.split, name)
     features, time = (taken(a, chosen) for a in (data.pair_features, data.pair_time))
-    return data.pair_table[chosen], features, time
+    return LabelledEdges(data.pair_table[chosen], features=features, time=time)
 
 
 def _features(given: object, count: int, width: int, name: str) -> FloatArray | None:

@@ -17,7 +17,8 @@ from ....storage.plural import are, counted
 from ....storage.store.paths import expanded
 from ....storage.typed.features import TypedFeatures
 from ....storage.typed.graph_types import MOST_RELATIONS, GraphTypes
-from ..cleaning.relations import REVERSE, graph_of_relations
+from ..cleaning.relations import graph_of_relations
+from ..cleaning.typed import reversed_relations
 from .reader import Request
 from .typed import host
 
@@ -164,10 +165,9 @@ def as_triples(train: Any, val: Any, test: Any, add_reverse: bool, name: str, no
     }
     groups: list[tuple[int, ...]] = [(r,) for r in range(len(relations))]
     if add_reverse:
-        edges |= {(ENTITY, REVERSE + text, ENTITY): pair[::-1] for (_, text, _), pair in [*edges.items()]}
+        turned = reversed_relations(name, tuple(edges))
+        edges |= dict(zip(turned, [(tails, heads) for heads, tails in edges.values()]))
         groups = [(r, len(relations) + r) for r in range(len(relations))]
-    if len(edges) < len(relations) * (1 + add_reverse):
-        raise InputError(f"{name} has a relation and another called {REVERSE} and its name; set add_reverse=False")
     graph = graph_of_relations(edges, GraphTypes((ENTITY,), (0, count), tuple(edges), pair_relations=tuple(groups)))
     none = np.empty(0, np.int64)
     what = (

@@ -179,3 +179,18 @@ def test_a_relation_column_of_typed_files_and_one_hot_columns(tmp_path):
     (plain / "edges.csv").write_text("src,dst,rel,kind,label\n0,1,a,x,0\n1,2,b,y,1\n2,3,a,z,1\n")
     options = mr.ReadOptions(**given, relation_column="rel", relation="a", one_hot="kind")
     assert mr.open_dataset(plain, options=options, split="fraction:0.5,0").labels.tolist() == [0, 1]
+
+
+def test_columns_of_folders_are_features_of_labelled_edges(tmp_path):
+    (tmp_path / "nodes.csv").write_text("id,f\n0,1.5\n1,2.5\n2,3.5\n")
+    for day in (1, 2):
+        (tmp_path / "edges" / f"day={day}").mkdir(parents=True)
+        (tmp_path / "edges" / f"day={day}" / "a.csv").write_text(f"src,dst,label\n0,{day},{day - 1}\n{day},0,0\n")
+    options = mr.ReadOptions(labels_of="edges", direction="directed", edge_feature_columns="day")
+    found = mr.open_dataset(tmp_path, options=options, split="fraction:0.5,0")
+    assert found.pair_features.tolist() == [[1], [1], [2], [2]] and found.pairs.tolist() == [
+        [0, 1],
+        [1, 0],
+        [0, 2],
+        [2, 0],
+    ]

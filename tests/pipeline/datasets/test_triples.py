@@ -43,7 +43,10 @@ def test_arrays_are_the_same_data(tmp_path):
             ([("a", "r", "b"), ("a", "r", "c")], [("a", "r", "c")]),
             r"the pair \('a', 'c'\) is in the train",
         ),
-        (([("a", "r", "b"), ("b", "rev_r", "a")],), "has a relation and another called rev_ and its name"),
+        (
+            ([("a", "r", "b"), ("b", "rev_r", "a")],),
+            "triples: add_reverse would add entity,rev_r,entity, which is there; rename it",
+        ),
     ],
 )
 def test_bad_arrays_are_refused(sets, said):
