@@ -36,11 +36,11 @@ from ..telemetry.events import Emit, Note, StageEnded, StageStarted
 from .budget import budget_of
 from .run import Ingest
 from .scratch import STORE, commit, scratch, scratch_of, sweep_committed
-from .source import File, Formats, Settings, find_source, stamp_of
+from .source import File, Formats, find_source, stamp_of
 from .tasks import Execute, Stages, inline, parse_memory
 from .url_files import fetched_store, holds_store, uploaded
 
-LAYOUT = 13
+LAYOUT = 14
 """Changes with the files of an ingest under way: one of another version is not gone on with."""
 DEFAULT_MEMORY = "2GiB"
 IN_PIECES = (
@@ -142,14 +142,11 @@ def _ingest(job: Job, path: Path | str, out: Path, formats: Formats, memory: int
     start = time.perf_counter()
     asked = Request(None, job.read, job.split, job.seed_of("split"))
     request = graph_request(path, asked) if asked.is_of_pairs else asked
-    source = find_source(path, request.options, request.pairs)
+    source = find_source(path, request)
     # The graph that pairs are taken out of is mapped.
-    form = Formats(graph="npy") if asked.is_of_pairs else formats
-    settings = Settings(
-        **vars(form), options=request.options, split=request.split, seed=request.seed, is_divided=request.is_divided
-    )
+    made_as = Formats(graph="npy") if asked.is_of_pairs else formats
     in_process = workers == 1 and job.cluster.starts_here
-    plan = _plan(source, settings, memory, workers)
+    plan = _plan(source, request, made_as, memory, workers)
     files = [file for table in source.tables for file in table.files[:1]]
     with (
         scratch(out, plan) as (folder, resumed),
@@ -160,7 +157,7 @@ def _ingest(job: Job, path: Path | str, out: Path, formats: Formats, memory: int
         if job.cluster.starts_here and memory > (left := bytes_left()):
             emit(Note(f"memory is {memory >> 20:,} MiB, but {left >> 20:,} MiB are left; set memory={left >> 20}MiB"))
         budget = budget_of(memory, slots, in_process)
-        Ingest(source, settings, budget, Stages(folder, execute, emit)).run()
+        Ingest(source, request, made_as, budget, Stages(folder, execute, emit)).run()
         if asked.is_of_pairs:
             plain = stores.open_dataset_store(folder / STORE, "zarr", graph="mapped")
             _written(out, with_pairs(plain, path, asked), formats, emit)
@@ -177,13 +174,13 @@ def _ingest(job: Job, path: Path | str, out: Path, formats: Formats, memory: int
     return store
 
 
-def _plan(source: GraphTables, settings: Settings, memory: int, workers: int) -> dict[str, Any]:
+def _plan(source: GraphTables, request: Request, formats: Formats, memory: int, workers: int) -> dict[str, Any]:
     """Digest of an ingest's files and options. An interrupted ingest with another digest is not continued."""
     try:
         files = [[str(f.resolve()), *stamp_of(f)] for table in (*source.edges, *source.nodes) for f in table.files]
     except OSError as e:
         raise InputError(f"{e.filename} cannot be read ({e.strerror}); make it readable") from e
-    chosen = {name: str(value) for name, value in vars(settings).items()}
+    chosen = {name: str(value) for name, value in (vars(request) | vars(formats)).items()}
     return {"layout": LAYOUT, "plan": digest_record({"files": files, "memory": memory, "workers": workers, **chosen})}
 
 

@@ -19,12 +19,13 @@ from ..datasets.cleaning.raw import GivenLabels
 from ..datasets.cleaning.splits import make_split
 from ..datasets.readers.parquet import labels_of, sets_of, split_bits, times_of
 from ..datasets.schema.columns import Columns, is_list
+from ..datasets.schema.source import Request
 from . import features as feature_tasks
 from .arrays import Matrix, Piece, Written
 from .budget import Budget
 from .features import FeatureRows, feature_width, treatment_of
 from .names import NodeMap, file_of, name_ids, number_nodes
-from .source import Settings, Table, spans_of
+from .source import Table, spans_of
 from .tasks import Stages
 from .times import Times
 
@@ -149,10 +150,10 @@ def read_values(nodes: NodeMap, table: Table, columns: Columns, labelled: bool) 
 
 
 def settle_labels(
-    nodes: NodeMap, labels: Mapping[str, Any], settings: Settings, label_columns: tuple[str, ...], times: Times
+    nodes: NodeMap, labels: Mapping[str, Any], request: Request, label_columns: tuple[str, ...], times: Times
 ) -> dict[str, Any]:
     """Clean the labels and make the split, as files; return what the manifest says of them."""
-    options = settings.options
+    options = request.options
     folder, notes, split_notes, is_link = nodes.folder, list[str](), list[str](), options.task == "link"
     if is_link:  # pairs take the place of labels and sets
         given, stored = GivenLabels(np.zeros(nodes.num_nodes, np.int64)), {"train": np.ones(nodes.num_nodes, bool)}
@@ -165,8 +166,8 @@ def settle_labels(
     y = settled.labels
     del given
     known = np.fromfile(times.file, times.of_nodes, len(y)) if times.of_nodes else None
-    drawn = settings.split, settings.seed
-    sets = make_split(y, stored, *drawn, options, split_notes, times=known, time_unit=times.unit)
+    more: Any = {"times": known, "time_unit": times.unit}
+    sets = make_split(y, stored, request.split, request.seed, options, split_notes, **more)
     y.tofile(folder / "labels")
     parts = {name: getattr(sets, name) for name in SPLITS}
     for name, ids in parts.items():

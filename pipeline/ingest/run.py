@@ -34,18 +34,18 @@ from ..datasets.cleaning.raw import Faults, about, noted, refuse
 from ..datasets.cleaning.typed import note_of_types, reversed_relations
 from ..datasets.readers import described
 from ..datasets.readers.csv_file import is_text_read
+from ..datasets.readers.derived_tables import open_graph
 from ..datasets.readers.parquet import labels_of
-from ..datasets.schema.columns import NONE
-from ..datasets.schema.source import GraphTables
+from ..datasets.schema.source import GraphTables, Request
 from . import edges as edge_tasks
 from . import features as feature_tasks
 from .arrays import Matrix, Output, Piece, Written, sample_of, write_outputs
 from .budget import Budget, check_disk, disk_bytes, held_by
 from .edges import edge_table
 from .nodes import NodeTable, settle_labels
-from .opened import MADE, ids_at, open_tables, with_added_nodes
+from .opened import MADE, InPieces
 from .scratch import STORE
-from .source import Settings
+from .source import Formats
 from .tasks import Stages
 from .times import NO_TIMES, gather_times, settled_times
 
@@ -56,15 +56,16 @@ KEYS = 1 << 63
 class Ingest:
     """One ingest of tables of nodes and edges, in the folder of `stages`. Call `run`."""
 
-    def __init__(self, source: GraphTables, settings: Settings, budget: Budget, stages: Stages) -> None:
-        self.source, self.settings, self.budget, self.stages = source, settings, budget, stages
+    def __init__(self, source: GraphTables, request: Request, formats: Formats, budget: Budget, stages: Stages) -> None:
+        self.source, self.request, self.formats, self.budget, self.stages = source, request, formats, budget, stages
+        self.options = request.options
         self.folder, self.store = stages.folder, stages.folder / STORE
         self.outputs: list[Output] = []
         self.entries: dict[str, Any] = {}  # of features, for the manifest
         self.integer_names: bool | None = None
         self.card: columns_of.Card = []
         self.lost: list[str] = []
-        self.typed = described.is_typed(source, settings.options)
+        self.typed = described.is_typed(source, request.options)
 
     def run(self) -> None:
         """Make the store, with its manifest. Raises InputError: the input is refused, with the sentence of
@@ -73,13 +74,12 @@ class Ingest:
             self._run()
 
     def _run(self) -> None:
-        described.check_options(self.source, self.settings.options)
         self._describe()
         of_ids, labels, of_features, groups = Faults(), Faults(), Faults(), list[dict[str, Any]]()
         for t in self.source.nodes:
-            notes, options = self.number_notes[t.type], described.numbering(self.source, self.settings.options)
+            notes = self.opened.added[t.type]
             with of_ids.noted(), about(t.of_type):
-                self.of_types[t.type].number(self.ids_are_text[t.type], options, notes)
+                self.of_types[t.type].number(self.opened.ids_are_text[t.type], self.opened.numbering, notes)
             self.notes += noted(t.type, notes)
         refuse(of_ids)
         self._put_names(list(self.of_types.values()))
@@ -101,50 +101,32 @@ class Ingest:
             self.notes += self.labels["split_notes"]
             more: dict[str, Any] = {}
             if self.typed:
-                self.notes += [note_of_types(self.types)] if self.settings.options.task != "link" else []
+                self.notes += [note_of_types(self.types)] if self.options.task != "link" else []
                 more["edges_of_types"] = np.sum([r["of_relations"] for r in groups], axis=0).tolist()
         self._write_manifest(features, **more)
 
     def _describe(self) -> None:
         """The columns of all tables, and what they refuse before rows are read."""
-        options = self.settings.options
-        self.source, tables = open_tables(self.source, options, self.stages, self.budget, self.typed)
-        source, self.notes = self.source, list(self.source.notes)
-        options = replace(options, relation_column=None) if self.typed else options
-        options = replace(options, split=options.split or NONE) if self.settings.is_divided else options
-        draws = not (self.settings.split or options.split)
-        schema = described.schema_of_open(source, tables, options, draws)
-        self.notes += schema.notes
-        described.check_read_on_gpus(source, schema, options)
-        self.read, self.target = schema.record(), schema.target
-        every = [(t.with_widths((*own.labels, *own.features)), own) for t, own in zip(tables, schema.of_tables)]
-        nodes, edges = ([own for own in every if own[0].source.kind == kind] for kind in ("nodes", "edges"))
+        found = open_graph(self.source, self.request, InPieces(self.options, self.stages, self.budget))
+        self.opened, self.source, self.notes, self.target = found, found.source, found.notes, found.schema.target
+        with_widths = [(t.with_widths((*own.labels, *own.features)), own) for t, own in found.tables]
+        nodes, edges = ([own for own in with_widths if own[0].source.kind == kind] for kind in ("nodes", "edges"))
         target_first = sorted(nodes, key=lambda each: each[0].source.type != self.target)
-        self.ids_are_text, self.of_types = {}, dict[Any, NodeTable]()
-        self.number_notes: dict[Any, list[str]] = {t.type: [] for t in source.nodes}
-        in_order, of_ids = [t.type for t in source.nodes], Faults()
-        for k, (table, own) in sorted(enumerate(target_first), key=lambda each: in_order.index(each[1][0].source.type)):
-            t, ends = table.source.type, described.ends_at(table.source, edges)
-            with of_ids.noted(), about(table.source.of_type):
-                self.ids_are_text[t] = text = described.are_called_by_text(source.path, table, own, ends)
-                if options.dangling_edges == "add":
-                    used = ids_at(ends, text, self.stages, self.budget, table.source.title)
-                    target_first[k] = with_added_nodes(table, own, used, self.folder, self.number_notes[t])
-        refuse(of_ids)
-        self.tables = [edge_table(*own, options, self.budget, self.stages.run) for own in edges]
+        self.tables = [edge_table(*own, self.options, self.budget, self.stages.run) for own in edges]
+        self.of_types = dict[Any, NodeTable]()
         for table, own in target_first:
-            t, labelled = table.source.type, table.source.type == self.target and options.task != "link"
+            t, labelled = table.source.type, table.source.type == self.target and self.options.task != "link"
             with about(table.source.of_type):
                 labels_of(table.empty, own.labels, own.table)
                 self.of_types[t] = NodeTable(table, own, len(self.of_types), labelled, self.stages, self.budget)
         self.times = settled_times(target_first, edges, self.folder / "node_time")
         self._make_types()
-        self.weight_notes = list[str]()
-        mended.note_weights({t.source.type: own.weight is not None for t, own in edges}, options, self.weight_notes)
+        weighted, self.weight_notes = {t.source.type: own.weight is not None for t, own in edges}, list[str]()
+        mended.note_weights(weighted, self.options, self.weight_notes)
 
     def _make_types(self) -> None:
         """The types of the graph, and how the edges of its tables are spilled. Raises InputError: see `check_disk`."""
-        nodes, options, name = list(self.of_types.values()), self.settings.options, self.source.name
+        nodes, options, name = list(self.of_types.values()), self.options, self.source.name
         self.offsets = tuple(np.cumsum([0, *(own.table.num_rows for own in nodes)]).tolist())
         widest = max(own.width for own in self.tables)
         self.types, self.turned = SINGLE, self.typed and options.direction == "undirected"
@@ -169,10 +151,10 @@ class Ingest:
         spilled, placed = edge_tasks.edge_bytes(self.work, self.turned)
         # Features made of degrees have two columns. Which columns miss values is known when all rows are read.
         values = sum(own.feature_values for own in nodes) or (0 if self.typed else 2 * self.offsets[-1])
-        values *= 1 + (self.settings.options.nan_features == "indicator")
+        values *= 1 + (self.options.nan_features == "indicator")
         edges = sum(own.table.num_rows for own in self.tables)
         made = sum(held_by(self.folder / name) for name in MADE)
-        made += (edges * placed + 4 * values) * (self.settings.options.task == "link")  # stored twice
+        made += (edges * placed + 4 * values) * (self.options.task == "link")  # stored twice
         need = disk_bytes(self.offsets[-1], edges, values, spilled, placed)
         check_disk(self.folder.parent, need + made, held_by(self.folder))
 
@@ -205,7 +187,7 @@ class Ingest:
         """Labels and split of the nodes that are predicted; those of other types have none."""
         nodes, others = next(iter(self.of_types.values())), sum(np.diff(self.offsets)[1:].tolist())
         times = self.times if nodes.columns.time else NO_TIMES
-        item = (nodes.map, nodes.given, self.settings, nodes.columns.labels, times)
+        item = (nodes.map, nodes.given, self.request, nodes.columns.labels, times)
         (self.labels,) = self.stages.run("labels", "labels and split", settle_labels, [item])
         (count, *entry), dtype, folder = self.labels["shape"], self.labels["dtype"], nodes.folder
         pieces = [Piece(folder / "labels", count)]
@@ -224,7 +206,7 @@ class Ingest:
             maps, kinds = zip(*((self.of_types[t].map, types.index(t)) for t in own.table.source.ends))
             reverse = k + len(self.tables) if self.turned else None
             self.tables[k] = replace(own, maps=maps, kinds=kinds, number=k, reverse=reverse)
-        own, seen, on_gpus = self.tables[0], list[dict[str, Any]](), self.settings.options.edges_on == "gpu"
+        own, seen, on_gpus = self.tables[0], list[dict[str, Any]](), self.options.edges_on == "gpu"
         if on_gpus and (found := self.stages.run_here("gpu", lambda: edge_tasks.spill_from_gpus(self.work, own))):
             seen, self.tables = [found], [replace(own, spans=own.spans[:1])]  # as if by one task
         every = [(replace(own, spans=()), span) for own in self.tables for span in own.spans]
@@ -238,7 +220,7 @@ class Ingest:
         faults = Faults()
         for t in self.source.nodes:
             named, columns = self.typed or self.of_types[t.type].is_named, list[EndColumn]()
-            kind = pa.string() if self.ids_are_text[t.type] else pa.int64()
+            kind = pa.string() if self.opened.ids_are_text[t.type] else pa.int64()
             for own, seen in zip(self.tables, self.seen):
                 for side in own.table.source.sides_at(t):
                     what = f"{own.table.called}.{own.columns.ends[side]}"
@@ -253,7 +235,7 @@ class Ingest:
 
     def _note_edges(self) -> None:
         """Note what was seen of the edges' values; of one type, their loops and direction too."""
-        options = replace(self.settings.options, normalize_features="none")
+        options = replace(self.options, normalize_features="none")
         if not self.typed and self.seen[0]["edges"]:
             for name, low, high in zip(("source", "destination"), self.seen[0]["least"], self.seen[0]["largest"]):
                 mended.check_range(name, low, high, self.offsets[-1])
@@ -304,18 +286,18 @@ class Ingest:
         self.in_degree = degree_summary(degrees.astype(np.int64), counts)
         for way in work.ways:
             shutil.rmtree(self.folder / way, ignore_errors=True)
-        self.outputs += edge_tasks.sorted_outputs(work, found, self.settings.graph, self.settings.features)
+        self.outputs += edge_tasks.sorted_outputs(work, found, self.formats.graph, self.formats.features)
         return found
 
     # -- features and the rest
 
     def _features_of(self, number: int, own: NodeTable) -> Written:
         """Write the features of the nodes of a type; of one type without any, they are made of degrees."""
-        options, kind = self.settings.options, own.table.source.type
+        options, kind = self.options, own.table.source.type
         called, notes, (first, stop) = str(kind or "nodes"), list[str](), self.offsets[number : number + 2]
         treatment = own.treatment(options) if own.width else Treatment(options)
         width = own.width + len(treatment.indicated) or (0 if self.typed else 2)
-        npy, narrow = self.settings.features == "npy", self.settings.feature_dtype
+        npy, narrow = self.formats.features == "npy", self.formats.feature_dtype
         matrix = Matrix(self.store, (stop - first, width), npy, kind=narrow)
         if self.typed:
             matrix = matrix._replace(suffix=f"_{number}", nodes_before=first, num_nodes=self.offsets[-1])
@@ -352,26 +334,28 @@ class Ingest:
         if OF_EDGES in digest_of:
             (shape,) = (o.shape for o in self.outputs if o.name == OF_EDGES)
             found[OF_EDGES] = fingerprints.describe_features(shape[0], shape[1], np.float32, digest_of[OF_EDGES])
-        kind, names = self.settings.feature_dtype, when_present(list, self.labels["class_names"])
+        kind, names = self.formats.feature_dtype, when_present(list, self.labels["class_names"])
         files = {m.suffix: self.store / features_file(m.suffix) for m in (each.matrix for each in features) if m.npy}
         meta |= {f"features_bytes{suffix}": file.stat().st_size for suffix, file in files.items()}
         total = sum(each.matrix.shape[0] for each in features)
-        check_indicators(self.settings.options, self.card)
+        check_indicators(self.options, self.card)
         meta |= {
             "name": self.source.name,
             "num_classes": self.labels["num_classes"],
             "task": self.labels["task"],
             "notes": [*self.notes, *self.lost],
             CARD: data_card(
-                self.card, **card_facts(self.settings.split, self.settings.seed, self.labels["stored"]), read=self.read
+                self.card,
+                **card_facts(self.request.split, self.request.seed, self.labels["stored"]),
+                read=self.opened.schema.record(),
             ),
-            "features_format": self.settings.features,
+            "features_format": self.formats.features,
             **({"features_dtype": kind} if kind in NARROW else {}),
-            **({"graph_format": "npy"} if self.settings.graph == "npy" else {}),
+            **({"graph_format": "npy"} if self.formats.graph == "npy" else {}),
             "in_degree": self.in_degree,
             "digests": {**digests, "feature_sample": fingerprints.feature_sample_digest(total, sample_of(features))},
             **present_items({"class_names": names, INTEGER_NAMES: self.integer_names, "time_unit": self.times.unit}),
-            **({"read_as": given} if (given := self.settings.options.given) else {}),
+            **({"read_as": given} if (given := self.options.given) else {}),
         }
         if self.labels["task"] == "multilabel":
             meta["has_unknown"] = self.labels["has_unknown"] or total > self.labels["shape"][0]

@@ -18,7 +18,7 @@ from ...storage.errors import InputError, RunError
 from ..datasets.cleaning.arrow import reading, with_columns
 from ..datasets.cleaning.class_names import with_one_hot
 from ..datasets.cleaning.node_ids import as_numbers, is_text
-from ..datasets.cleaning.options import DEFAULT_OPTIONS, ReadOptions
+from ..datasets.cleaning.options import ReadOptions
 from ..datasets.readers.csv_file import (
     LABEL_KINDS,
     AsText,
@@ -75,17 +75,6 @@ class Formats:
         """Raise InputError unless all are known."""
         check_formats({"features": self.features, "graph": self.graph}, self.feature_dtype)
         return self
-
-
-@dataclass(frozen=True)
-class Settings(Formats):
-    """Options of a conversion that decide the contents of the store."""
-
-    options: ReadOptions = DEFAULT_OPTIONS
-    split: str | None = None
-    seed: int = 0
-    is_divided: bool = False
-    """See `Request.is_divided`."""
 
 
 @dataclass(frozen=True)
@@ -188,15 +177,14 @@ class Table:
             yield from batches(self, span, columns, rows)
 
 
-def find_source(path: Path | str, options: ReadOptions, pairs: str | None = None) -> GraphTables:
-    """The tables of a folder, or of a URL; or a file of edges and the one of nodes beside it. The file of `pairs` is
-    none of them. Raises InputError."""
+def find_source(path: Path | str, request: Request) -> GraphTables:
+    """The tables of a folder, or of a URL; or a file of edges and the one of nodes beside it. Raises InputError."""
     if isinstance(path, Path):
-        return tables_at(path, Request(options=options, pairs=pairs))
-    if options.nodes_file is not None:
+        return tables_at(path, request)
+    if request.options.nodes_file is not None:
         raise InputError(f"nodes_file is given, but {path} is a URL, whose nodes* are read; leave it out")
     entries = {name: (UrlFile(path, name),) for name in names_at(path) if name.endswith(".parquet")}
-    tables = tuple(tables_of(entries, path, needs_nodes(options)))
+    tables = tuple(tables_of(entries, path, needs_nodes(request.options)))
     return GraphTables(PurePosixPath(path).name, path, tables, notes=note_missing_parts(tables, path))
 
 

@@ -12,8 +12,6 @@ from .arrow import pc, with_columns
 from .options import ReadOptions
 from .raw import AnyArray, Faults, about
 
-Columns = dict[str, pa.ChunkedArray]
-
 
 def is_text(kind: pa.DataType) -> bool:
     """True for the type of a column that holds text."""
@@ -97,7 +95,7 @@ def as_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
     return numbers if numbers.cast(column.type).equals(column) else None
 
 
-def as_ids(column: pa.ChunkedArray, text: bool, what: str = "nodes.id") -> pa.ChunkedArray:
+def as_ids(column: pa.ChunkedArray, text: bool, what: str) -> pa.ChunkedArray:
     """A column of ids, whose name in messages is `what`: as text, or as int64 where all are whole numbers, or text that
     says the same."""
     if text:
@@ -117,24 +115,15 @@ def in_one_kind(*tables: tuple[pa.Table, Sequence[str]]) -> list[pa.Table]:
     return [with_columns(table, {name: next(found) for name in names}) for table, names in tables]
 
 
-def numbered_by_name(
-    ids: pa.ChunkedArray, ends: Columns, what: str = "nodes.id"
-) -> tuple[NodeNames, dict[str, AnyArray]]:
-    """Names of nodes in the order of their rows, and the ends of edges as row numbers, -1 where they are no nodes.
-    Raises InputError: a name belongs to two nodes; `what` is their column."""
-    known: Any = ids.cast(pa.large_string())
-    counted = pc.value_counts(known)
-    if len(counted) < len(known):
+def as_names(ids: pa.ChunkedArray, what: str) -> NodeNames:
+    """Names of nodes, text, in the order of their rows. Raises InputError: a name belongs to two nodes; `what` is their
+    column."""
+    if len(counted := pc.value_counts(ids)) < len(ids):
         raise repeated(next(f"'{c['values'].as_py()}'" for c in counted if c["counts"].as_py() > 1), what)
-    known = NodeNames.of_arrow(known)
-    found = {}
-    for end, column in ends.items():
-        at = pc.index_in(column.cast(pa.large_string()), value_set=known.as_arrow())
-        found[end] = pc.fill_null(at, -1).to_numpy()
-    return known, found
+    return NodeNames.of_arrow(ids)
 
 
-def with_gaps(ids: AnyArray, options: ReadOptions, notes: list[str], what: str = "nodes.id") -> AnyArray | None:
+def with_gaps(ids: AnyArray, options: ReadOptions, notes: list[str], what: str) -> AnyArray | None:
     """The ascending `ids` if edges must be renumbered, which is noted; None if they are 0 to V - 1. Raises InputError:
     two are the same; or they have gaps, and that is an error."""
     if (ids[1:] == ids[:-1]).any():
@@ -151,7 +140,7 @@ def with_gaps(ids: AnyArray, options: ReadOptions, notes: list[str], what: str =
     return ids
 
 
-def repeated(shown: str, what: str = "nodes.id") -> InputError:
+def repeated(shown: str, what: str) -> InputError:
     """Error for an id of several nodes."""
     return InputError(f"column {what} holds {shown} more than once; expected one row for each node")
 

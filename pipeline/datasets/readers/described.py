@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
@@ -35,7 +35,9 @@ Ends = list[tuple[str, Any, str]]
 
 
 class OpenTable(Protocol):
-    """A table of a source that has been opened."""
+    """A table of a source that has been opened, a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def source(self) -> SourceTable:
@@ -167,11 +169,6 @@ def check_edge_rows(source: object, rows: Sequence[tuple[SourceTable, int]]) -> 
     if table.rows is not None:
         raise InputError(f"{source} has no edges; expected at least one")
     raise InputError(f"{source}: {file} has a header and no rows; expected an edge in each row")
-
-
-def numbering(source: GraphTables, options: ReadOptions) -> ReadOptions:
-    """The options by which nodes are numbered: a format that says which column has the ids lets them have gaps."""
-    return replace(options, missing_ids="compact") if all("id" in t.roles.values() for t in source.nodes) else options
 
 
 def are_text(columns: Ends) -> bool:

@@ -17,6 +17,7 @@ import pytest
 import millrace as mr
 from millrace.pipeline.datasets.readers.foreign import table_files
 from millrace.pipeline.datasets.readers.graph import schema_at
+from millrace.pipeline.datasets.schema.source import Request
 from millrace.pipeline.ingest import convert
 from millrace.pipeline.ingest.source import find_source
 from millrace.tests.contracts.edges_by_name import edges_of, names_of, rows_of
@@ -221,7 +222,7 @@ def test_columns_in_names_of_folders_whose_files_differ(tmp_path):
     options = mr.ReadOptions(
         direction="directed", feature_columns="age,more", label_columns="kind", nan_features="zero"
     )
-    assert "label kind" in str(schema_at(find_source(tmp_path / "g", options), options).notes)
+    assert "label kind" in str(schema_at(find_source(tmp_path / "g", Request(options=options)), options).notes)
     dataset = _agree(tmp_path / "g", tmp_path / "store", options)
     assert dataset.class_names == ("1", "2", "z")
     ages = nodes["age"].to_pylist()
