@@ -166,8 +166,8 @@ def settle_labels(
     y = settled.labels
     del given
     known = np.fromfile(times.file, times.of_nodes, len(y)) if times.of_nodes else None
-    more: Any = {"times": known, "time_unit": times.unit}
-    sets = make_split(y, stored, request.split, request.seed, options, split_notes, **more)
+    drawn, of_times = (request.split, request.seed), {"times": known, "time_unit": times.unit}
+    sets = make_split(y, stored, *drawn, options, split_notes, **of_times)
     y.tofile(folder / "labels")
     parts = {name: getattr(sets, name) for name in SPLITS}
     for name, ids in parts.items():

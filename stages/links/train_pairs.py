@@ -148,7 +148,8 @@ class TrainPairs:
     def from_graph(
         cls, graph: Graph, pairs: Pairs, negatives: Negatives | None, time: NumberArray | None = None
     ) -> "TrainPairs":
-        """
+        """The pairs that a graph's train set has.
+
         Args:
             graph: in-neighbour lists.
             pairs: all pairs.
@@ -166,7 +167,7 @@ class TrainPairs:
     def of_rows(
         cls, rows: Graph, num_nodes: int, pairs: Pairs, negatives: Negatives | None, time: NumberArray | None = None
     ) -> "TrainPairs":
-        """`of`, for a rank that has some rows of the graph, of V nodes. No negatives by degree."""
+        """See `from_graph`: for a rank with some rows of the graph, of V nodes. No negatives by degree."""
         table, given = pairs.table, given_negatives(pairs.table, "train")
         relations = None
         if rows.types.predicts_several:
@@ -177,7 +178,7 @@ class TrainPairs:
 
     @classmethod
     def of_seen(cls, graph: Graph, num_nodes: int, seen: SeenPairs, negatives: Negatives | None) -> "TrainPairs":
-        """`of`, for a rank that sees a part of the graph, of whose nodes the first `num_nodes` may be ends."""
+        """See `from_graph`: for a rank that sees a part of the graph; the first `num_nodes` nodes may be ends."""
         kept = {"num_nodes": num_nodes, "ends": seen.ends, "labels": seen.labels}
         return cls(graph, seen.pairs, negatives, seen.given, **kept)
 

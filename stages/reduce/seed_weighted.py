@@ -56,6 +56,7 @@ class SeedWeightedMean:
     def reduce(
         self, parameters: list[nn.Parameter], count: float, group: Group, flag: bool = False, overlap: Overlap = nothing
     ) -> tuple[float, bool]:
+        """See `ReducePolicy.reduce`: sums over ranks, divided by the seeds of all."""
         if group.size == 1:
             grads = present(p.grad for p in parameters)
             if count and grads:

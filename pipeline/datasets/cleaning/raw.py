@@ -18,14 +18,18 @@ Counts = Mapping[Any, int]
 """Numbers of nodes by type; None in a graph with one."""
 
 
-def type_text(kind: str | RelationType | None) -> str:
+GraphType = str | RelationType | None
+"""A node type or a relation; None in a graph with one."""
+
+
+def type_text(kind: GraphType) -> str:
     """A node type or relation in messages; empty in a graph with one type."""
     if kind is None:
         return ""
     return f"node type '{kind}'" if isinstance(kind, str) else f"relation {','.join(kind)}"
 
 
-def noted(kind: str | RelationType | None, notes: Iterable[str]) -> list[str]:
+def noted(kind: GraphType, notes: Iterable[str]) -> list[str]:
     """Notes on a node type or relation, with its name."""
     what = type_text(kind)
     return [type(note)(f"{what[0].upper()}{what[1:]}: {note[0].lower()}{note[1:]}") if what else note for note in notes]

@@ -15,7 +15,7 @@ from ....storage.typed.graph_types import MOST_RELATIONS
 from ..cleaning.arrow import pc, reading
 from ..cleaning.node_ids import as_ids, is_text
 from ..cleaning.options import ReadOptions
-from ..cleaning.raw import Faults, about, refuse
+from ..cleaning.raw import Faults, GraphType, about, refuse
 from ..cleaning.typed import check_relations
 from ..schema.columns import NONE, Columns
 from ..schema.roles import Schema, schema_of
@@ -53,9 +53,9 @@ class OpenGraph(Generic[Opened]):
     tables: Sequence[tuple[Opened, Columns]]
     schema: Schema
     options: ReadOptions
-    ids_are_text: Mapping[Any, bool]
+    ids_are_text: Mapping[GraphType, bool]
     """By node type, whether nodes are called by text."""
-    added: Mapping[Any, list[str]]
+    added: Mapping[GraphType, list[str]]
     """Notes by node type on nodes that only edges name."""
 
     @property
@@ -93,7 +93,7 @@ def open_graph(source: GraphTables, request: Request, by: Opener[Opened], has_ed
     schema = described.schema_of_open(source, every, options, draws_split, has_edges)
     described.check_read_on_gpus(source, schema, options)
     opened, faults = list(zip(every, schema.of_tables)), Faults()
-    texts, added = dict[Any, bool](), {t.type: list[str]() for t in source.nodes}
+    texts, added = dict[GraphType, bool](), {t.type: list[str]() for t in source.nodes}
     for k, (table, own) in enumerate(opened):
         if table.source.kind == "nodes":
             t, ends = table.source.type, ends_at(table.source, opened)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ....storage.dataset_store import FeaturesAccess, GraphAccess
 from ....storage.optional import present_items
-from ....storage.typed.graph_types import RelationType
 from ..cleaning.options import DEFAULT_OPTIONS, ReadOptions
-from ..cleaning.raw import Hint, type_text
+from ..cleaning.raw import GraphType, Hint, type_text
 
 if TYPE_CHECKING:
     # Arrow starts threads when it is imported, which the server of ranks must not have.
@@ -30,7 +29,7 @@ class SourceTable:
     kind: Kind
     files: tuple[Any, ...] = ()
     """Paths, or files below a URL, in the order of their rows."""
-    type: str | RelationType | None = None
+    type: GraphType = None
     """Node type, or relation; None in a graph with one of them."""
     rows: "pa.Table | None" = None
     """Rows that a reader has in memory; None: they are in `files`."""
