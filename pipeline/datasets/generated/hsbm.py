@@ -9,7 +9,7 @@ from ....storage.features import ArrayFeatures
 from ....storage.typed.features import TypedFeatures
 from ....storage.typed.graph_types import GraphTypes
 from ..cleaning.relations import graph_of_relations
-from .spec import generator, number, parse_spec, split_of, unit_vectors
+from .spec import generator, number, one_of_each, parse_spec, split_of, unit_vectors
 
 NODE_TYPES = ("item", "user", "shop")
 
@@ -51,13 +51,10 @@ def generate_hsbm(text: str, name: str | None) -> Dataset:
     rng = generator(p, 4)
     of_items = rng.permutation(np.arange(items) % p.classes)
     of_users = rng.permutation(np.arange(users) % p.classes)
-    members = [np.flatnonzero(of_users == c) for c in range(p.classes)]
     edges = {}
     for relation, wanted in (("likes", of_items), ("dislikes", p.classes - 1 - of_items)):
         item = np.repeat(np.arange(items), round(p.degree))
-        sizes = np.array([len(m) for m in members])[wanted[item]]
-        first = np.concatenate([[0], np.cumsum([len(m) for m in members])])[wanted[item]]
-        user = np.concatenate(members)[first + rng.integers(0, sizes)] + items
+        user = one_of_each(rng, of_users, wanted[item], p.classes) + items
         edges["user", relation, "item"] = user, item
         edges["item", f"{relation[:-1]}d_by", "user"] = item, user
     item, shop = np.arange(items), rng.integers(0, shops, items) + items + users

@@ -10,7 +10,7 @@ from ....storage.features import ArrayFeatures
 from ....storage.typed.features import TypedFeatures
 from ....storage.typed.graph_types import GraphTypes
 from ..cleaning.relations import graph_of_relations
-from .spec import generator, number, parse_spec, split_of, unit_vectors
+from .spec import generator, number, one_of_each, parse_spec, split_of, unit_vectors
 
 NODE_TYPES = ("person", "company", "city")
 
@@ -66,10 +66,8 @@ def generate_kg(text: str, name: str | None) -> Dataset:
     works_at = rng.integers(0, p.companies, p.people)
     located_in = rng.permutation(company % p.cities)
     lives_in = other_than(located_in[works_at], p.cities)
-    colleagues, staff = np.argsort(works_at, kind="stable"), np.bincount(works_at, minlength=p.companies)
     one = rng.integers(0, p.people, round(p.people * p.friends / 2))
-    first = (np.cumsum(staff) - staff)[works_at[one]]
-    other = colleagues[first + rng.integers(0, staff[works_at[one]])]
+    other = one_of_each(rng, works_at, works_at[one], p.companies)
     a, b = np.unique(np.sort(np.stack([one, other])[:, one != other], axis=0), axis=1)
     edges = {("person", "knows", "person"): (np.concatenate([a, b]), np.concatenate([b, a]))}
     for source, relation, inverse, destination, ends in (

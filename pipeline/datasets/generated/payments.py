@@ -8,7 +8,7 @@ import numpy as np
 from ....storage.dataset import Dataset
 from ....storage.features import ArrayFeatures
 from ....storage.graph import from_edges
-from .spec import generator, number, parse_spec, split_of, unit_vectors
+from .spec import generator, number, one_of_each, parse_spec, split_of, unit_vectors
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,7 @@ def generate_payments(text: str, name: str | None) -> Dataset:
     rng = generator(p, 0)
     is_mule = rng.random(p.accounts) < p.mules
     payer, n = np.repeat(np.arange(p.accounts), p.degree), p.accounts * p.degree
-    ordered, size = np.argsort(is_mule, kind="stable"), np.bincount(is_mule, minlength=2)
-    own = is_mule[payer].astype(np.int64)
-    of_kind = ordered[np.where(own, size[0], 0) + rng.integers(0, size[own])]
+    of_kind = one_of_each(rng, is_mule, is_mule[payer].astype(np.int64), 2)
     payee = np.where(rng.random(n) < p.homophily, of_kind, rng.integers(0, p.accounts, n))
     amount, time = rng.standard_normal(n).astype(np.float32), np.sort(rng.integers(0, p.days, n))
     fraud = is_mule[payee] & (amount > 0)

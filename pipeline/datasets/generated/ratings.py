@@ -7,7 +7,7 @@ import numpy as np
 from ....storage.dataset import Dataset
 from ....storage.features import ArrayFeatures
 from ....storage.graph import from_edges
-from .spec import generator, number, parse_spec, split_of, unit_vectors
+from .spec import generator, number, one_of_each, parse_spec, split_of, unit_vectors
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,8 @@ def generate_ratings(text: str, name: str | None) -> Dataset:
     user = np.repeat(np.arange(p.users), p.degree)
     time = rng.integers(0, p.days, len(user))
     wanted = liked[user, (time >= changes[user]).astype(np.int64)]
-    ordered, size = np.argsort(genre, kind="stable"), np.bincount(genre, minlength=p.genres)
-    start = np.cumsum(size) - size
-    of_genre = ordered[np.minimum(start[wanted] + rng.integers(0, np.maximum(size[wanted], 1)), p.items - 1)]
-    any_item = rng.integers(0, p.items, len(user))
-    item = p.users + np.where((rng.random(len(user)) < p.taste) & (size[wanted] > 0), of_genre, any_item)
+    of_genre, any_item = one_of_each(rng, genre, wanted, p.genres), rng.integers(0, p.items, len(user))
+    item = p.users + np.where((rng.random(len(user)) < p.taste) & np.isin(wanted, genre), of_genre, any_item)
     order = np.argsort(time, kind="stable")
     _, first = np.unique(user[order] * (p.users + p.items) + item[order], return_index=True)
     kept = order[first]

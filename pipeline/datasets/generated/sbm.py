@@ -9,7 +9,7 @@ from ....storage.dataset import Dataset
 from ....storage.features import ArrayFeatures
 from ....storage.graph import Graph, run_starts
 from ..cleaning.edges import graph_of_keys
-from .spec import generator, number, parse_spec, split_of, unit_vectors
+from .spec import generator, number, one_of_each, parse_spec, split_of, unit_vectors
 
 
 @dataclass(frozen=True)
@@ -57,19 +57,16 @@ def _edges(p: Sbm, labels: np.ndarray) -> np.ndarray:
     then a member."""
     rng = generator(p, 1)
     drawn = round(p.nodes * p.degree / 2)
-    member = np.argsort(labels, kind="stable").astype(np.int32)
-    size = np.bincount(labels, minlength=p.classes)
-    start = np.cumsum(size) - size
     u = rng.integers(0, p.nodes, drawn, dtype=np.int32)
     c = labels[u].astype(np.int32)
     if p.classes > 1:
         other = rng.random(drawn, np.float32) >= p.homophily
         c[other] = (c[other] + rng.integers(1, p.classes, int(other.sum()), dtype=np.int32)) % p.classes
     # A class is empty only if there are more classes than nodes.
-    keep = size[c] > 0
+    keep = np.bincount(labels, minlength=p.classes)[c] > 0
     u, c = u[keep], c[keep]
-    v = member[start[c] + rng.integers(0, size[c])]
-    u, v = u[u != v].astype(np.int64), v[u != v].astype(np.int64)
+    v = one_of_each(rng, labels, c, p.classes)
+    u, v = u[u != v].astype(np.int64), v[u != v]
     keys = np.concatenate([v * p.nodes + u, u * p.nodes + v])
     keys.sort()
     return keys[run_starts(keys)]

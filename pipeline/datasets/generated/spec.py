@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ....stages.random import Purpose, stream
-from ....storage.array_kinds import AnyArray
+from ....storage.array_kinds import AnyArray, IdArray
 from ....storage.dataset import Split
 from ....storage.errors import InputError, nearest
 from ..cleaning.options import DEFAULT_OPTIONS
@@ -23,6 +23,14 @@ def split_of(p: Any, labels: AnyArray, kind: str = "fraction", **more: Any) -> S
 def generator(p: Any, part: int) -> np.random.Generator:
     """Random numbers for one part of a graph with the parameters `p`."""
     return np.random.Generator(np.random.Philox(key=stream(p.seed, Purpose.DATA, part)))
+
+
+def one_of_each(rng: np.random.Generator, kinds: AnyArray, wanted: AnyArray, count: int) -> IdArray:
+    """int64 [n], for each of the `wanted` kinds below `count` a random thing of that kind, by the kinds of all things;
+    another one where no thing is of it."""
+    ordered, sizes = np.argsort(kinds, kind="stable"), np.bincount(kinds, minlength=count)
+    at = (np.cumsum(sizes) - sizes)[wanted] + rng.integers(0, np.maximum(sizes[wanted], 1))
+    return ordered[np.minimum(at, len(kinds) - 1)]
 
 
 def unit_vectors(rng: np.random.Generator, count: int, width: int, dtype: Any = np.float32) -> AnyArray:

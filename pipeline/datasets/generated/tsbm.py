@@ -7,7 +7,7 @@ import numpy as np
 from ....storage.dataset import Dataset
 from ....storage.features import ArrayFeatures
 from ....storage.graph import from_edges
-from .spec import generator, number, parse_spec, split_of, unit_vectors
+from .spec import generator, number, one_of_each, parse_spec, split_of, unit_vectors
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,8 @@ def generate_tsbm(text: str, name: str | None) -> Dataset:
     wanted = np.concatenate([community[dst[:first]], later[dst[first : 2 * first]], community[dst[2 * first :]]])
     other = rng.random(len(dst)) >= p.homophily
     wanted[other] = (wanted[other] + rng.integers(1, p.classes, int(other.sum()))) % p.classes
-    ordered = members[np.argsort(community[half:], kind="stable")]
-    size = np.bincount(community[half:], minlength=p.classes)
-    start, keep = np.cumsum(size) - size, size[wanted] > 0
-    src = ordered[np.minimum(start[wanted] + rng.integers(0, np.maximum(size[wanted], 1)), len(members) - 1)]
+    src = members[one_of_each(rng, community[half:], wanted, p.classes)]
+    keep = np.isin(wanted, community[half:])
     graph = from_edges(src[keep], dst[keep], p.nodes, edge_time=edge_time[keep], node_time=time)
     means = unit_vectors(rng, p.classes, p.features)
     x = np.float32(p.noise) * rng.standard_normal((p.nodes, p.features), np.float32)
