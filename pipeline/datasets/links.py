@@ -217,8 +217,8 @@ def _check_times(sets: Sets, times: Mapping[str, AnyArray], dataset: Dataset) ->
     for name in sets:
         if name not in SPLITS:
             raise InputError(f"pairs have times, and {name} are given; their negatives are drawn: leave them out")
-        if name not in times:
-            raise InputError(f"pairs of {name} have no times, and others have; give {name}_time")
+        if len(times.get(name, ())) < len(sets[name]):
+            raise InputError(f"some pairs of {name} have no times, and others have; give {name}_time of all")
     if "train" not in sets:
         raise InputError("pairs have times, but none are for train; give train and train_time")
 

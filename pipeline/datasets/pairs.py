@@ -25,18 +25,17 @@ from .cleaning.options import DEFAULT_OPTIONS
 from .readers.npz_members import load_members
 from .readers.pyg import store_of_pairs
 from .readers.typed import host
+from .schema.files import SUFFIXES
 
 if TYPE_CHECKING:
     from pyarrow import Table
 
-KINDS = (".parquet", ".csv", ".tsv", ".csv.gz", ".tsv.gz")
-"""Suffixes of tables, as in `readers.tables`."""
 SETS = (*SPLITS, *(f"{name}_negatives" for name in SPLITS))
 """Names of sets of pairs."""
 TIMES = tuple(f"{name}_time" for name in SPLITS)
 """Names of their times."""
 SetsAndTimes = tuple[dict[str, PairArray], dict[str, NumberArray]]
-FORMS = f"expected a table ({', '.join(KINDS)}) with the columns src, dst, or .npy or .npz"
+FORMS = "expected a table, such as .csv or .parquet, with the columns src, dst, or .npy or .npz"
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +124,7 @@ def pairs_of_table(
         except InputError as e:
             raise InputError(f"{path}: {e}") from None
     when = time or ("time" if "time" in names else None)
-    return PairTable(str(path), np.stack(found, 1), numbers, times_of(table, when, "pairs"))
+    return PairTable(str(path), np.stack(found, 1), numbers, times_of(table, when, "edges"))
 
 
 def as_pairs(pairs: Any, dataset: Dataset, what: str, relation: IdArray | None = None) -> PairArray:
@@ -225,8 +224,6 @@ def sets_of(pairs: Mapping[str, Any] | str | Path, dataset: Dataset) -> SetsAndT
         times[name] += present((table.times(dataset.graph),))
     found = {name: np.concatenate(own) for name, own in sets.items()}
     moments = {name: np.concatenate(own) for name, own in times.items() if own and name in SPLITS}
-    if short := [name for name, own in moments.items() if len(own) < len(found[name])]:
-        raise InputError(f"pairs of some relations in {short[0]} have times, and others have none; give times of all")
     if "train" not in found and not any(map(len, found.values())):
         where = "pairs" if isinstance(pairs, Mapping) else pairs
         raise InputError(f"{where} holds no pair; expected some, or leave pairs out: edges are split then")
@@ -336,7 +333,7 @@ def times_like(values: npt.ArrayLike, what: str, count: int, graph: Graph) -> Nu
 
 def require_file(path: Path) -> None:
     """Raise InputError unless a path is that of a file of pairs, by its suffix."""
-    if not (path.is_file() and path.name.lower().endswith((*KINDS, ".npy", ".npz"))):
+    if not (path.is_file() and path.name.lower().endswith((*SUFFIXES, ".npy", ".npz"))):
         raise InputError(f"{path} is no file of pairs; {FORMS}")
 
 

@@ -1,8 +1,10 @@
 """Files and arrays of pairs: their forms, and bad input."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from pyarrow import feather
 
 import millrace as mr
 from millrace.pipeline.datasets.pairs import as_pairs, read_pairs
@@ -23,7 +25,8 @@ def test_forms_of_pairs(tmp_path):
     wanted = [[0, 1], [7, 3]]
     np.save(tmp_path / "p.npy", np.array(wanted, np.int32))
     (tmp_path / "p.tsv").write_text("from\tto\tother\n0\t1\tx\n7\t3\ty\n")
-    for file in ("p.npy", "p.tsv"):
+    feather.write_feather(pa.table({"u": [0, 7], "v": [1, 3]}), tmp_path / "p.feather")
+    for file in ("p.npy", "p.tsv", "p.feather"):
         assert read_pairs(tmp_path / file, path()).nodes(path()).tolist() == wanted
     for form in (wanted, torch.tensor(wanted), [["0", "1"], ["7", "3"]]):
         assert as_pairs(form, path(), "pairs").tolist() == wanted
