@@ -13,6 +13,7 @@ from ....storage.graph import Graph
 from ..runtime.device_memory import MemoryKind, device_readable, to_device, wait_for_copies
 from ..runtime.triton_rng import device
 from .alias import AliasTable
+from .device_samples import Lists, Rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +51,10 @@ class DeviceGraph:
     def device(self) -> torch.device:
         """Device of `indptr`."""
         return self.indptr.device
+
+    def lists(self, rows: Rows) -> Lists:
+        """All in-edges of some rows."""
+        return Lists(rows, self.indptr.index_select(0, rows.nodes), self.indptr[1:].index_select(0, rows.nodes))
 
     def with_table(self, table: AliasTable) -> Slots:
         """These alias tables on the device; those of the last call are kept."""

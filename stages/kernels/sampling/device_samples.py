@@ -24,6 +24,23 @@ class Rows:
     """int32 [n], the minibatch of each, ascending."""
 
 
+@dataclass(frozen=True, eq=False)
+class Lists:
+    """Lists of edges to draw from, in-edges of rows or a part of them, on the device."""
+
+    rows: Rows
+    """n of them, each with its minibatch, or tree."""
+    begin: Tensor
+    """int64 [n], the first edge of each."""
+    until: Tensor
+    """int64 [n], the end of each."""
+
+    @property
+    def degree(self) -> Tensor:
+        """int64 [n], edges of each."""
+        return self.until - self.begin
+
+
 Counts = IdArray
 """int64 [k], on the host: one number for each minibatch."""
 
@@ -31,6 +48,13 @@ Counts = IdArray
 def prefix_sums(counts: Counts) -> Counts:
     """int64 [k+1]: sums of all counts before each."""
     return np.concatenate([[0], np.cumsum(counts)])
+
+
+def cumulated(counts: Tensor) -> Tensor:
+    """int64 [n+1]: sums of all counts before each."""
+    out = torch.zeros(len(counts) + 1, dtype=torch.int64, device=counts.device)
+    torch.cumsum(counts, 0, out=out[1:])
+    return out
 
 
 def leading(counts: Counts, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -25,28 +25,32 @@ INT |= {"limit", "row_steps", "edge_steps", "bound", "most", "least", "num_hits"
 INT |= {"num_nodes"}
 NARROW = {"sources", "nodes", "owner", "edges", "local", "indices", "places", "positive", "drawn"}
 NARROW |= {"kept_row", "kept_rank"}
-TILE = {"KEEP": True, "ROWS": 64, "WIDTH": 16}
+TILE = {"KEEP": True, "KEYED": False, "ROWS": 64, "WIDTH": 16}
+TAKE = {"KEYED": False, "BLOCK": 1024}
+KEYED = {"KEYED": True, "WIDE": ("nodes", "edges")}
 WALK = {"CHUNK": 128}
 KERNELS = [
     (draw_cuda._uniform, TILE | {"REPLACE": False}),
     (draw_cuda._uniform, TILE | {"REPLACE": True}),
     (draw_cuda._uniform, TILE | {"REPLACE": False, "ROWS": 1024, "WIDTH": 1}),
     (draw_cuda._uniform, TILE | {"REPLACE": False, "found": None}),
-    (draw_cuda._take, {"PLACED": True, "KEEP": True, "BLOCK": 1024}),
-    (draw_cuda._take, {"PLACED": True, "KEEP": True, "BLOCK": 1024, "found": None}),
-    (draw_cuda._take, {"PLACED": False, "KEEP": False, "BLOCK": 1024}),
+    (draw_cuda._uniform, TILE | {"REPLACE": False, "found": None} | KEYED),
+    (draw_cuda._uniform, TILE | {"REPLACE": True, "found": None} | KEYED | {"KEEP": False}),
+    (draw_cuda._take, TAKE | {"PLACED": True, "KEEP": True}),
+    (draw_cuda._take, TAKE | {"PLACED": True, "KEEP": True, "found": None}),
+    (draw_cuda._take, TAKE | {"PLACED": False, "KEEP": False}),
+    (draw_cuda._take, TAKE | {"PLACED": False, "KEEP": True, "found": None} | KEYED),
     (relations_cuda._segment_positions, {"REPLACE": False, "ROWS": 64, "WIDTH": 16}),
     (relations_cuda._segment_positions, {"REPLACE": True, "ROWS": 64, "WIDTH": 16}),
     (temporal_cuda._ends_until, {"BLOCK": 1024}),
     (temporal_cuda._ends_until, {"BLOCK": 1024, "REAL": ("time", "moments")}),
-    (temporal_cuda._draw_until, TILE | {"REPLACE": False}),
-    (temporal_cuda._draw_until, TILE | {"REPLACE": True, "KEEP": False}),
-    (temporal_cuda._take_until, {"KEEP": True, "BLOCK": 1024}),
     (temporal_cuda._look_up, {"BLOCK": 1024}),
     (temporal_cuda._look_up, {"BLOCK": 1024, "REAL": ("numbers", "out")}),
     (alias_cuda._independent, {"ROWS": 64, "WIDTH": 16}),
     (alias_cuda._successive, {"ROWS": 64, "WIDTH": 16}),
-    (alias_cuda._finish_times, {"BLOCK": 1024}),
+    (alias_cuda._finish_times, {"SHARED": False, "BLOCK": 1024}),
+    (alias_cuda._finish_times, {"SHARED": True, "BLOCK": 1024}),
+    (alias_cuda._finish_times, {"SHARED": True, "BLOCK": 1024, "WIDE": ("weight", "owner")}),
     (number_cuda._count, {"BLOCK": 4096}),
     (number_cuda._name, {"BLOCK": 4096}),
     (number_cuda._scatter, {"BLOCK": 1024}),
@@ -56,7 +60,6 @@ KERNELS = [
     (labor_cuda._keep_smallest, WALK | {"WIDTH": 64}),
     (labor_cuda._keep_below, WALK | {"WRITE": False}),
     (labor_cuda._keep_below, WALK | {"WRITE": True}),
-    (labor_cuda._times, {"BLOCK": 1024}),
     (terms_cuda._throw, {"EVERY_ROW": False, "WEIGHTED": False, "BLOCK": 1024}),
     (terms_cuda._throw, {"EVERY_ROW": False, "WEIGHTED": True, "BLOCK": 1024}),
     (terms_cuda._throw, {"EVERY_ROW": True, "WEIGHTED": True, "BLOCK": 1}),
@@ -74,10 +77,10 @@ KERNELS = [
 ]
 ONE_WARP = labor_cuda._keep_smallest, labor_cuda._keep_below, extract_cuda._find_known
 IN_ORDER = extract_cuda._add_in_order, extract_cuda._invert, extract_cuda._scale_rows
-DIVIDES = alias_cuda._finish_times, labor_cuda._times, extract_cuda._invert, extract_cuda._scale_rows
+DIVIDES = alias_cuda._finish_times, extract_cuda._invert, extract_cuda._scale_rows
 # By kernels, and not launched.
 CALLED = {"_find_new", "exponential", "draw_word", "node_word", "row_of", "tile_of_rows", "pick", "picked"}
-CALLED |= {"drawn", "_before", "row_at", "_put_edges", "_put_smallest", "_put_smallest_of_row"}
+CALLED |= {"_put", "_before", "row_at", "_put_edges", "_put_smallest", "_put_smallest_of_row"}
 MODULES = alias_cuda, draw_cuda, number_cuda, labor_cuda, hits_cuda, terms_cuda, extract_cuda
 MODULES += (relations_cuda, temporal_cuda)
 for module in MODULES:
@@ -89,17 +92,19 @@ for kernel, given in KERNELS:
     def kind(name):
         if name in given:
             return "constexpr"
+        if name in given.get("WIDE", ()):
+            return "*i64"
         if name in given.get("REAL", ()):
             return "*fp64"
-        if kernel.fn.__module__ == temporal_cuda.__name__ and name in ("nodes", "edges"):
+        if kernel.fn.__module__ == temporal_cuda.__name__ and name == "nodes":
             return "*i64"
         if kernel in IN_ORDER and name in ("values", "sums", "whole", "out"):
             return "*fp32" if kernel is extract_cuda._scale_rows and name == "out" else "*fp64"
-        if kernel in (alias_cuda._finish_times, labor_cuda._times) and name == "weight":
+        if kernel is alias_cuda._finish_times and name == "weight":
             return "*fp32"
         return "i32" if name in INT else "*u8" if name in ("found", "flags") else "*i32" if name in NARROW else "*i64"
 
-    places = {(kernel.arg_names.index(name),): value for name, value in given.items() if name != "REAL"}
+    places = {(kernel.arg_names.index(name),): value for name, value in given.items() if name in kernel.arg_names}
     source = ASTSource(fn=kernel, signature={name: kind(name) for name in kernel.arg_names}, constexprs=places)
     warps = {"num_warps": 1} if kernel in ONE_WARP else {}
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=warps).asm
@@ -253,4 +258,4 @@ def test_every_kernel_compiles(tmp_path):
         timeout=500,
         check=False,
     )
-    assert done.stdout == "43\n36\n", done.stderr
+    assert done.stdout == "44\n36\n", done.stderr

@@ -14,7 +14,7 @@ from ...runtime.device_memory import to_device
 from ...runtime.triton_rng import TILE, draw_word, launch, node_word, programs, tile_of_rows
 from ..alias import RACE, SLOT_BITS, tries
 from ..device_graph import DeviceGraph, Slots
-from ..device_samples import Rows
+from ..device_samples import Lists, Rows, cumulated
 from ..exponential_race import FRACTION_BITS, TABLE_BITS, log2_table
 
 BLOCK = TILE
@@ -98,17 +98,46 @@ def exponential(bits, table):
 
 
 @triton.jit(do_not_specialize=["num_edges"])
-def _finish_times(nodes, owner, keys, edge_row, edge_place, weight, table, finish, num_edges, BLOCK: tl.constexpr):
-    """Finishing time of each edge, at `edge_place` in the row `edge_row`, as the bits of a float64."""
+def _finish_times(
+    begin, sources, nodes, owner, keys, edge_row, edge_place, weight, table, finish, num_edges,
+    SHARED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Finishing time of each edge, at `edge_place` in the list `edge_row`, as the bits of a float64. With SHARED it
+    depends on the edge's source, whatever the row, otherwise on the row and the place."""
     e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     some = e < num_edges
-    f = tl.load(edge_row + e, mask=some, other=0)
-    v = tl.load(nodes + f, mask=some, other=0).to(tl.int64)
+    f, place = tl.load(edge_row + e, mask=some, other=0), tl.load(edge_place + e, mask=some, other=0)
+    at = tl.load(begin + f, mask=some, other=0) + place
     key = tl.load(keys + tl.load(owner + f, mask=some, other=0), mask=some, other=0)
-    w = tl.load(weight + e, mask=some, other=0)
-    time = exponential(draw_word(node_word(key, v), tl.load(edge_place + e, mask=some, other=0) + _RACE) >> 32, table)
-    done = time.to(tl.float64) / tl.where(w > 0, w, 1).to(tl.float64)
+    w = tl.load(weight + at, mask=some, other=0)
+    if SHARED:
+        word = node_word(key, tl.load(sources + at, mask=some, other=0))
+    else:
+        word = draw_word(node_word(key, tl.load(nodes + f, mask=some, other=0).to(tl.int64)), place + _RACE)
+    done = exponential(word >> 32, table).to(tl.float64) / tl.where(w > 0, w, 1).to(tl.float64)
     tl.store(finish + e, tl.where(w > 0, done.to(tl.int64, bitcast=True), _NEVER), mask=some)
+
+
+def finish_times(
+    sources: Tensor, lists: Lists, keys: Tensor, weight: Tensor, *, shared: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Race of all edges of some lists: int64 [e] each, the list of an edge, its place there, and its finishing time as
+    the bits of a float64, NEVER without a positive weight. The host waits.
+
+    Args:
+        sources: [E].
+        lists: n of them.
+        keys: int64 [k], the bits of the stream of each minibatch.
+        weight: [E].
+        shared: edges of one source have the same number in all lists.
+    """
+    row, at = spread(lists.degree)
+    finish, log, rows = torch.empty_like(at), to_device(log2_table(), at.device), lists.rows
+    launch(_finish_times, programs(len(row), BLOCK))(
+        lists.begin, sources, rows.nodes, rows.owner, keys, row, at, weight, log, finish, len(row),
+        SHARED=shared, BLOCK=BLOCK,
+    )  # fmt: skip
+    return row, at, finish
 
 
 def ranked(keys: Tensor, row: Tensor) -> Tensor:
@@ -157,19 +186,13 @@ def _draw_rest(
     places: Tensor, found: Tensor, lacking: Tensor,
 ) -> None:  # fmt: skip
     """Write all `places` of the rows `lacking`, of which the first `found` are there."""
-    nodes = rows.nodes[lacking].long()
-    start, kept, found = graph.indptr[nodes], kept[lacking], found[lacking].long()
-    row, at = spread(graph.indptr[nodes + 1] - start)
-    weight, finish = table.weight[start[row] + at], torch.empty_like(at)
-    log = to_device(log2_table(), graph.device)
-    launch(_finish_times, programs(len(row), BLOCK))(
-        rows.nodes, rows.owner, keys, lacking[row], at, weight, log, finish, len(row), BLOCK=BLOCK
-    )
+    kept, found = kept[lacking], found[lacking].long()
+    lists = graph.lists(Rows(rows.nodes[lacking], rows.owner[lacking]))
+    row, at, finish = finish_times(graph.indices, lists, keys, table.weight, shared=False)
     # Rows that take all edges of positive weight have them in order.
-    everything = (table.positive[nodes] <= fanout)[row]
-    finish = torch.where(everything, torch.where(weight > 0, at, NEVER), finish)
-    first = torch.zeros(len(nodes) + 1, dtype=torch.int64, device=row.device)
-    torch.cumsum(graph.indptr[nodes + 1] - start, 0, out=first[1:])
+    everything = (table.positive.index_select(0, lists.rows.nodes) <= fanout)[row]
+    finish = torch.where(everything & (finish != NEVER), at, finish)
+    first = cumulated(lists.degree)
     # What is drawn already comes first, in its order.
     drawn, i = spread(found)
     finish[first[drawn] + places[ends[lacking][drawn] + i]] = i - (1 << 40)

@@ -18,7 +18,7 @@ from .....storage.optional import when_present
 from ...runtime.device_memory import to_device
 from ...runtime.triton_rng import device
 from ..device_graph import DeviceGraph, number_on_device, on_device
-from ..device_samples import DeviceSample, Rows, leading, prefix_sums
+from ..device_samples import DeviceSample, Rows, cumulated, leading, prefix_sums
 from ..device_times import DeviceTimes, TimedDraws, TimedSample, place_times, times_on_device
 from ..draws import BulkDraws, LaborDraws, LayerDraws, NeighborDraws
 from ..layerwise import LayerSample
@@ -29,7 +29,7 @@ from . import matrix
 from . import neighbor as sample_cuda
 from . import temporal as temporal_cuda
 from .block_rows import AllNodes, Answers, draw_rows, draw_typed_rows, neighbor_of_owners, rows_of
-from .draw import Drawn, cumulated
+from .draw import Drawn
 from .labor_relations import draw_labor_relations
 from .relations import segments_of, weights
 from .tables import Tables, Workspace, at_once, table_bytes

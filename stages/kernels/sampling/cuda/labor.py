@@ -23,14 +23,13 @@ import triton.language as tl
 from torch import Tensor
 
 from .....storage.array_kinds import IdArray
-from ...runtime.device_memory import completed, to_device
-from ...runtime.triton_rng import INTERPRETED, TILE, launch, node_word, programs, row_at
+from ...runtime.device_memory import completed
+from ...runtime.triton_rng import INTERPRETED, launch, node_word, programs, row_at
 from ..device_graph import DeviceGraph
-from ..device_samples import DeviceSample, Rows
+from ..device_samples import DeviceSample, Rows, cumulated
 from ..draws import LaborDraws
-from ..exponential_race import log2_table
-from .alias import NEVER, exponential, ranked, spread
-from .draw import BOUND, Drawn, cumulated, degrees, draw, edges_at, total
+from .alias import NEVER, finish_times, ranked, spread
+from .draw import BOUND, Drawn, draw, edges_at, total
 from .neighbor import Seeds, expand
 from .renumber import Group
 from .tables import Tables
@@ -44,7 +43,6 @@ LONG = 1 << 15
 LONG_WARPS = 8
 WIDEST = 1 << 12
 """Maximum candidates of a row; where that is too few, rows are bisected in whole."""
-_NEVER = tl.constexpr(NEVER)
 
 
 def _wanted(s: int) -> int:
@@ -266,34 +264,12 @@ def keep_below(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tab
     return counts.long()
 
 
-@triton.jit(do_not_specialize=["num_edges"])
-def _times(
-    indptr, sources, nodes, owner, keys, edge_row, edge_place, weight, table, finish, num_edges, BLOCK: tl.constexpr
-):
-    """Finishing time of each edge, at `edge_place` in the row `edge_row`, as the bits of a float64."""
-    e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    some = e < num_edges
-    f = tl.load(edge_row + e, mask=some, other=0)
-    v = tl.load(nodes + f, mask=some, other=0).to(tl.int64)
-    at = tl.load(indptr + v, mask=some, other=0) + tl.load(edge_place + e, mask=some, other=0)
-    key = tl.load(keys + tl.load(owner + f, mask=some, other=0), mask=some, other=0)
-    w = tl.load(weight + at, mask=some, other=0)
-    time = exponential(node_word(key, tl.load(sources + at, mask=some, other=0)) >> 32, table)
-    done = time.to(tl.float64) / tl.where(w > 0, w, 1).to(tl.float64)
-    tl.store(finish + e, tl.where(w > 0, done.to(tl.int64, bitcast=True), _NEVER), mask=some)
-
-
 def draw_by_weight(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, weight: Tensor, tables: Tables) -> Drawn:
     """Draw up to `s` in-edges of each row, in its order, and mark their sources in `tables`. The host waits for their
     numbers."""
-    degree = degrees(graph, rows)
-    row, at = spread(degree)
-    finish = torch.empty_like(at)
-    log = to_device(log2_table(), graph.device)
-    launch(_times, programs(len(row), TILE))(
-        graph.indptr, graph.indices, rows.nodes, rows.owner, keys, row, at, weight, log, finish, len(row), BLOCK=TILE
-    )
-    first, kept = cumulated(degree), torch.zeros_like(degree)
+    lists = graph.lists(rows)
+    row, _, finish = finish_times(graph.indices, lists, keys, weight, shared=True)
+    first, kept = cumulated(lists.degree), torch.zeros_like(lists.begin)
     kept.index_add_(0, row, (finish != NEVER).long())
     kept.clamp_(max=s)
     target, i = spread(kept)
@@ -313,7 +289,7 @@ def _draw(graph: DeviceGraph, rows: Rows, keys: Tensor, s: int, tables: Tables, 
         made = Drawn.with_room(graph, ends, total(ends))
         keep_below(graph, rows, keys, s, tables, made)
         return made
-    ends = cumulated(degrees(graph, rows).clamp_(max=s))
+    ends = cumulated(graph.lists(rows).degree.clamp_(max=s))
     s = min(s, max(1, graph.max_degree))
     most = len(rows.nodes) * s
     made = Drawn.with_room(graph, ends, total(ends) if most > BOUND else most)

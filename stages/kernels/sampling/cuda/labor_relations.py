@@ -9,8 +9,8 @@ from torch import Tensor
 
 from .....storage.array_kinds import IdArray
 from ...runtime.device_memory import to_device
-from ..device_samples import Rows
-from .draw import Drawn, cumulated, total
+from ..device_samples import Rows, cumulated
+from .draw import Drawn, total
 from .labor import keep_below, keep_smallest
 from .relations import Segments, segments_in
 from .tables import Tables

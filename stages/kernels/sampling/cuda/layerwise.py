@@ -19,10 +19,9 @@ from torch import Tensor
 
 from .....storage.array_kinds import IdArray, WordArray
 from ...runtime.device_memory import ToHost, completed, to_device
-from ..device_samples import Counts, DeviceList, DeviceSample, Rows, prefix_sums
+from ..device_samples import Counts, DeviceList, DeviceSample, Rows, cumulated, prefix_sums
 from ..draws import LayerDraws
 from ..layerwise import Drawn, budget, clock, complete, dart_words, factors, same_scale, with_replacement
-from .draw import cumulated
 from .extract import Extracted, Walk, inverted, scaled
 from .hits import Hits, entered, find
 from .neighbor import Seeds

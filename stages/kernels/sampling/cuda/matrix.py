@@ -1,9 +1,9 @@
 """Products and draws of samplers that are written as sparse matrices, on the device: the bits of `matrix.products`.
 
-Torch operations alone. Entries stay on the device; the host has where rows begin and end, and copies entries when a
-callback reads them. Values are whole numbers, so sums have the same bits in any order; random words are functions of
-their coordinates; times of a race are exact in float64. A product by a selector only says where rows are, as on the
-CPU; any other sorts its terms by row and column.
+Torch operations, and the race of `alias`. Entries stay on the device; the host has where rows begin and end, and
+copies entries when a callback reads them. Values are whole numbers, so sums have the same bits in any order; random
+words are functions of their coordinates. A product by a selector only says where rows are, as on the CPU; any other
+sorts its terms by row and column.
 """
 
 from collections.abc import Sequence
@@ -17,18 +17,16 @@ from torch import Tensor
 from .....storage.array_kinds import IntArray, WordArray
 from .....storage.graph import Graph
 from .....storage.optional import taken, when_present
-from ....random import GOLDEN, M1, M2, NODE
+from ....random import GOLDEN, M1, M2
 from ...runtime.device_memory import to_device, wait_for_copies
 from ...runtime.once_per_graph import once_per_graph
 from ...runtime.triton_rng import device
 from .. import sparse
 from ..device_graph import in_memory, number_on_device
-from ..device_samples import DeviceEdges, leading
-from ..exponential_race import FRACTION_BITS, TABLE_BITS, log2_table
+from ..device_samples import DeviceEdges, Lists, Rows, cumulated, leading
 from ..samples import EdgeList
 from ..sparse import IdArray, Sparse, stacked
-from .alias import ranked
-from .draw import cumulated
+from .alias import NEVER, finish_times, ranked
 
 if TYPE_CHECKING:
     from ..numbering import DenseNumbering
@@ -38,7 +36,7 @@ __all__ = ["DeviceSparse", "adjacency", "choose", "choose_all", "induced", "mult
 TOGETHER = True
 """The minibatches of a bulk are drawn together, by `multiply_all` and `choose_all`."""
 Words = WordArray
-_GOLDEN, _NODE, _M1, _M2 = (int(word.view(np.int64)) for word in (GOLDEN, NODE, M1, M2))
+_GOLDEN, _M1, _M2 = (int(word.view(np.int64)) for word in (GOLDEN, M1, M2))
 _LOW = (1 << 32) - 1
 
 
@@ -271,18 +269,17 @@ def _exponential_race(P: DeviceSparse, s: int, stream: Tensor) -> DeviceSparse:
     """Up to s distinct entries of each row in proportion to their values: the first of an exponential race."""
     columns, values = P.on_device
     assert values is not None
-    row, at = _entries(P.start, P.lengths, columns.device)
-    column, value = columns[at], values[at]
-    time = _exponential(_shifted(_mixed(stream[row] + column.long() * _NODE), 32)).double()
-    time = torch.where(value > 0, time / value.clamp(min=1).double(), torch.inf)
-    order = ranked(time, row)
+    begin, until = (to_device(x, columns.device) for x in (P.start, P.stop))
+    each = torch.arange(P.num_rows, device=columns.device)
+    row, at, finish = finish_times(columns, Lists(Rows(each, each), begin, until), stream, values, shared=True)
+    order = ranked(finish, row)
     first = to_device(np.cumsum(P.lengths) - P.lengths, columns.device)
     rank = torch.arange(len(row), device=row.device) - first[row[order]]
     won = torch.zeros(len(row), dtype=torch.bool, device=row.device)
     won[order] = rank < s
-    won &= value > 0
+    won &= finish != NEVER
     ends = np.concatenate([[0], np.cumsum(torch.bincount(row[won], minlength=P.num_rows).cpu().numpy())])
-    return DeviceSparse(ends[:-1], ends[1:], column[won])
+    return DeviceSparse(ends[:-1], ends[1:], columns[begin[row[won]] + at[won]])
 
 
 def induced(graph: Graph, known: "DenseNumbering", keep_positions: bool = False) -> EdgeList:
@@ -332,16 +329,3 @@ def _below(bits: Tensor, bound: Tensor) -> Tensor:
     u = a * d + _shifted(b * d, 32)
     v = b * c + (u & _LOW)
     return a * c + _shifted(u, 32) + _shifted(v, 32)
-
-
-def _exponential(bits: Tensor) -> Tensor:
-    x = bits + 1
-    top = torch.zeros_like(x)
-    for step in (32, 16, 8, 4, 2, 1):
-        top = top + torch.where((x >> (top + step)) != 0, step, 0)
-    mantissa = (x << (32 - top)) - (1 << 32)
-    table = to_device(log2_table(), bits.device)
-    cell, rest = mantissa >> (32 - TABLE_BITS), mantissa & ((1 << (32 - TABLE_BITS)) - 1)
-    below = table[cell]
-    after = table[(cell + 1).clamp(max=1 << TABLE_BITS)]
-    return ((32 - top) << FRACTION_BITS) - (below + (((after - below) * rest) >> (32 - TABLE_BITS)))

@@ -18,8 +18,8 @@ from ...runtime.device_memory import to_device, wait_for_copies
 from ...runtime.once_per_graph import once_per_graph
 from ...runtime.triton_rng import draw_word, launch, node_word, tile_of_rows
 from ..device_graph import DeviceGraph, number_on_device, on_device
-from ..device_samples import Rows
-from .draw import Drawn, cumulated, edges_at, tiles, total
+from ..device_samples import Rows, cumulated
+from .draw import Drawn, edges_at, picked, tiles, total
 from .tables import Tables
 
 
@@ -98,17 +98,7 @@ def _segment_positions(
     length = tl.load(degree + f, mask=live, other=1)[:, None]
     count = tl.load(kept + f, mask=live, other=0)[:, None]
     column = (tl.program_id(1) * WIDTH + tl.arange(0, WIDTH))[None, :]
-    bits = draw_word(word, column) >> 32
-    if REPLACE:
-        pick = ((bits * length.to(tl.uint64)) >> 32).to(tl.int32)
-    else:
-        last = (length - count + column).to(tl.int32)
-        pick = ((bits * (last + 1).to(tl.uint64)) >> 32).to(tl.int32)
-        # Column 0 repeats nothing.
-        for i in range(1, most):
-            mine = tl.sum(tl.where(column == i, pick, 0), axis=1)[:, None]
-            repeated = tl.max(((column < i) & (pick == mine)).to(tl.int32), axis=1)[:, None]
-            pick = tl.where((column == i) & (repeated > 0), last, pick)
+    pick = picked(word, length, column, count, most, REPLACE)
     e = tl.load(ends + f, mask=live, other=0)[:, None] + column
     tl.store(places + e, pick, mask=live[:, None] & (column < count))
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ...runtime.device_memory import ToHost, to_device
 from ...runtime.triton_rng import TILE, launch, programs, row_of
-from ..device_samples import Counts, DeviceList, Rows, prefix_sums
-from .draw import Drawn, cumulated
+from ..device_samples import Counts, DeviceList, Rows, cumulated, prefix_sums
+from .draw import Drawn
 from .tables import SCAN, Tables
 
 BLOCK = TILE

@@ -22,11 +22,11 @@ from torch import Tensor
 
 from .....storage.optional import taken
 from ...runtime.device_memory import ToHost, completed, to_device
-from ...runtime.triton_rng import TILE, launch, programs, row_of, tile_of_rows
-from ..device_samples import Counts, Rows, prefix_sums
+from ...runtime.triton_rng import TILE, launch, programs
+from ..device_samples import Counts, Lists, Rows, cumulated, prefix_sums
 from ..device_times import DeviceTimes, NodesInTrees, TimedDraws, TimedSample
 from ..samples import check_edges
-from .draw import Drawn, cumulated, drawn, tiles, total
+from .draw import Drawn, Marks, kept_of, put, total
 from .renumber import Group, Hop, joined, joined_numbers, merged
 
 BLOCK = TILE
@@ -53,38 +53,6 @@ def _ends_until(indptr, time, nodes, owner, moments, out, num_rows, steps, BLOCK
         here = left & (tl.load(time + middle, mask=left, other=0) <= moment)
         low, high = tl.where(here, middle + 1, low), tl.where(left & (here == 0), middle, high)
     tl.store(out + f, low, mask=some)
-
-
-@triton.jit(do_not_specialize=["num_rows", "fanout"])
-def _draw_until(
-    sources, begin, until, nodes, owner, keys, ends, edges, positions, num_rows, fanout, num_nodes,
-    REPLACE: tl.constexpr, KEEP: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
-    """Keys of edges drawn from begin[f] to until[f] for row f, of the tree owner[f]."""
-    f, live, v, q = tile_of_rows(nodes, owner, num_rows, ROWS)
-    first, last = tl.load(begin + f, mask=live, other=0), tl.load(until + f, mask=live, other=0)
-    at, e, some = drawn(first, last, keys, ends, f, live, v, q, fanout, REPLACE, WIDTH)
-    u = tl.load(sources + at, mask=some, other=0).to(tl.int64)
-    tl.store(edges + e, q[:, None] * num_nodes + u, mask=some)
-    if KEEP:
-        tl.store(positions + e, at, mask=some)
-
-
-@triton.jit(do_not_specialize=["num_rows", "num_edges", "steps"])
-def _take_until(
-    sources, begin, owner, ends, edges, positions, num_rows, num_edges, num_nodes, steps,
-    KEEP: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Keys of all edges from begin[f] on; `ends` gives their number."""
-    e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    some = e < num_edges
-    e = tl.where(some, e, 0)
-    f = row_of(ends, num_rows, e, steps)
-    at = e - tl.load(ends + f, mask=some, other=0) + tl.load(begin + f, mask=some, other=0)
-    u = tl.load(sources + at, mask=some, other=0).to(tl.int64)
-    tl.store(edges + e, tl.load(owner + f, mask=some, other=0).to(tl.int64) * num_nodes + u, mask=some)
-    if KEEP:
-        tl.store(positions + e, at, mask=some)
 
 
 @triton.jit(do_not_specialize=["n"])
@@ -127,20 +95,16 @@ class Trees:
 class _Segments:
     """Lists that the nodes of a hop may draw from: one for each, or with types one for each relation into its type."""
 
-    rows: Rows
-    """S of them, by their number in the lists, each with its tree."""
-    begin: Tensor
-    """int64 [S]."""
-    until: Tensor
-    """int64 [S], end of what is not too late."""
+    lists: Lists
+    """S of them, each with its tree, up to the end of what is not too late."""
     timed: Tensor | None
     """bool [S], False for edges that have been there always; None: all are timed."""
     of_nodes: Tensor | None
     """int64 [n+1], where the rows of each node begin; None: a row is a node."""
 
 
-def ends_until(times: DeviceTimes, rows: Rows, moments: Tensor) -> Tensor:
-    """int64 [n], end of the edges of each row that are not later than the moment of its tree, its owner."""
+def _lists_until(times: DeviceTimes, rows: Rows, moments: Tensor) -> Lists:
+    """The edges of each row that are not later than the moment of its tree, its owner."""
     out = torch.empty(len(rows.nodes), dtype=torch.int64, device=times.device)
     if len(out):
         lists = times.lists
@@ -148,7 +112,7 @@ def ends_until(times: DeviceTimes, rows: Rows, moments: Tensor) -> Tensor:
             lists.indptr, times.time, rows.nodes, rows.owner, moments, out, len(out), lists.max_degree.bit_length(),
             BLOCK=BLOCK,
         )  # fmt: skip
-    return out
+    return Lists(rows, times.lists.indptr[rows.nodes], out)
 
 
 def _rows_of(times: DeviceTimes, nodes: Tensor) -> Tensor:
@@ -161,8 +125,7 @@ def _rows_of(times: DeviceTimes, nodes: Tensor) -> Tensor:
 def segments(times: DeviceTimes, nodes: Tensor, tree: Tensor, moments: Tensor, num_rows: int) -> _Segments:
     """The `_Segments` of n nodes in their trees; `num_rows` is S."""
     if times.by_type is None:
-        rows = Rows(nodes, tree)
-        return _Segments(rows, times.lists.indptr[nodes], ends_until(times, rows, moments), None, None)
+        return _Segments(_lists_until(times, Rows(nodes, tree), moments), None, None)
     offsets, first, count, timed = times.by_type
     kind = torch.searchsorted(offsets, nodes, right=True) - 1
     own = count[kind]
@@ -171,8 +134,7 @@ def segments(times: DeviceTimes, nodes: Tensor, tree: Tensor, moments: Tensor, n
     rank = torch.arange(num_rows, device=to) - ends[of]
     base = first[kind] + (nodes - offsets[kind]) * own
     rows = Rows(base[of] + rank, tree[of])
-    until = ends_until(times, rows, moments)
-    return _Segments(rows, times.lists.indptr[rows.nodes], until, timed[kind[of], rank], ends)
+    return _Segments(_lists_until(times, rows, moments), timed[kind[of], rank], ends)
 
 
 def _draw(
@@ -180,31 +142,17 @@ def _draw(
 ) -> tuple[Drawn, Tensor]:
     """Edges drawn of each list, `Drawn.sources` being their keys, NONE where there is room for more; and the number of
     each list, int64 [S]."""
-    n, begin, to, replace = len(of.begin), of.begin, times.device, asked.replace
+    lists, to = of.lists, times.device
     if asked.last and fanout >= 0:
-        latest = torch.maximum(begin, of.until - fanout)
-        begin = latest if of.timed is None else torch.where(of.timed, latest, begin)
-    degree = of.until - begin
-    s = fanout if replace else min(fanout, times.lists.max_degree)
-    if fanout < 0:
-        kept = degree
-    else:
-        kept = torch.where(degree > 0, s, 0) if replace else degree.clamp(max=s)
-    ends = cumulated(kept)
-    room = total(ends) if fanout < 0 or n * s > ROOM else n * s
+        latest = torch.maximum(lists.begin, lists.until - fanout)
+        lists = replace(lists, begin=latest if of.timed is None else torch.where(of.timed, latest, lists.begin))
+    s, kept = kept_of(lists.degree, fanout, times.lists.max_degree, asked.replace)
+    ends, most = cumulated(kept), len(kept) * s
+    room = total(ends) if fanout < 0 or most > ROOM else most
     edges = torch.full((max(room, 1),), NONE, dtype=torch.int64, device=to)
-    positions = torch.empty(len(edges), dtype=torch.int64, device=to) if keep else None
-    target, V = (edges, edges if positions is None else positions), times.num_nodes
-    if n and room and fanout >= 0:
-        grid, shape = tiles(n, s, replace)
-        args = begin, of.until, of.rows.nodes, of.rows.owner, keys, ends, *target, n, s, V
-        launch(_draw_until, *grid)(times.lists.indices, *args, REPLACE=replace, KEEP=keep, **shape)
-    elif n and room:
-        launch(_take_until, programs(room, BLOCK))(
-            times.lists.indices, begin, of.rows.owner, ends, *target, n, room, V, n.bit_length(),
-            KEEP=keep, BLOCK=BLOCK,
-        )  # fmt: skip
-    return Drawn(ends, edges, positions), kept
+    made = Drawn(ends, edges, torch.empty_like(edges) if keep else None)
+    marks = Marks(stride=times.num_nodes, keyed=True)
+    return put(times.lists.indices, lists, keys, s, made, room, marks, replace=asked.replace), kept
 
 
 class _Known:
@@ -306,8 +254,7 @@ def _weights(
     times: DeviceTimes, of: _Segments, kept: Tensor, positions: Tensor | None, weight: Tensor | None, num_edges: int
 ) -> Tensor:
     """float32 [e], weights of the edges drawn: each stands for those of its list until the moment, over those kept."""
-    all_until = of.until - times.lists.indptr[of.rows.nodes]
-    scale = all_until.double() / kept.clamp(min=1).double()
+    scale = of.lists.degree.double() / kept.clamp(min=1).double()
     each = torch.repeat_interleave(scale, kept, output_size=num_edges)
     if weight is not None:
         assert positions is not None
@@ -330,9 +277,9 @@ def degrees_until(times: DeviceTimes, of_bulk: NodesInTrees, sums: Tensor | None
     nodes = of_bulk.nodes.long()
     of = segments(times, nodes, of_bulk.tree, of_bulk.moments, of_bulk.num_rows)
     if sums is None:
-        own = (of.until - of.begin).double()
+        own = of.lists.degree.double()
     else:
-        own = look_up(sums, of.until) - look_up(sums, of.begin)
+        own = look_up(sums, of.lists.until) - look_up(sums, of.lists.begin)
     if of.of_nodes is None:
         return own
     out, first, count = torch.zeros_like(nodes, dtype=torch.float64), of.of_nodes[:-1], of.of_nodes.diff()

@@ -21,9 +21,8 @@ from ...runtime.device_memory import to_device
 from ...runtime.once_per_graph import once_per_graph
 from ...runtime.triton_rng import TILE, draw_word, launch, programs
 from ..device_graph import DeviceGraph, in_memory
-from ..device_samples import Rows
+from ..device_samples import Rows, cumulated
 from ..layerwise import fraction_bits, integers, squares, weight_scale
-from .draw import cumulated
 
 
 @triton.jit(do_not_specialize=["limit", "row_steps", "edge_steps"])
