@@ -67,48 +67,30 @@ def evaluate_together(module: nn.Module, visits: Visits, split: str, measures: M
         return measures.over_ranks(h[rows], share.labels[rows], group, split == "test") if count[0] else None
 
 
-def evaluate_links_together(
-    module: nn.Module, visits: Visits, pairs: Pairs, known: "KnownOfSet", split: str, names: Sequence[str]
+def evaluate_pairs_together(
+    module: nn.Module, visits: Visits, pairs: Pairs, known: "KnownOfSet | None", split: str, measures: Measures
 ) -> Scored:
-    """Metrics of the pairs of a set, which is not empty: each rank computes its own rows, and the first one, which gets
-    all of them, scores. All ranks call this at the same time.
+    """Metrics of the links, or the labelled edges, of a set, which is not empty: each rank computes its own rows, and
+    the first one, which gets all of them, scores. All ranks call this at the same time.
 
     Args:
-        module: see `evaluate_together`; has a decoder.
+        module: see `evaluate_together`; has a decoder or a head.
         visits: likewise, by ranks in the order of their blocks.
         pairs: by the numbers of the nodes in the order of the ranks.
-        known: of the set.
-        split: train, val or test.
-        names: metrics.
-    """
-    visitor, module, group = _where_visited(module, visits), _on_host(module), visits.group
-    with group.counting("evaluation"), evaluating(module), evaluating(visitor):
-        rows, found = _all_rows(visitor, visits), None
-        if group.rank == 0:
-            table = pairs.table
-            if known.order is not None:
-                rows, table = rows[torch.from_numpy(known.order)], pairs.renumbered(np.argsort(known.order)).table
-            of_set = PairsOfSet(table, pairs.sets[split], split, known.types)
-            found = link_metrics(decoder_of(module), rows, of_set, names, known.relation)
-        return broadcast_score(found, names, group)
-
-
-def evaluate_edges_together(module: nn.Module, visits: Visits, pairs: Pairs, split: str, measures: Measures) -> Scored:
-    """Metrics of the labelled edges of a set, which is not empty: each rank computes its own rows, and the first one,
-    which gets all of them, scores. All ranks call this at the same time.
-
-    Args:
-        module: see `evaluate_together`; has a head.
-        visits: likewise, by ranks in the order of their blocks.
-        pairs: by the numbers of the nodes in the order of the ranks.
+        known: links that rankings of the set leave out; None: the pairs are labelled edges.
         split: train, val or test.
         measures: what is measured.
     """
     visitor, module, group = _where_visited(module, visits), _on_host(module), visits.group
     with group.counting("evaluation"), evaluating(module), evaluating(visitor):
-        rows, found = _all_rows(visitor, visits), None
-        if group.rank == 0:
-            numbers = pairs.sets[split]
+        rows, found, numbers = _all_rows(visitor, visits), None, pairs.sets[split]
+        if group.rank == 0 and known is not None:
+            table = pairs.table
+            if known.order is not None:
+                rows, table = rows[torch.from_numpy(known.order)], pairs.renumbered(np.argsort(known.order)).table
+            of_set = PairsOfSet(table, numbers, split, known.types)
+            found = link_metrics(decoder_of(module), rows, of_set, measures.all_names, known.relation)
+        elif group.rank == 0:
             assert pairs.labels is not None
             own = pairs.labels.take(numbers)
             outputs = edge_outputs(decoder_of(module), rows, pairs.table[numbers], own.features)

@@ -34,14 +34,7 @@ from ...storage.store.bytes_left import fits_in_memory
 from ..config.systems import System
 from ..setup.prepare import Prepared
 from ..telemetry.events import Emit, StageAdvanced
-from .evaluate_together import (
-    KnownOfSet,
-    broadcast_score,
-    evaluate_edges_together,
-    evaluate_links_together,
-    evaluate_together,
-    fits_device,
-)
+from .evaluate_together import KnownOfSet, broadcast_score, evaluate_pairs_together, evaluate_together, fits_device
 from .hosts import machine_number, ranks_by_host, threads_of
 
 EVALUATION_EVENT_S = 2.0
@@ -231,10 +224,9 @@ def _together(
         if isinstance(features, WithLearned):
             assert features.rows is not None
             visits().share.renew(features.learned_columns, features.rows.gather(np.arange(features.num_rows)))
-        if prepared.outline.task == "link":
-            return evaluate_links_together(module, visits(), pairs(), known(split), split, job.measures.all_names)
         if prepared.outline.of_pairs:
-            return evaluate_edges_together(module, visits(), pairs(), split, job.measures)
+            left_out = known(split) if prepared.outline.task == "link" else None
+            return evaluate_pairs_together(module, visits(), pairs(), left_out, split, job.measures)
         return evaluate_together(module, visits(), split, job.measures)
 
     return score

@@ -10,14 +10,11 @@ from torch import Tensor
 from ...storage.array_kinds import Float64Array, IdArray, IntArray, WordArray
 from ...storage.errors import InputError
 from ...storage.graph import Graph
-from ...storage.minibatch import Bulk
-from ...storage.optional import taken
 from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, HopRows, draw_labor, draw_relations
 from ..kernels.sampling.draws import LaborDraws
-from ..placement.row_owners import Owners, RowsHere
-from .base import NodeWise, check_kernel, minibatch_of, per_layer
-from .remote_nodewise import draw_node_wise
+from ..placement.row_owners import RowsHere
+from .base import NodeWise, per_layer
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,7 @@ class LaborSampler(NodeWise):
                 "itself; leave iterations out"
             )
 
-    def _draws(self, graph: Graph, request: BulkRequest, workspace: Any) -> LaborDraws:
+    def draws(self, graph: Graph, request: BulkRequest, workspace: Any) -> LaborDraws:
         # One hop's streams serve all hops.
         return LaborDraws(
             request.seeds,
@@ -119,68 +116,17 @@ class LaborSampler(NodeWise):
             workspace=workspace,
         )
 
-    def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample`. Raises what `check` and, for the kernel ``cuda``, `check_kernel` raise."""
-        self.check(graph)
-        made, sends = list[Any](), self.sends_weights(graph)
-        samples = kernel.labor(graph, self._draws(graph, request, workspace))
-        for i, s in enumerate(samples):
-            weight = []
-            for h, edges in enumerate(s.lists):
-                nested = np.repeat(self.fanout, np.diff([0, *s.node_ends[:-1]]))
-                fanout = nested if self.expand == "new" else self.fanout[h]
-                kept = np.diff(edges.indptr)
-                if edges.weight is not None:
-                    a = taken(graph.edge_weight, edges.positions)
-                    weight.append(edges.weight if a is None else a * edges.weight)
-                    continue
-                own = (graph.edge_weight, edges.positions)
-                weight.append(self.weigh(graph, s.nodes[: len(kept)], kept, own, fanout) if sends else None)
-            ids = [e.positions if self.edge_ids else None for e in s.lists]
-            made.append(minibatch_of(request, i, s, weight, ids, nested=self.expand == "new"))
-        return Bulk(request.epoch, request.number, tuple(made))
+    def has_chances(self, graph: Graph) -> bool:
+        return self.iterations > 0 or super().has_chances(graph)
 
-    def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample_on_device`. Raises what `check` and `check_kernel` raise."""
-        check_kernel(self, "cuda")
-        self.check(graph)
-        from ..kernels import sampling_backend
+    def scale_on_device(self, graph: Graph, rows: Tensor, kept: Tensor, hop: Tensor) -> Tensor:
+        if not self.poisson:
+            return super().scale_on_device(graph, rows, kept, hop)
         from ..kernels.sampling.device_graph import number_on_device
-        from ..kernels.sampling.device_samples import DeviceSample
-        from .resident import node_weights, node_wise
 
-        kernels, fanouts = sampling_backend("cuda"), self.fanouts(graph)
-
-        def scale(rows: Tensor, kept: Tensor, hop: Tensor) -> Tensor:
-            if self.weighted:
-                return number_on_device(graph, "degree")[rows].double() / kept.clamp(min=1)
-            degree = number_on_device(graph, "in_degree")[rows].double()
-            if not self.poisson:
-                return degree / kept.clamp(min=1)
-            fanout = torch.tensor(self.fanout, device=hop.device)[hop]
-            return torch.where(fanout < 0, 1.0, (degree / fanout).clamp(min=1.0))
-
-        def weigh_relations(made: DeviceSample) -> list[Tensor]:
-            found = kernels.relation_weights_of(graph, made, fanouts if self.poisson else None)
-            if not graph.is_weighted:
-                return found
-            of_edges = number_on_device(graph, "edge_weight")
-            return [w * of_edges[x.positions] for w, x in zip(found, made.lists)]
-
-        pieces = kernels.labor_pieces(graph, self._draws(graph, request, workspace))
-        bound = None if self.poisson else self.bound(graph)
-        of_edge = graph.is_weighted and not self.weighted
-
-        def of_rows(made: DeviceSample) -> list[Tensor]:
-            return node_weights(graph, made, scale, of_edge)
-
-        weigh = weigh_relations if not graph.types.is_single else of_rows if self.sends_weights(graph) else None
-        return node_wise(request, pieces, weigh, nested=self.expand == "new", bound=bound, edge_ids=self.edge_ids)
-
-    def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
-        """See `Sampler.sample_by_owners`. Raises what `check_kernel` raises."""
-        check_kernel(self, "cpu", partitioned=True)
-        return draw_node_wise(owners, self, request)
+        fanout = torch.tensor(self.fanout, device=hop.device)[hop]
+        degree = number_on_device(graph, "in_degree")[rows].double()
+        return torch.where(fanout < 0, 1.0, (degree / fanout).clamp(min=1.0))
 
     def streams(self, request: BulkRequest) -> WordArray:
         return np.repeat(request.keys(1, self.batch_dependency), self.num_layers, axis=1)

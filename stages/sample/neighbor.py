@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial, wraps
+from functools import cached_property, wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -17,12 +17,10 @@ from ...storage.minibatch import Bulk
 from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, HopRows, draw_relations, draw_rows
 from ..kernels.runtime.once_per_graph import once_per_graph
-from ..kernels.runtime.threads import parallel
 from ..kernels.sampling.alias import AliasTable
 from ..kernels.sampling.draws import NeighborDraws
-from ..placement.row_owners import IdArray, Owners, RowsHere
-from .base import NodeWise, minibatch_of, per_layer
-from .remote_nodewise import draw_node_wise
+from ..placement.row_owners import IdArray, RowsHere
+from .base import NodeWise, per_layer
 
 if TYPE_CHECKING:
     from ..kernels.sampling.device_graph import RowsOnDevice
@@ -109,7 +107,7 @@ class NeighborSampler(NodeWise):
         }
         return {"sampler": self.name, "fanout": list(self.fanout), **{k: v for k, v in options.items() if v}}
 
-    def _draws(self, graph: Graph, request: BulkRequest, workspace: Any) -> NeighborDraws:
+    def draws(self, graph: Graph, request: BulkRequest, workspace: Any) -> NeighborDraws:
         return NeighborDraws(
             request.seeds,
             self.streams(request),
@@ -122,59 +120,9 @@ class NeighborSampler(NodeWise):
             workspace=workspace,
         )
 
-    def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample`. Raises what `check` raises."""
-        self.check(graph)
-        samples = kernel.neighbor(graph, self._draws(graph, request, workspace))
-        made: list[Any] = [None] * len(samples)
-
-        def finish(i: int) -> None:
-            m, weight = samples[i], [e.weight if not graph.types.is_single else None for e in samples[i].lists]
-            of_edges = graph.edge_weight
-            if of_edges is not None and not graph.types.is_single:
-                # A kept edge stands for those of its relation that were not: their number is the sample's weight.
-                weight = [e.weight * of_edges[e.positions] for e in m.lists]
-            elif of_edges is not None:
-                weight = [
-                    self.weigh(graph, m.nodes[: len(e.indptr) - 1], np.diff(e.indptr), (e.weight, None))
-                    for e in m.lists
-                ]
-            made[i] = minibatch_of(request, i, m, weight, [e.positions for e in m.lists], nested=self.expand == "new")
-
-        if graph.is_weighted:
-            parallel(finish, [(i,) for i in range(len(samples))])
-        else:
-            for i in range(len(samples)):
-                finish(i)
-        return Bulk(request.epoch, request.number, tuple(made))
-
-    def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample_on_device`. Raises what `check` raises."""
-        from ..kernels import sampling_backend
-        from ..kernels.sampling.device_samples import DeviceSample
-        from .resident import node_weights, node_wise
-
-        self.check(graph)
-        asked = self._draws(graph, request, workspace)
-        pieces = sampling_backend("cuda").neighbor_pieces(graph, asked)
-
-        def of_relations(made: DeviceSample) -> list[Tensor]:
-            return [_relation_weights(graph, x.positions, x.indptr) for x in made.lists]
-
-        def of_rows(made: DeviceSample) -> list[Tensor]:
-            scale = partial(self._device_scale, graph)
-            return node_weights(graph, made, lambda rows, kept, hop: scale(rows, kept), not self.weighted)
-
-        typed, nested = not graph.types.is_single, self.expand == "new"
-        weigh = of_relations if typed else of_rows if graph.is_weighted else None
-        ids = typed or self.edge_ids
-        return node_wise(request, pieces, weigh, nested=nested, bound=self.bound(graph), edge_ids=ids)
-
-    def _device_scale(self, graph: Graph, rows: Tensor, kept: Tensor) -> Tensor:
-        """float64, the share of each row's neighbourhood that a kept edge stands for, on the device."""
-        from ..kernels.sampling.device_graph import number_on_device
-
-        return number_on_device(graph, "degree" if self.weighted else "in_degree")[rows].double() / kept.clamp(min=1)
+    def keeps_ids(self, graph: Graph) -> bool:
+        # Relations of edges are found by them.
+        return self.edge_ids or not graph.types.is_single
 
     async def sample_by_owners_on_device(self, owners: "OwnersOnDevice", request: BulkRequest) -> Bulk:
         """Like `sample_by_owners`, drawn by the kernels of the owners' GPUs, and left on this one's. Awaits sizes."""
@@ -188,9 +136,6 @@ class NeighborSampler(NodeWise):
             bound=self.bound(owners.rows.graph),
             edge_ids=self.edge_ids,
         )
-
-    def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
-        return draw_node_wise(owners, self, request)
 
     def streams(self, request: BulkRequest) -> WordArray:
         return request.keys(self.num_layers, self.batch_dependency)

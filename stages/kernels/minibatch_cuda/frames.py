@@ -18,7 +18,7 @@ from torch import Tensor
 from ....storage.array_kinds import Int32Array
 from ..aggregation.lists import CHUNK, DeviceLists, Rest
 from ..runtime.device_memory import to_device
-from ..runtime.triton_rng import launch, programs
+from ..runtime.triton_rng import elements, launch, programs
 from ..sampling.device_samples import Counts, prefix_sums
 from .bulk import ResidentBulk
 
@@ -43,8 +43,7 @@ def _spread(source, starts, last, out, at, width, row, BLOCK: tl.constexpr):
 def _inverse(out, at, onto, width, row, BLOCK: tl.constexpr):
     """From the ends of lists in a row, at `at`, store the bits of 1 / max(length, 1) of each, at `onto`."""
     q = tl.program_id(1).to(tl.int64)
-    j = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    some = j < width
+    j, some = elements(width, BLOCK)
     kept = tl.load(out + q * row + at + j + 1, mask=some, other=1) - tl.load(out + q * row + at + j, mask=some, other=0)
     share = 1.0 / tl.maximum(kept, 1).to(tl.float32)
     tl.store(out + q * row + onto + j, share.to(tl.int32, bitcast=True), mask=some)

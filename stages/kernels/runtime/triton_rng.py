@@ -34,10 +34,16 @@ def draw_word(word, i):
 
 
 @triton.jit
+def elements(n, BLOCK: tl.constexpr):
+    """A program's elements, int64, of n, and which of them there are."""
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    return i, i < n
+
+
+@triton.jit
 def tile_of_rows(nodes, owner, num_rows, ROWS: tl.constexpr):
     """A program's rows of a bulk: the number of each, whether there are so many, its node and its minibatch."""
-    f = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    live = f < num_rows
+    f, live = elements(num_rows, ROWS)
     v = tl.load(nodes + f, mask=live, other=0).to(tl.int64)
     return f, live, v, tl.load(owner + f, mask=live, other=0).to(tl.int64)
 

@@ -79,7 +79,7 @@ ONE_WARP = labor_cuda._keep_smallest, labor_cuda._keep_below, extract_cuda._find
 IN_ORDER = extract_cuda._add_in_order, extract_cuda._invert, extract_cuda._scale_rows
 DIVIDES = alias_cuda._finish_times, extract_cuda._invert, extract_cuda._scale_rows
 # By kernels, and not launched.
-CALLED = {"_find_new", "exponential", "draw_word", "node_word", "row_of", "tile_of_rows", "pick", "picked"}
+CALLED = {"_find_new", "elements", "exponential", "draw_word", "node_word", "row_of", "tile_of_rows", "pick", "picked"}
 CALLED |= {"_put", "_before", "row_at", "_put_edges", "_put_smallest", "_put_smallest_of_row"}
 MODULES = alias_cuda, draw_cuda, number_cuda, labor_cuda, hits_cuda, terms_cuda, extract_cuda
 MODULES += (relations_cuda, temporal_cuda)

@@ -22,7 +22,7 @@ from ...runtime.triton_rng import launch
 from ..attention_args import AttentionEdges, DeviceEdges
 from .edge_dropout import edge_name, own_name, survives
 from .softmax import dots, leaky, log_denominators
-from .sums import COLUMNS, HELD, head_tile, row_of, sum_lists, unrolled
+from .sums import COLUMNS, HELD, edges_of, head_tile, row_of, sum_lists, unrolled
 
 
 @triton.jit(do_not_specialize=["n", "E", "key"])
@@ -47,8 +47,7 @@ def _attend_rows(
     i = tl.program_id(0) // groups * BR + tl.arange(0, BR)
     inside = i < n
     each = inside[:, None] & heads[None, :]
-    start = tl.load(begin + i, inside, 0)
-    stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
+    start, stop = edges_of(begin, end, i, inside, LIMIT)
     v = row_of(rows, i, inside)
     number = v[:, None] * H + h[None, :]
     mine, log = tl.load(logit_dst + number, each, 0), tl.load(log_sum + number, each, 0)
@@ -63,9 +62,7 @@ def _attend_rows(
             q = start + j + t
             here = q < stop
             u = tl.load(indices + q, here, 0).to(tl.int64)
-            at = u
-            if ids is not None:
-                at = tl.load(ids + u, here, 0).to(tl.int64)
+            at = row_of(ids, u, here)
             a = tl.load(z + at[:, None, None] * Z_ROW + place, here[:, None, None] & seen, 0)
             both = here[:, None] & heads[None, :]
             if SKIP:
@@ -78,9 +75,7 @@ def _attend_rows(
                 w = tl.where(survives(key, name[:, None], h[None, :], THRESHOLD), w * KEEP, 0.0)
             total += w[:, :, None] * a
     if OWN:
-        at = v
-        if ids is not None:
-            at = tl.load(ids + v, inside, 0).to(tl.int64)
+        at = row_of(ids, v, inside)
         a = tl.load(z + at[:, None, None] * Z_ROW + place, inside[:, None, None] & seen, 0)
         w = tl.exp(leaky(tl.load(logit_src + number, each, 0) + mine, SLOPE) - log)
         if THRESHOLD > 0:

@@ -15,7 +15,7 @@ from ..attention_args import AttentionEdges, BackwardRows, DeviceEdges
 from ..lists import DeviceLists
 from .edge_dropout import edge_name, own_name, survives
 from .softmax import dots, leaky, weighted_sum
-from .sums import HELD, add_lists, head_tile, row_of, sum_lists, unrolled
+from .sums import HELD, add_lists, edges_of, head_tile, row_of, sum_lists, unrolled
 
 
 @triton.jit
@@ -50,8 +50,7 @@ def _backward_src(
     columns = k < D
     i = tl.program_id(0) // groups * BR + tl.arange(0, BR)
     inside = i < n
-    start = tl.load(begin + i, inside, 0)
-    stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
+    start, stop = edges_of(begin, end, i, inside, LIMIT)
     u = row_of(rows, i, inside)
     summed = tl.zeros([BR, BD], z.dtype.element_ty)
     if SHARED:
@@ -77,9 +76,7 @@ def _backward_src(
                 both, at = here[:, None] & heads[None, :], v[:, None] * H + h[None, :]
                 g = tl.load(grad + (v * (H * D))[:, None, None] + place, here[:, None, None] & cells, 0)
                 x, log = there + tl.load(logit_dst + at, both, 0), tl.load(log_sum + at, both, 0)
-                name = p
-                if THRESHOLD > 0:
-                    name = edge_name(first, edge, p, v, here)
+                name = edge_name(first, edge, p, v, here) if THRESHOLD > 0 else p
                 counts = both
                 if SKIP:
                     counts = both & (u != v)[:, None]
@@ -100,9 +97,7 @@ def _backward_src(
             at = u[:, None] * H + h[None, :]
             g = tl.load(grad + (u * (H * D))[:, None, None] + place, here[:, None, None] & cells, 0)
             x, log = there + tl.load(logit_dst + at, both, 0), tl.load(log_sum + at, both, 0)
-            name = u
-            if THRESHOLD > 0:
-                name = own_name(own_names, E, u, here)
+            name = own_name(own_names, E, u, here) if THRESHOLD > 0 else u
             out = tl.load(delta + at, both, 0)
             # pyrefly: ignore[unbound-name]
             w, of_edge = one_edge(g, a, x, log, out, name, both, h, key, SLOPE, THRESHOLD, KEEP)
@@ -131,8 +126,7 @@ def _edges_to_dst(
     i, e, h = tl.program_id(0) * BR + tl.arange(0, BR), tl.arange(0, BE), tl.arange(0, BH)
     inside = i < n
     each = inside[:, None] & (h < H)[None, :]
-    start = tl.load(begin + i, inside, 0)
-    stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
+    start, stop = edges_of(begin, end, i, inside, LIMIT)
     total = tl.zeros([BR, BE, BH], d_edge.dtype.element_ty)
     for j in range(0, tl.max(stop - start, 0).to(tl.int32), BE):
         q = start[:, None] + j + e[None, :]

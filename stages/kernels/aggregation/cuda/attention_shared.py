@@ -17,7 +17,7 @@ from .attention import sum_attended
 from .attention_backward import gradients_by_src, one_edge
 from .edge_dropout import edge_name, own_name
 from .softmax import dots, log_denominators
-from .sums import head_tile, row_of, sum_lists
+from .sums import edges_of, head_tile, row_of, sum_lists
 
 _TILES = 8
 """Tiles of a program, which share one sum for `a_src`, where rows need no gradient."""
@@ -45,8 +45,7 @@ def _backward_shared_dst(
         i = (program * ROWS + tile) * BR + tl.arange(0, BR)
         inside = i < n
         each, wanted = inside[:, None] & heads[None, :], inside[:, None, None] & cells
-        start = tl.load(begin + i, inside, 0)
-        stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
+        start, stop = edges_of(begin, end, i, inside, LIMIT)
         v = row_of(rows, i, inside)
         number = v[:, None] * H + h[None, :]
         mine, log = tl.load(logit_dst + number, each, 0), tl.load(log_sum + number, each, 0)
@@ -58,29 +57,21 @@ def _backward_shared_dst(
             q = start + j
             here = q < stop
             u = tl.load(indices + q, here, 0).to(tl.int64)
-            at = u
-            if ids is not None:
-                at = tl.load(ids + u, here, 0).to(tl.int64)
+            at = row_of(ids, u, here)
             a = tl.load(x + at[:, None] * X_ROW + k[None, :], here[:, None] & columns[None, :], 0)[:, None, :]
             both = here[:, None] & heads[None, :]
             # The row's own edge takes the place of the loops that it has.
             counts = both & (u != v)[:, None]
             y = tl.load(logit_src + u[:, None] * H + h[None, :], both, 0) + mine
-            name = u
-            if THRESHOLD > 0:
-                name = edge_name(first, edge, q, v, here)
+            name = edge_name(first, edge, q, v, here) if THRESHOLD > 0 else u
             _, d = one_edge(g, a, y, log, delta, name, counts, h, key, SLOPE, THRESHOLD, KEEP)
             total += d
             rows_of_x += d[:, :, None] * a
         if rows is None:
-            at = v
-            if ids is not None:
-                at = tl.load(ids + v, inside, 0).to(tl.int64)
+            at = row_of(ids, v, inside)
             a = tl.load(x + at[:, None] * X_ROW + k[None, :], inside[:, None] & columns[None, :], 0)[:, None, :]
             y = tl.load(logit_src + number, each, 0) + mine
-            name = v
-            if THRESHOLD > 0:
-                name = own_name(own_names, E, v, inside)
+            name = own_name(own_names, E, v, inside) if THRESHOLD > 0 else v
             _, d = one_edge(g, a, y, log, delta, name, each, h, key, SLOPE, THRESHOLD, KEEP)
             total += d
             rows_of_x += d[:, :, None] * a

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...runtime.triton_rng import launch
 from ..attention_args import DeviceEdges
-from .sums import COLUMNS, HELD, UNROLL, head_tile, row_of, walk_lists
+from .sums import COLUMNS, HELD, UNROLL, edges_of, head_tile, row_of, walk_lists
 
 _LANES = tl.constexpr(32)
 
@@ -82,8 +82,7 @@ def _log_sums(
     h = tl.arange(0, BH)
     inside = i < n
     both = inside[:, None] & (h < H)[None, :]
-    start = tl.load(begin + i, inside, 0)
-    stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
+    start, stop = edges_of(begin, end, i, inside, LIMIT)
     v = row_of(rows, i, inside)
     total = tl.zeros([BR, BH], log_sum.dtype.element_ty)
     top = total - float("inf")

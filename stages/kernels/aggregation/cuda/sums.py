@@ -62,6 +62,13 @@ def row_of(rows, i, inside):
     return v
 
 
+@triton.jit
+def edges_of(begin, end, i, inside, LIMIT: tl.constexpr):
+    """First edge of list i, and the end of its edges, LIMIT at most."""
+    start = tl.load(begin + i, inside, 0)
+    return start, tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
+
+
 @triton.jit(do_not_specialize=["n", "own_rows"])
 def _sum_rows(
     begin, end, rows, indices, coef, x, ids, scale, source_scale, own, out, n, units, x_units, out_units, own_rows,
@@ -73,8 +80,7 @@ def _sum_rows(
     k = tl.program_id(1) * BF + tl.arange(0, BF)
     inside, columns = i < n, k < F
     both = inside[:, None] & columns[None, :]
-    start = tl.load(begin + i, inside, 0)
-    stop = tl.minimum(tl.load(end + i, inside, 0), start + LIMIT)
+    start, stop = edges_of(begin, end, i, inside, LIMIT)
     v = row_of(rows, i, inside)
     if rows is not None:
         # Lists without a row.

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...runtime.device_memory import to_device
-from ...runtime.triton_rng import TILE, draw_word, launch, node_word, programs, tile_of_rows
+from ...runtime.triton_rng import TILE, draw_word, elements, launch, node_word, programs, tile_of_rows
 from ..alias import RACE, SLOT_BITS, tries
 from ..device_graph import DeviceGraph, Slots
 from ..device_samples import Lists, Rows, cumulated
@@ -104,8 +104,7 @@ def _finish_times(
 ):  # fmt: skip
     """Finishing time of each edge, at `edge_place` in the list `edge_row`, as the bits of a float64. With SHARED it
     depends on the edge's source, whatever the row, otherwise on the row and the place."""
-    e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    some = e < num_edges
+    e, some = elements(num_edges, BLOCK)
     f, place = tl.load(edge_row + e, mask=some, other=0), tl.load(edge_place + e, mask=some, other=0)
     at = tl.load(begin + f, mask=some, other=0) + place
     key = tl.load(keys + tl.load(owner + f, mask=some, other=0), mask=some, other=0)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...runtime.device_memory import ToHost
-from ...runtime.triton_rng import INTERPRETED, TILE, launch, programs, row_at
+from ...runtime.triton_rng import INTERPRETED, TILE, elements, launch, programs, row_at
 from ..device_samples import Counts, DeviceList
 from ..samples import check_edges
 from .renumber import Group
@@ -81,8 +81,7 @@ def _write_known(
     EVERY_ROW: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Put the edges listed where they belong, and unless EVERY_ROW add up P at their sources."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    some = i < num_rows
+    i, some = elements(num_rows, BLOCK)
     q = tl.load(owner + i, mask=some, other=0).to(tl.int64)
     first = tl.load(row_ends + q, mask=some, other=0)
     end = tl.load(kept_ends + i + 1, mask=some, other=0) - tl.load(kept_ends + first, mask=some, other=0)
@@ -114,8 +113,7 @@ def _write_known(
 @triton.jit(do_not_specialize=["num_edges"])
 def _invert(columns, mass, owner, first, last, prefix, out, num_edges, BLOCK: tl.constexpr):
     """1 / p of the source of each edge."""
-    e = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    some = e < num_edges
+    e, some = elements(num_edges, BLOCK)
     column = tl.load(columns + e, mask=some, other=0)
     q = tl.load(owner + column, mask=some, other=0)
     begin, end = tl.load(first + q, mask=some, other=0), tl.load(last + q, mask=some, other=0)
@@ -129,8 +127,7 @@ def _invert(columns, mass, owner, first, last, prefix, out, num_edges, BLOCK: tl
 @triton.jit(do_not_specialize=["num_rows"])
 def _add_in_order(values, ends, out, num_rows, ROWS: tl.constexpr):
     """out[f] is the sum of values[ends[f]:ends[f + 1]], from the first to the last."""
-    f = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    live = f < num_rows
+    f, live = elements(num_rows, ROWS)
     at = tl.load(ends + f, mask=live, other=0)
     count = tl.load(ends + f + 1, mask=live, other=0) - at
     sums = tl.zeros([ROWS], tl.float64)
@@ -142,8 +139,7 @@ def _add_in_order(values, ends, out, num_rows, ROWS: tl.constexpr):
 @triton.jit(do_not_specialize=["num_rows"])
 def _scale_rows(values, ends, sums, whole, nodes, out, num_rows, ROWS: tl.constexpr):
     """Values of each row, scaled so that they add up to `whole` of its node."""
-    f = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    live = f < num_rows
+    f, live = elements(num_rows, ROWS)
     at = tl.load(ends + f, mask=live, other=0)
     count = tl.load(ends + f + 1, mask=live, other=0) - at
     total = tl.load(sums + f, mask=live, other=0.0)

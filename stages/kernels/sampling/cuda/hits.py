@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...runtime.triton_rng import TILE, launch, programs
+from ...runtime.triton_rng import TILE, elements, launch, programs
 from ..device_samples import Counts, Rows
 from .renumber import Group
 from .tables import Tables
@@ -19,8 +19,7 @@ BLOCK = TILE
 @triton.jit(do_not_specialize=["limit", "num_hits"])
 def _mark_first(places, order, first, last, prefix, new, limit, num_hits, BLOCK: tl.constexpr):
     """new[j + 1] is 1 if dart j is the first of its minibatch at its place; darts at no mass hit nothing."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    some = i < num_hits
+    i, some = elements(num_hits, BLOCK)
     q = i // limit
     here = tl.load(places + i, mask=some, other=0)
     before = tl.load(places + i - 1, mask=some & (i > 0), other=-1)
@@ -36,8 +35,7 @@ def _mark_first(places, order, first, last, prefix, new, limit, num_hits, BLOCK:
 def _choose(places, order, ranks, local, chosen, darts, limit, num_hits, size, want, BLOCK: tl.constexpr):
     """chosen[i + 1] is 1 if the hit is among the first `size` and has no number; darts[q] is the number of those that
     hit `want` places."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    some = i < num_hits
+    i, some = elements(num_hits, BLOCK)
     q = i // limit
     j = tl.load(order + i, mask=some, other=0)
     rank = tl.load(ranks + j + 1, mask=some, other=0)
@@ -55,8 +53,7 @@ def _enter(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write each minibatch's rows and then its chosen hits, which get numbers and marks."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    some = i < num_rows
+    i, some = elements(num_rows, BLOCK)
     q = tl.load(owner + i, mask=some, other=0)
     out = i + tl.load(chosen_ends + q.to(tl.int64) * limit, mask=some, other=0)
     tl.store(all_nodes + out, tl.load(nodes + i, mask=some, other=0), mask=some)

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ...runtime.device_memory import ToHost, to_device
-from ...runtime.triton_rng import TILE, launch, programs, row_of
+from ...runtime.triton_rng import TILE, elements, launch, programs, row_of
 from ..device_samples import Counts, DeviceList, Rows, cumulated, prefix_sums
 from .draw import Drawn
 from .tables import SCAN, Tables
@@ -60,8 +60,7 @@ def _name(found, local, offsets, first, nodes, owner, per_minibatch, BLOCK: tl.c
 
 @triton.jit(do_not_specialize=["n"])
 def _scatter(values, owner, shift, add, out, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    some = i < n
+    i, some = elements(n, BLOCK)
     q = tl.load(owner + i, mask=some, other=0)
     x = tl.load(values + i, mask=some, other=0) + tl.load(add + q, mask=some, other=0)
     tl.store(out + i + tl.load(shift + q, mask=some, other=0), x, mask=some)
@@ -86,8 +85,7 @@ def _translate(
 @triton.jit(do_not_specialize=["num_rows", "k", "steps"])
 def _start(nodes, ends, owner, local, found, num_rows, k, steps, stride, BLOCK: tl.constexpr):
     """Find each row's minibatch, number the rows from 0 in each, and mark them."""
-    f = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    some = f < num_rows
+    f, some = elements(num_rows, BLOCK)
     q = row_of(ends, k, tl.where(some, f, 0), steps)
     tl.store(owner + f, q.to(tl.int32), mask=some)
     at = q * stride + tl.load(nodes + f, mask=some, other=0).to(tl.int64)
@@ -98,8 +96,7 @@ def _start(nodes, ends, owner, local, found, num_rows, k, steps, stride, BLOCK: 
 @triton.jit(do_not_specialize=["num_rows"])
 def _clear(nodes, owner, local, found, num_rows, stride, BLOCK: tl.constexpr):
     """Take away the nodes' numbers and marks."""
-    f = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    some = f < num_rows
+    f, some = elements(num_rows, BLOCK)
     at = tl.load(owner + f, mask=some, other=0).to(tl.int64) * stride
     at += tl.load(nodes + f, mask=some, other=0).to(tl.int64)
     tl.store(local + at, -1, mask=some)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .....storage.optional import taken
 from ...runtime.device_memory import ToHost, completed, to_device
-from ...runtime.triton_rng import TILE, launch, programs
+from ...runtime.triton_rng import TILE, elements, launch, programs
 from ..device_samples import Counts, Lists, Rows, cumulated, prefix_sums
 from ..device_times import DeviceTimes, NodesInTrees, TimedDraws, TimedSample
 from ..samples import check_edges
@@ -42,8 +42,7 @@ number, which takes less time than the sort of so many."""
 @triton.jit(do_not_specialize=["num_rows", "steps"])
 def _ends_until(indptr, time, nodes, owner, moments, out, num_rows, steps, BLOCK: tl.constexpr):
     """End of the edges of each row that are not later than the moment of its tree."""
-    f = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    some = f < num_rows
+    f, some = elements(num_rows, BLOCK)
     v = tl.load(nodes + f, mask=some, other=0).to(tl.int64)
     moment = tl.load(moments + tl.load(owner + f, mask=some, other=0).to(tl.int64), mask=some, other=0)
     low, high = tl.load(indptr + v, mask=some, other=0), tl.load(indptr + v + 1, mask=some, other=0)
@@ -57,8 +56,7 @@ def _ends_until(indptr, time, nodes, owner, moments, out, num_rows, steps, BLOCK
 
 @triton.jit(do_not_specialize=["n"])
 def _look_up(numbers, at, out, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    some = i < n
+    i, some = elements(n, BLOCK)
     x = tl.load(numbers + tl.load(at + i, mask=some, other=0), mask=some, other=0)
     tl.store(out + i, x, mask=some)
 
