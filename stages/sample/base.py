@@ -1,7 +1,6 @@
 """Sampler protocol, and the base of samplers that draw row by row."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -10,18 +9,12 @@ from ...storage.array_kinds import Float32Array, Float64Array, IdArray, IntArray
 from ...storage.errors import InputError
 from ...storage.graph import Graph
 from ...storage.minibatch import Block, Bulk, MiniBatch, nested_blocks
-from ...storage.optional import taken
 from ...storage.typed.graph_types import GraphTypes
 from ..assignment import BulkRequest
-from ..kernels.runtime.threads import parallel
 from ..kernels.sampling.edge_weights import scaled
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ..kernels.row_block.draw import Drawn, HopRows
-    from ..kernels.sampling.device_samples import DeviceSample
-    from ..kernels.sampling.draws import NodeWiseDraws
     from ..kernels.sampling.samples import Fanouts, NeighborSample
     from ..placement.row_owners import Owners, RowsHere
 
@@ -144,98 +137,8 @@ class NodeWise(Sampler, Protocol):
     def streams(self, request: BulkRequest) -> WordArray:
         """uint64 [k, L], random stream of each minibatch and hop."""
 
-    def draws(self, graph: Graph, request: BulkRequest, workspace: Any) -> "NodeWiseDraws":
-        """What kernels of the sampler's name are asked for."""
-
     def draw(self, block: "RowsHere", hop: "HopRows") -> "Drawn":
         """One hop's edges of local rows; see `kernels.row_block.draw.draw_rows`."""
-
-    def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample`. Raises what `check` and, for the kernel ``cuda``, `check_kernel` raise."""
-        self.check(graph)
-        samples = getattr(kernel, self.name)(graph, self.draws(graph, request, workspace))
-        made: list[Any] = [None] * len(samples)
-        keeps_ids, nested = self.keeps_ids(graph), self.expand == "new"
-
-        def finish(i: int) -> None:
-            s = samples[i]
-            weight = [self._weights(graph, s, h) for h in range(len(s.lists))]
-            ids = [e.positions if keeps_ids else None for e in s.lists]
-            made[i] = minibatch_of(request, i, s, weight, ids, nested=nested)
-
-        if graph.is_weighted:
-            parallel(finish, [(i,) for i in range(len(samples))])
-        else:
-            for i in range(len(samples)):
-                finish(i)
-        return Bulk(request.epoch, request.number, tuple(made))
-
-    def _weights(self, graph: Graph, s: "NeighborSample", h: int) -> Float32Array | None:
-        """`Block.weight` of the edges of a list."""
-        edges, of_graph = s.lists[h], graph.edge_weight
-        if self.has_chances(graph):
-            # A kept edge stands for those that were not: their number is the sample's weight.
-            own = taken(of_graph, edges.positions)
-            assert edges.weight is not None
-            return edges.weight if own is None else edges.weight * own
-        if not self.sends_weights(graph):
-            return None
-        kept = np.diff(edges.indptr)
-        nested = np.repeat(self.fanout, np.diff([0, *s.node_ends[:-1]]))
-        fanout = nested if self.expand == "new" else self.fanout[h]
-        known = (of_graph, edges.positions) if edges.weight is None else (edges.weight, None)
-        return self.weigh(graph, s.nodes[: len(kept)], kept, known, fanout)
-
-    def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
-        """See `Sampler.sample_on_device`. Raises what `check` and `check_kernel` raise."""
-        from ..kernels import sampling_backend
-        from ..kernels.sampling.device_graph import number_on_device
-        from .resident import node_weights, node_wise
-
-        check_kernel(self, "cuda")
-        self.check(graph)
-        kernels, typed = sampling_backend("cuda"), not graph.types.is_single
-        pieces = getattr(kernels, f"{self.name}_pieces")(graph, self.draws(graph, request, workspace))
-
-        def weigh(made: "DeviceSample") -> "list[Tensor]":
-            if not typed:
-                scale = partial(self.scale_on_device, graph)
-                return node_weights(graph, made, scale, graph.is_weighted and not self.weighted)
-            found = kernels.relation_weights_of(graph, made, self.fanouts(graph) if self.poisson else None)
-            if not graph.is_weighted:
-                return found
-            of_edges = number_on_device(graph, "edge_weight")
-            return [w * of_edges[x.positions] for w, x in zip(found, made.lists)]
-
-        return node_wise(
-            request,
-            pieces,
-            weigh if self.sends_weights(graph) else None,
-            nested=self.expand == "new",
-            bound=self.bound(graph),
-            edge_ids=self.keeps_ids(graph),
-        )
-
-    def scale_on_device(self, graph: Graph, rows: "Tensor", kept: "Tensor", hop: "Tensor") -> "Tensor":
-        """float64, `scale` of rows that were drawn in a hop, on the device."""
-        from ..kernels.sampling.device_graph import number_on_device
-
-        return number_on_device(graph, "degree" if self.weighted else "in_degree")[rows].double() / kept.clamp(min=1)
-
-    def sample_by_owners(self, owners: "Owners", request: BulkRequest) -> Bulk:
-        """See `Sampler.sample_by_owners`. Raises what `check_kernel` raises."""
-        from .remote_nodewise import draw_node_wise
-
-        check_kernel(self, "cpu", partitioned=True)
-        return draw_node_wise(owners, self, request)
-
-    def keeps_ids(self, graph: Graph) -> bool:
-        """True if blocks keep the positions of their edges."""
-        return self.edge_ids
-
-    def has_chances(self, graph: Graph) -> bool:
-        """True if `EdgeList.weight` of samples is 1 / the chance of an edge."""
-        return not graph.types.is_single
 
     def sends_weights(self, graph: Graph) -> bool:
         """True if `weigh` returns weights."""

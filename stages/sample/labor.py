@@ -14,11 +14,12 @@ from ..assignment import BulkRequest
 from ..kernels.row_block.draw import Drawn, HopRows, draw_labor, draw_relations
 from ..kernels.sampling.draws import LaborDraws
 from ..placement.row_owners import RowsHere
-from .base import NodeWise, per_layer
+from .base import per_layer
+from .node_wise import NodeWiseBulks
 
 
 @dataclass(frozen=True)
-class LaborSampler(NodeWise):
+class LaborSampler(NodeWiseBulks):
     """Node-wise sampling in which a minibatch draws one number per source node, so that rows agree on their neighbours.
 
     Each row is drawn from the distribution of `NeighborSampler` (unbiased: a kept edge stands for degree / kept), but

@@ -20,7 +20,8 @@ from ..kernels.runtime.once_per_graph import once_per_graph
 from ..kernels.sampling.alias import AliasTable
 from ..kernels.sampling.draws import NeighborDraws
 from ..placement.row_owners import IdArray, RowsHere
-from .base import NodeWise, per_layer
+from .base import per_layer
+from .node_wise import NodeWiseBulks
 
 if TYPE_CHECKING:
     from ..kernels.sampling.device_graph import RowsOnDevice
@@ -50,7 +51,7 @@ def _takes_no_graph(sampler: type[Options]) -> type[Options]:
 
 @_takes_no_graph
 @dataclass(frozen=True)
-class NeighborSampler(NodeWise):
+class NeighborSampler(NodeWiseBulks):
     """Draws min(fanout, in-degree) in-neighbours of each frontier node, without replacement unless asked.
 
     By default each hop expands only newly found nodes (PyG's semantics): a node keeps the in-edges drawn when it was
