@@ -82,8 +82,13 @@ def warm_up(dtype: str, processes: int | None = None) -> Iterator[Warmed]:
     jobs = trials(dtype)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(processes or own_cores(), len(jobs)), mp_context=context) as pool:
-        for done in as_completed([pool.submit(run_trial, trial) for trial in jobs]):
-            yield done.result()
+        try:
+            for done in as_completed([pool.submit(run_trial, trial) for trial in jobs]):
+                yield done.result()
+        except KeyboardInterrupt:
+            for child in multiprocessing.active_children():
+                child.kill()  # it may be long in a compiler, and kernels are saved one by one
+            raise
     if dtype == "float32":
         # Writes the marker by which a run knows that nothing is left to do.
         precompile.compile_all()

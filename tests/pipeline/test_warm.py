@@ -65,6 +65,25 @@ def test_a_second_process_finds_the_cache(tmp_path):
     assert list(tmp_path.rglob("*.nbi"))
 
 
+STOPPED = """
+import multiprocessing, os, signal, sys, threading, time
+
+from millrace.pipeline import cli, warm
+
+warm.run_trial, warm.trials = time.sleep, lambda dtype: [600]
+fork = multiprocessing.get_context("fork")
+multiprocessing.get_context = lambda method: fork
+threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+sys.argv = ["millrace", "warm", "--json", "--processes", "1"]
+cli.main()
+"""
+
+
+def test_an_interrupt_waits_for_no_compiler():
+    code, _, err = run_python("-c", STOPPED, variables={"MILLRACE_STOP_S": "600"})
+    assert code == 130 and "interrupted; what was committed stays" in err and "ended" not in err
+
+
 @pytest.mark.parametrize(
     ("flags", "said"), [(["--dtype", "half"], "expected float32 or float64"), (["--processes", "0"], "at least 1")]
 )
