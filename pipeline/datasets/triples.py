@@ -34,5 +34,5 @@ def from_triples(
     Raises:
         InputError: another shape, or a triple is in two sets.
     """
-    found = as_triples(train, val, test, add_reverse, name)
+    found = as_triples({"train": train, "val": val, "test": test}, name, add_reverse=add_reverse)
     return links_of_sets(found.plain, found.sets, relations_of(found.plain.graph), overlapping_splits)

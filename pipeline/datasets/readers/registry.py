@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ....storage.dataset import SPLITS, Dataset
+from ....storage.dataset import Dataset
 from ....storage.dataset_store import open_dataset_store
 from ....storage.registry import Registry
 from ....storage.store.manifest import MANIFEST
@@ -93,9 +93,7 @@ def _read_openke(source: str | Path, request: Request) -> Triples:
     from .foreign.published import openke_triples
 
     path = expanded(source)
-    sets = openke_triples(path)
-    train, val, test = (sets.get(part) for part in SPLITS)
-    return as_triples(train, val, test, True, request.called(path))
+    return as_triples(openke_triples(path), request.called(path))
 
 
 def _of_arrays(read: Callable[[Path], OwnArrays]) -> Read:

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ....storage.dataset import SPLITS, Dataset, Split
+from ....storage.dataset import Dataset, Split
 from ....storage.errors import InputError
 from ....storage.features import ArrayFeatures
+from ....storage.optional import present_items
 from ....storage.plural import are, counted
 from ....storage.store.paths import expanded
 from ....storage.typed.features import TypedFeatures
@@ -94,8 +95,7 @@ def read_triples(source: Any, request: Request) -> Triples:
             "triples=head,tail,relation, or triples=head,relation,tail if that is the order"
         )
     at = [(order or PLACES).index(place) for place in PLACES]
-    train, val, test = (rows[name][:, at] if name in rows else None for name in SPLITS)
-    return as_triples(train, val, test, True, request.name or folder.name, notes)
+    return as_triples({name: found[:, at] for name, found in rows.items()}, request.name or folder.name, notes)
 
 
 def _is_apart(rows: npt.NDArray[np.object_]) -> bool:
@@ -144,31 +144,29 @@ def _rows(path: Path) -> npt.NDArray[np.object_]:
     return np.stack([table[name].to_numpy(zero_copy_only=False) for name in columns], axis=1)
 
 
-def as_triples(train: Any, val: Any, test: Any, add_reverse: bool, name: str, notes: Sequence[str] = ()) -> Triples:
-    """See `pipeline.datasets.triples.from_triples`. `notes` are those of a file."""
-    given = {"train": train, "val": val, "test": test}
-    rows = {key: _checked(key, array) for key, array in given.items() if array is not None}
+def as_triples(sets: Mapping[str, Any], name: str, notes: Sequence[str] = (), add_reverse: bool = True) -> Triples:
+    """The graph and the sets of triples by train, val and test: see `pipeline.datasets.triples.from_triples`. `notes`
+    are those of a file."""
+    rows = {key: _checked(key, array) for key, array in present_items(sets).items()}
     if not len(rows.get("train", ())):
         raise InputError(f"the train set of {name} has no triples; there is nothing to learn from")
     if len({a.dtype.kind for a in rows.values() if len(a)}) > 1:
         raise InputError("some triples are of names and others of numbers; expected one of them")
-    heads, relation, tails, relations, entities, count = _numbered(rows)
+    every, relations, entities, count = _numbered(rows)
     _check_relations(name, relations, add_reverse)
     bounds = np.cumsum([0, *map(len, rows.values())])
-    every = np.stack([heads, tails, relation], axis=1)
     parts = {key: every[a:b] for key, a, b in zip(rows, bounds[:-1], bounds[1:])}
-    sets = {key: own[np.argsort(own[:, 2], kind="stable")] for key, own in parts.items()}  # relation by relation
-    first = sets["train"]
+    found = {key: own[np.argsort(own[:, 2], kind="stable")] for key, own in parts.items()}  # relation by relation
+    first = found["train"]
     ends = np.searchsorted(first[:, 2], np.arange(len(relations) + 1))
     edges = {
         (ENTITY, text, ENTITY): (first[a:b, 0], first[a:b, 1]) for text, a, b in zip(relations, ends[:-1], ends[1:])
     }
-    groups: list[tuple[int, ...]] = [(r,) for r in range(len(relations))]
     if add_reverse:
         turned = reversed_relations(name, tuple(edges))
         edges |= dict(zip(turned, [(tails, heads) for heads, tails in edges.values()]))
-        groups = [(r, len(relations) + r) for r in range(len(relations))]
-    graph = graph_of_relations(edges, GraphTypes((ENTITY,), (0, count), tuple(edges), pair_relations=tuple(groups)))
+    groups = tuple((r, len(relations) + r) if add_reverse else (r,) for r in range(len(relations)))
+    graph = graph_of_relations(edges, GraphTypes((ENTITY,), (0, count), tuple(edges), pair_relations=groups))
     none = np.empty(0, np.int64)
     what = (
         f"Triples: {counted(count, 'entity', 'entities')} and {counted(len(relations), 'relation')}. Entities have "
@@ -177,9 +175,8 @@ def as_triples(train: Any, val: Any, test: Any, add_reverse: bool, name: str, no
     more: Any = {"notes": (what, *notes, *_unlearnt(first, relations, count, entities)), "node_names": entities}
     features = TypedFeatures((ArrayFeatures(np.zeros((count, 0), np.float32)),), (0, count))
     plain = Dataset(name, graph, features, np.zeros(count, np.int64), Split(none, none, none), num_classes=1, **more)
-    if len(relations) == 1:
-        sets = {key: pairs[:, :2] for key, pairs in sets.items()}
-    return Triples(plain, {key: pairs for key, pairs in sets.items() if len(pairs)})
+    width = 2 + (len(relations) > 1)
+    return Triples(plain, {key: pairs[:, :width] for key, pairs in found.items() if len(pairs)})
 
 
 def _unlearnt(train: npt.NDArray[np.int64], relations: Sequence[str], count: int, entities: Any) -> list[str]:
@@ -239,20 +236,17 @@ def _checked(key: str, array: Any) -> npt.NDArray[Any]:
     return texts
 
 
-def _numbered(
-    rows: Mapping[str, npt.NDArray[Any]],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64], list[str], Any, int]:
-    """Numbers of the heads, relations and tails of all sets, one after the other; names of relations, those of entities
-    or None, and the number of entities. Names are numbered in ascending order."""
-    every = np.concatenate([rows[name] for name in SPLITS if name in rows and len(rows[name])])
+def _numbered(rows: Mapping[str, npt.NDArray[Any]]) -> tuple[npt.NDArray[np.int64], list[str], Any, int]:
+    """Numbers of the heads, tails and relations of all sets [n, 3], one set after the other; names of relations, those
+    of entities or None, and the number of entities. Names are numbered in ascending order."""
+    every = np.concatenate([own for own in rows.values() if len(own)])
     if every.dtype.kind == "i":
         number = int(every[:, 1].max()) + 1
-        return (*every.T, [str(r) for r in range(number)], None, int(every[:, [0, 2]].max()) + 1)
+        return every[:, [0, 2, 1]], [str(r) for r in range(number)], None, int(every[:, [0, 2]].max()) + 1
     # Text as wide as the longest name in every place would be many times the size of the names.
     entities, ends = _places(every[:, [0, 2]].ravel())
     relations, relation = _places(every[:, 1])
-    heads, tails = ends.reshape(-1, 2).T
-    return heads, relation, tails, relations, np.array(entities), len(entities)
+    return np.column_stack([ends.reshape(-1, 2), relation]), relations, np.array(entities), len(entities)
 
 
 def _places(texts: npt.NDArray[np.object_]) -> tuple[list[str], npt.NDArray[np.int64]]:
