@@ -25,7 +25,7 @@ from millrace.stages.kernels.aggregation.cuda import backend as aggregate_cuda
 from millrace.stages.kernels.aggregation.lists import InLists, WeightedLists
 from millrace.stages.kernels.minibatch_cuda.rows import gather_rows
 from millrace.stages.kernels.sampling.cuda.tables import Workspace
-from millrace.stages.neighbourhood.gradients import Attend, SpmmBeside
+from millrace.stages.neighbourhood.gradients import Attend, Spmm
 
 PRODUCTS = {"layer 1": (93_629, 2 * FEATURES), "layer 2": (11_089, 2 * HIDDEN)}
 """Rows and width of what is multiplied by weights in a minibatch of 1024 seeds, see `roofline.py`."""
@@ -276,7 +276,7 @@ def _ms(lab: Lab, call: Function, x: Tensor, passes: int) -> float:
 
 
 def _mean(layer: Layer, x: Tensor) -> Tensor:
-    found: Any = SpmmBeside.apply(x, aggregate_cuda, WeightedLists(layer.lists, None, layer.row_scale))
+    found: Any = Spmm.apply(x, None, aggregate_cuda, WeightedLists(layer.lists, None, layer.row_scale, beside=True))
     return found
 
 

@@ -18,9 +18,9 @@ from ...storage.typed.graph_types import GraphTypes
 from ..kernels.aggregation.attention_args import AttentionEdges, AttentionRule, EdgeNumbers
 from ..kernels.aggregation.lists import InLists, WeightedLists, on_device
 from .base import Loops
-from .checked import CheckedNeighbourhood, Factors, Kind, ListEdges, weight_tensor
+from .checked import BARE, CheckedNeighbourhood, Factors, Kind, ListEdges, Reduction, weight_tensor
 from .checks import absent_rows
-from .gradients import Attend, AttendShared, SpmmBeside
+from .gradients import Attend, AttendShared
 from .loops import degrees_alone, loops_of_all
 from .relations import EdgeTypes, NodeRows, Relation, TypedEdges, TypedRows, no_types
 from .relations_cuda import DeviceTypedRows
@@ -125,17 +125,8 @@ class ListNeighbourhood(ListEdges, CheckedNeighbourhood):
         count = len(self.types.node_types)
         return self._typed.means(h, chosen or (True,) * count, flagged or (False,) * count)
 
-    def _sum(self, x: Tensor, factors: Factors) -> Tensor:
-        return self._reduce(self.lists, x, "sum", factors)
-
-    def _mean(self, x: Tensor) -> Tensor:
-        return self._reduce(self.lists, x, "mean")
-
-    def _mean_beside(self, x: Tensor) -> Tensor:
-        return SpmmBeside.apply(x, self._kernels(x), WeightedLists(self.lists, self._weight(x), self._scale("mean", x)))
-
-    def _max(self, x: Tensor) -> Tensor:
-        return self._reduce(self.lists, x, "max")
+    def _reduced(self, kind: Reduction, x: Tensor, factors: Factors = BARE) -> Tensor:
+        return self._reduce(self.lists, x, kind, factors)
 
     def _attend(self, kind: Kind, z: Tensor, a_src: Tensor, dst: Tensor, rule: AttentionRule) -> Tensor:
         over = self._kernels(z), AttentionEdges(self.lists, rule, self.numbers)

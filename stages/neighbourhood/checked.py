@@ -36,6 +36,10 @@ Kind = Literal["each", "both", "shared"]
 each head; ``shared``: all heads read the same rows."""
 
 
+Reduction = Reduce | Literal["beside"]
+"""``beside``: means, and beside them the destinations' own rows."""
+
+
 class UserMessage(NamedTuple):
     """A function of `Neighbourhood.apply`, with its other arguments but the rows."""
 
@@ -73,20 +77,8 @@ class CheckedNeighbourhood(ABC):
     """See `EdgeCounts.spans_ranks`."""
 
     @abstractmethod
-    def _sum(self, x: Tensor, factors: Factors) -> Tensor:
-        """`sum` of [num_src, D]."""
-
-    @abstractmethod
-    def _mean(self, x: Tensor) -> Tensor:
-        """`mean` of [num_src, D]."""
-
-    @abstractmethod
-    def _mean_beside(self, x: Tensor) -> Tensor:
-        """`mean_beside`."""
-
-    @abstractmethod
-    def _max(self, x: Tensor) -> Tensor:
-        """`max` of [num_src, D]."""
+    def _reduced(self, kind: Reduction, x: Tensor, factors: Factors = BARE) -> Tensor:
+        """Rows of matrices, reduced over the in-edges of each destination; sums with these factors."""
 
     @abstractmethod
     def _attend(self, kind: Kind, z: Tensor, a_src: Tensor, dst: Tensor, rule: AttentionRule) -> Tensor:
@@ -103,19 +95,19 @@ class CheckedNeighbourhood(ABC):
         check_scale(own, self.num_dst, "own")
         factor = moved(when_present(Tensor.detach, factor), x.device, x.dtype)
         own = when_present(Tensor.contiguous, moved(own, x.device, x.dtype))
-        return self._sum(x, Factors(factor, own)).reshape(self.num_dst, *h.shape[1:])
+        return self._reduced("sum", x, Factors(factor, own)).reshape(self.num_dst, *h.shape[1:])
 
     def mean(self, h: Tensor) -> Tensor:
         """[num_src, ...] -> [num_dst, ...]."""
-        return self._mean(as_matrix(h, self.num_src, "h")).reshape(self.num_dst, *h.shape[1:])
+        return self._reduced("mean", as_matrix(h, self.num_src, "h")).reshape(self.num_dst, *h.shape[1:])
 
     def mean_beside(self, h: Tensor) -> Tensor:
         """[num_src, D] -> [num_dst, 2D]."""
-        return self._mean_beside(as_matrix(h, self.num_src, "h"))
+        return self._reduced("beside", as_matrix(h, self.num_src, "h"))
 
     def max(self, h: Tensor) -> Tensor:
         """[num_src, ...] -> [num_dst, ...]. Of equal values the first edge takes the gradient."""
-        return self._max(as_matrix(h, self.num_src, "h")).reshape(self.num_dst, *h.shape[1:])
+        return self._reduced("max", as_matrix(h, self.num_src, "h")).reshape(self.num_dst, *h.shape[1:])
 
     def attend(self, z: Tensor, a_src: Tensor, logit_dst: Tensor, slope: float = 0.2, dropout: float = 0.0) -> Tensor:
         """[num_src, H, D], [H, D], [num_dst, H] -> [num_dst, H, D].
@@ -219,7 +211,7 @@ class ListEdges(ABC):
     def _weight(self, like: Tensor) -> Tensor | None:
         return moved(self.weight, like.device)
 
-    def _row_scale(self, reduce: Reduce, dtype: torch.dtype) -> Tensor | None:
+    def _row_scale(self, reduce: Reduction, dtype: torch.dtype) -> Tensor | None:
         """Factor of each row's weighted sum, [num_dst], on the host or on the device of the degrees; None if it is
         1."""
         if self.weight is None:
@@ -228,10 +220,10 @@ class ListEdges(ABC):
             return 1 / torch.as_tensor(self.lists.kept).clamp(min=1).to(dtype)
         return None if reduce == "sum" else share(self.lists, self.weight, self._kernels(self.weight)).to(dtype)
 
-    def _scale(self, reduce: Reduce, like: Tensor) -> Tensor | None:
+    def _scale(self, reduce: Reduction, like: Tensor) -> Tensor | None:
         return moved(self._row_scale(reduce, like.dtype), like.device)
 
-    def _reduce(self, lists: Any, x: Tensor, reduce: Reduce, factors: Factors = BARE) -> Tensor:
+    def _reduce(self, lists: Any, x: Tensor, reduce: Reduction, factors: Factors = BARE) -> Tensor:
         if reduce == "max":
             return Maximum.apply(x, self._kernels(x), lists)
         if reduce == "plain":
@@ -240,7 +232,8 @@ class ListEdges(ABC):
         if factors.of_sources is not None:
             of_edge = factors.of_sources[lists.sources_on(x.device)]
             coef = of_edge if coef is None else of_edge.mul_(coef)
-        return Spmm.apply(x, factors.own, self._kernels(x), WeightedLists(lists, coef, self._scale(reduce, x)))
+        of = WeightedLists(lists, coef, self._scale(reduce, x), beside=reduce == "beside")
+        return Spmm.apply(x, factors.own, self._kernels(x), of)
 
     def _applied(self, of: UserMessage, h: Tensor) -> Tensor:
         """A message of each edge, which gets its `Block.weight`, if there is one; the coefficients of `sum` and `mean`

@@ -84,21 +84,6 @@ class ScatterParts(torch.autograd.Function):
         return tuple(found)
 
 
-class SpmmBeside(torch.autograd.Function):
-    """``apply(x, kernels, of)``: the aggregates, and the destinations' own rows beside them."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, kernels: ModuleType, of: WeightedLists) -> Tensor:
-        ctx.rest = kernels, of
-        return kernels.spmm_beside(of, x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        kernels, of = ctx.rest
-        return kernels.spmm_beside_backward(of, grads[0].contiguous()), None, None
-
-
 class Maximum(torch.autograd.Function):
     """``apply(x, kernels, lists)``."""
 

@@ -23,7 +23,7 @@ from ..kernels.runtime.device_memory import to_device
 from ..memory.arena import empty
 from .base import Loops
 from .block import BlockNeighbourhood
-from .checked import BARE, CheckedNeighbourhood, Factors, Kind, UserMessage
+from .checked import BARE, CheckedNeighbourhood, Factors, Kind, Reduction, UserMessage
 from .checks import as_matrix
 from .full_batch import FullBatch, GivenRows, Shard, View
 from .loops import loops_of_all
@@ -177,20 +177,11 @@ class HaloNeighbourhood(CheckedNeighbourhood):
     def edge_features(self) -> Tensor:
         return self._halo.neighbourhood.edge_features
 
-    def _sum(self, x: Tensor, factors: Factors) -> Tensor:
+    def _reduced(self, kind: Reduction, x: Tensor, factors: Factors = BARE) -> Tensor:
         if self._group.size == 1 or factors.of_sources is None:
-            return self._halo.neighbourhood._sum(self._all(x), factors)
-        total = self._halo.neighbourhood._sum(self._all(x * factors.of_sources[:, None]), BARE)
+            return self._halo.neighbourhood._reduced(kind, self._all(x), factors)
+        total = self._halo.neighbourhood._reduced(kind, self._all(x * factors.of_sources[:, None]))
         return total if factors.own is None else total + factors.own[:, None] * x[: self.num_dst]
-
-    def _mean(self, x: Tensor) -> Tensor:
-        return self._halo.neighbourhood._mean(self._all(x))
-
-    def _mean_beside(self, x: Tensor) -> Tensor:
-        return self._halo.neighbourhood._mean_beside(self._all(x))
-
-    def _max(self, x: Tensor) -> Tensor:
-        return self._halo.neighbourhood._max(self._all(x))
 
     def _attend(self, kind: Kind, z: Tensor, a_src: Tensor, dst: Tensor, rule: AttentionRule) -> Tensor:
         return self._halo.neighbourhood._attend(kind, self._all(z), a_src, dst, rule)

@@ -12,8 +12,8 @@ from ..kernels import aggregation_backend
 from ..kernels.aggregation.lists import DeviceLists
 from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.minibatch_cuda.frames import Frame
-from .base import Reduce
 from .block import ListNeighbourhood
+from .checked import Reduction
 from .relations import no_types
 from .relations_cuda import DeviceTypedRows
 
@@ -102,9 +102,9 @@ class ResidentNeighbourhood(ListNeighbourhood):
         bulk, q, hop = self._where
         return self.degree[: self.num_dst].to(dtype) * bulk.inverse_kept(q, hop, dtype)
 
-    def _row_scale(self, reduce: Reduce, dtype: torch.dtype) -> Tensor | None:
+    def _row_scale(self, reduce: Reduction, dtype: torch.dtype) -> Tensor | None:
         bulk, q, hop = self._where
-        if self.weight is None and reduce == "mean":
+        if self.weight is None and reduce != "sum":
             return bulk.inverse_kept(q, hop, dtype)
         return super()._row_scale(reduce, dtype)
 

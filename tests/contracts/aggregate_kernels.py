@@ -1,5 +1,6 @@
 """Every function of an aggregation backend on the same random inputs."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,8 @@ def results(
         for r in (scale,) if few else (None, scale):
             of, both = WeightedLists(lists, c, r), torch.cat([grad, grad + 1], 1)
             found += [kernels.spmm(of, x), kernels.spmm_backward(of, grad)]
-            found += [kernels.spmm_beside(of, x), kernels.spmm_beside_backward(of, both)]
+            beside = replace(of, beside=True)
+            found += [kernels.spmm(beside, x), kernels.spmm_backward(beside, both)]
     of = WeightedLists(lists, coef, scale)
     found += [kernels.spmm(of, x, own), kernels.spmm_backward(of, grad, own)]
     largest, arg = kernels.maximum(lists, x)

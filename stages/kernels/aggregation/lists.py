@@ -136,6 +136,8 @@ class WeightedLists:
     edge: IntArray | None = None
     """[e], position of each edge of a shard among all edges of those rows, by which maxima know it; that in the lists
     when absent."""
+    beside: bool = False
+    """Sums have the rows of the destinations themselves beside them, in columns [D, 2D)."""
 
 
 CHUNK = 256

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ....storage.optional import when_present
 from ...kernels.aggregation.attention_args import AttentionRule
-from ..checked import Factors, Kind, UserMessage
+from ..checked import BARE, Factors, Kind, Reduction, UserMessage
 from .attention import Attend
 from .layer import SequentialLayer
 from .messages import Apply, Messages, parameters_used
@@ -33,18 +33,12 @@ class SequentialNeighbourhood(SequentialLayer):
     ranks are visited, so results differ between numbers of ranks by rounding.
     """
 
-    def _sum(self, x: Tensor, factors: Factors) -> Tensor:
-        return Sum.apply(x, factors.own, Sums(self, when_present(Tensor.contiguous, factors.of_sources)))
-
-    def _mean(self, x: Tensor) -> Tensor:
-        return Sum.apply(x, None, Sums(self, scale=self.mean_scale(x.dtype)))
-
-    def _mean_beside(self, x: Tensor) -> Tensor:
-        return Sum.apply(x, None, Sums(self, scale=self.mean_scale(x.dtype), beside=True))
-
-    def _max(self, x: Tensor) -> Tensor:
-        """Of equal values the first edge in the order of the whole graph takes the gradient."""
-        return Maximum.apply(x, self)
+    def _reduced(self, kind: Reduction, x: Tensor, factors: Factors = BARE) -> Tensor:
+        if kind == "max":
+            return Maximum.apply(x, self)
+        scale = None if kind == "sum" else self.mean_scale(x.dtype)
+        of_sources = when_present(Tensor.contiguous, factors.of_sources)
+        return Sum.apply(x, factors.own, Sums(self, of_sources, scale, kind == "beside"))
 
     def _attend(self, kind: Kind, z: Tensor, a_src: Tensor, dst: Tensor, rule: AttentionRule) -> Tensor:
         """An online softmax over the ranks, of which only z travels, once for all heads."""

@@ -21,11 +21,11 @@ class Sums(NamedTuple):
     scale: Tensor | None = None
     """[num_dst], of each sum; None: ones."""
     beside: bool = False
-    """See `gradients.SpmmBeside`."""
+    """See `WeightedLists.beside`."""
 
 
 class Sum(torch.autograd.Function):
-    """``apply(x, own, sums)``: see `gradients.Spmm` and `gradients.SpmmBeside`."""
+    """``apply(x, own, sums)``: see `gradients.Spmm`."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, own: Tensor | None, of_sums: Sums) -> Tensor:
@@ -35,8 +35,7 @@ class Sum(torch.autograd.Function):
         ctx.save_for_backward(own, x if own is not None and own.requires_grad else None)
         here = neighbourhood.own
         coef = _coefficients(here, factor, x.device)
-        of = WeightedLists(here.lists, coef, scale)
-        out = kernels.spmm_beside(of, x) if beside else kernels.spmm(of, x, own)
+        out = kernels.spmm(WeightedLists(here.lists, coef, scale, beside=beside), x, own)
         for q, rows in neighbourhood.ring.rows(neighbourhood.view, x, call):
             shard = neighbourhood.view.shards[q]
             kernels.spmm_into(shard.weighted(x.device, scale), rows, out)
@@ -51,8 +50,8 @@ class Sum(torch.autograd.Function):
         own, x = ctx.saved_tensors
         dx = None
         if ctx.needs_input_grad[0]:
-            of = WeightedLists(here.lists, _coefficients(here, factor, grad.device), scale)
-            dx = kernels.spmm_beside_backward(of, grad) if beside else kernels.spmm_backward(of, grad, own)
+            of = WeightedLists(here.lists, _coefficients(here, factor, grad.device), scale, beside=beside)
+            dx = kernels.spmm_backward(of, grad, own)
             width = grad.shape[1] // 2 if beside else grad.shape[1]
 
             def gradient_of(q: int) -> Tensor:

@@ -26,7 +26,7 @@ from .spmm_rows import ADDED, BESIDE, FROM_BESIDE, NOTHING, spmm_rows
 
 __all__ = [
     "add_outer", "add_rows", "attend_from", "attend_into", "attend_shared", "attend_shared_backward", "dots", "maximum",
-    "maximum_from", "maximum_into", "spmm", "spmm_backward", "spmm_beside", "spmm_beside_backward", "spmm_from",
+    "maximum_from", "maximum_into", "spmm", "spmm_backward", "spmm_from",
     "spmm_into", "take_rows", "weighted_sum",
 ]  # fmt: skip
 _U = np.uint64
@@ -53,23 +53,14 @@ def spmm(of: WeightedLists, x: Tensor, own: Tensor | None = None) -> Tensor:
         x: [S, D].
         own: [n] of x's dtype; zeros when absent.
     """
-    kind = NOTHING if own is None else ADDED
-    return _spmm(of, x, x.shape[1], x.shape[1], (kind, own, of.lists.num_dst))
+    kind = BESIDE if of.beside else NOTHING if own is None else ADDED
+    return _spmm(of, x, x.shape[1], x.shape[1] << of.beside, (kind, own, of.lists.num_dst))
 
 
 def spmm_backward(of: WeightedLists, grad: Tensor, own: Tensor | None = None) -> Tensor:
-    """Gradient of `spmm` with respect to x: [n, D] -> [S, D]."""
-    return _gradient(of, grad, grad.shape[1], NOTHING if own is None else ADDED, own)
-
-
-def spmm_beside(of: WeightedLists, x: Tensor) -> Tensor:
-    """`spmm`, and beside it in columns [D, 2D) the rows of the destinations themselves: [S, D] -> [n, 2D]."""
-    return _spmm(of, x, x.shape[1], 2 * x.shape[1], (BESIDE, None, of.lists.num_dst))
-
-
-def spmm_beside_backward(of: WeightedLists, grad: Tensor) -> Tensor:
-    """Gradient of `spmm_beside` with respect to x: [n, 2D] -> [S, D]."""
-    return _gradient(of, grad, grad.shape[1] // 2, FROM_BESIDE)
+    """Gradient of `spmm` with respect to x: [n, D], or [n, 2D] with rows beside -> [S, D]."""
+    kind = FROM_BESIDE if of.beside else NOTHING if own is None else ADDED
+    return _gradient(of, grad, grad.shape[1] >> of.beside, kind, own)
 
 
 def spmm_from(of: WeightedLists, grad: Tensor, width: int) -> Tensor:

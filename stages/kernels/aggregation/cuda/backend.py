@@ -32,7 +32,7 @@ from .sums import ADDED, BESIDE, FROM_BESIDE, NOTHING, UNROLL, Scales, add_lists
 
 __all__ = [
     "add_outer", "add_rows", "attend_from", "attend_into", "attend_shared", "attend_shared_backward", "dots", "maximum",
-    "maximum_from", "maximum_into", "spmm", "spmm_backward", "spmm_beside", "spmm_beside_backward", "spmm_from",
+    "maximum_from", "maximum_into", "spmm", "spmm_backward", "spmm_from",
     "spmm_into", "take_rows", "weighted_sum",
 ]  # fmt: skip
 
@@ -54,19 +54,13 @@ def _gradient(of: WeightedLists, grad: Tensor, width: int, kind: tl.constexpr, o
 
 
 def spmm(of: WeightedLists, x: Tensor, own: Tensor | None = None) -> Tensor:
-    return _sum(of, x, x.shape[1], NOTHING if own is None else ADDED, own)
+    kind = BESIDE if of.beside else NOTHING if own is None else ADDED
+    return _sum(of, x, x.shape[1] << of.beside, kind, own)
 
 
 def spmm_backward(of: WeightedLists, grad: Tensor, own: Tensor | None = None) -> Tensor:
-    return _gradient(of, grad, grad.shape[1], NOTHING if own is None else ADDED, own)
-
-
-def spmm_beside(of: WeightedLists, x: Tensor) -> Tensor:
-    return _sum(of, x, 2 * x.shape[1], BESIDE)
-
-
-def spmm_beside_backward(of: WeightedLists, grad: Tensor) -> Tensor:
-    return _gradient(of, grad, grad.shape[1] // 2, FROM_BESIDE)
+    kind = FROM_BESIDE if of.beside else NOTHING if own is None else ADDED
+    return _gradient(of, grad, grad.shape[1] >> of.beside, kind, own)
 
 
 def spmm_into(of: WeightedLists, x: Tensor, out: Tensor) -> None:

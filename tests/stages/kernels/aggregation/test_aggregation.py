@@ -1,6 +1,7 @@
 import math
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from millrace.stages.kernels.aggregation.cpu.softmax import CHUNK_ROWS, chunk_pa
 from millrace.stages.kernels.aggregation.lists import InLists, WeightedLists
 from millrace.stages.kernels.runtime.threads import set_num_threads
 from millrace.stages.memory.lazy_rows import LazyRows, base_and_ids
-from millrace.stages.neighbourhood.gradients import Attend, AttendShared, Maximum, Spmm, SpmmBeside, attend
+from millrace.stages.neighbourhood.gradients import Attend, AttendShared, Maximum, Spmm, attend
 from millrace.tests.contracts.aggregate_kernels import HOST_KERNELS, random_lists, results
 from millrace.tests.oracles import aggregation as reference
 
@@ -132,7 +133,10 @@ def test_gradients_are_those_of_finite_differences() -> None:
             lambda x, own: Spmm.apply(x, own, k, WeightedLists(lists, coef, scale)),
             (torch.randn(6, 3, **DOUBLE), torch.randn(4, **DOUBLE)),
         ),
-        (lambda x: SpmmBeside.apply(x, k, WeightedLists(lists, coef, scale)), (torch.randn(6, 3, **DOUBLE),)),
+        (
+            lambda x: Spmm.apply(x, None, k, WeightedLists(lists, coef, scale, beside=True)),
+            (torch.randn(6, 3, **DOUBLE),),
+        ),
         (lambda x: Maximum.apply(x, k, lists), (torch.randn(6, 3, **DOUBLE),)),
     ]
     leaves = tuple(torch.randn(*s, **DOUBLE) for s in ((6, 2, 3), (2, 3), (4, 2)))
@@ -229,7 +233,7 @@ def test_named_rows_are_read_where_they_lie(lists: InLists, width: int, types: t
     def found(x: Tensor) -> list[Tensor]:
         made = k.attend_shared(edges, x, a, b)
         gradients = k.attend_shared_backward(edges, x, a, b, made, grad, False)[1:]
-        return [k.spmm(of, x, own), k.spmm_beside(of, x), *k.maximum(lists, x), *made, *gradients]
+        return [k.spmm(of, x, own), k.spmm(replace(of, beside=True), x), *k.maximum(lists, x), *made, *gradients]
 
     named = LazyRows(base, ids)
     for got, want in zip(found(named), found(torch.from_numpy(base[ids])), strict=True):
