@@ -70,10 +70,12 @@ class LayerwiseSampler:
 
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
         from ..kernels import sampling_backend
-        from .resident import layer_wise
+        from ..kernels.minibatch_cuda.bulk import ResidentBulk
+        from .resident import resident
 
         pieces = sampling_backend("cuda").layer_pieces(graph, self._draws(request, workspace))
-        return layer_wise(request, pieces, self.edge_ids)
+        made = ((piece, ResidentBulk(d, nested=False, bound=None)) for piece, d in pieces)
+        return resident(request, made, self.edge_ids)
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
         return _as_bulk(request, draw_layer_wise(owners, self._draws(request)))

@@ -1,7 +1,7 @@
 """Node-wise neighbour sampling (GraphSAGE; Hamilton, Ying, Leskovec, NeurIPS 2017), in bulk."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
@@ -127,16 +127,16 @@ class NeighborSampler(NodeWiseBulks):
 
     async def sample_by_owners_on_device(self, owners: "OwnersOnDevice", request: BulkRequest) -> Bulk:
         """Like `sample_by_owners`, drawn by the kernels of the owners' GPUs, and left on this one's. Awaits sizes."""
-        from .resident import by_owners
+        from .resident import resident
 
-        return await by_owners(
-            request,
-            owners.sample(request, self.streams(request), _OwnerDraws(self, owners)),
-            weighted=self.sends_weights(owners.rows.graph),
-            nested=self.expand == "new",
-            bound=self.bound(owners.rows.graph),
-            edge_ids=self.edge_ids,
-        )
+        graph, made, here = owners.rows.graph, [], _OwnerDraws(self, owners)
+        async for piece, drawn, values in owners.sample(request, self.streams(request), here):
+            # The first values are the edges' weights, if there are any, and the last ones their positions.
+            weighted = self.sends_weights(graph)
+            d = drawn.weighing([values[0][x.positions] for x in drawn.lists]) if weighted else drawn
+            lists = tuple(replace(x, positions=values[-1][x.positions] if self.edge_ids else None) for x in d.lists)
+            made.append((piece, self.bulk_of(graph, replace(d, lists=lists))))
+        return resident(request, made, self.edge_ids)
 
     def streams(self, request: BulkRequest) -> WordArray:
         return request.keys(self.num_layers, self.batch_dependency)

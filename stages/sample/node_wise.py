@@ -20,6 +20,7 @@ from .base import NodeWise, check_kernel, minibatch_of
 from .remote_nodewise import draw_node_wise
 
 if TYPE_CHECKING:
+    from ..kernels.minibatch_cuda.bulk import ResidentBulk
     from ..kernels.sampling.device_samples import DeviceSample
 
 
@@ -68,7 +69,7 @@ class NodeWiseBulks(NodeWise, Protocol):
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
         """See `Sampler.sample_on_device`. Raises what `check` and `check_kernel` raise."""
         from ..kernels.sampling.device_graph import number_on_device
-        from .resident import node_weights, node_wise
+        from .resident import node_weights, resident
 
         check_kernel(self, "cuda")
         self.check(graph)
@@ -85,14 +86,17 @@ class NodeWiseBulks(NodeWise, Protocol):
             of_edges = number_on_device(graph, "edge_weight")
             return [w * of_edges[x.positions] for w, x in zip(found, made.lists)]
 
-        return node_wise(
-            request,
-            pieces,
-            weigh if self.sends_weights(graph) else None,
-            nested=self.expand == "new",
-            bound=self.bound(graph),
-            edge_ids=self.keeps_ids(graph),
+        made = (
+            (piece, self.bulk_of(graph, d.weighing(weigh(d)) if self.sends_weights(graph) else d))
+            for piece, d in pieces
         )
+        return resident(request, made, self.keeps_ids(graph))
+
+    def bulk_of(self, graph: Graph, drawn: "DeviceSample") -> "ResidentBulk":
+        """The bulk of minibatches on the device."""
+        from ..kernels.minibatch_cuda.bulk import ResidentBulk
+
+        return ResidentBulk(drawn, nested=self.expand == "new", bound=self.bound(graph))
 
     def scale_on_device(self, graph: Graph, rows: Tensor, kept: Tensor, hop: Tensor) -> Tensor:
         """float64, `scale` of rows that were drawn in a hop, on the device."""

@@ -1,6 +1,6 @@
 """Minibatches that stay on the device that sampled them."""
 
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -143,60 +143,6 @@ def node_weights(
     return weights
 
 
-def node_wise(
-    request: BulkRequest,
-    pieces: Iterable[tuple[slice, DeviceSample]],
-    weigh: Callable[[DeviceSample], list[Tensor]] | None,
-    *,
-    nested: bool,
-    bound: int | None,
-    edge_ids: bool,
-) -> Bulk:
-    """A bulk of a node-wise sampler.
-
-    Args:
-        request: the request.
-        pieces: ranges of its minibatches, each with its samples; see `kernels.sampling.cuda.backend`.
-        weigh: returns the weights of the edges of each list, such as `node_weights`; None: edges are alike.
-        nested: see `ResidentBulk`, as `bound`.
-        bound: see there.
-        edge_ids: see `ResidentMiniBatch`.
-    """
-
-    def made() -> Iterator[tuple[slice, ResidentBulk]]:
-        for piece, d in pieces:
-            yield piece, ResidentBulk(d if weigh is None else d.weighing(weigh(d)), nested=nested, bound=bound)
-
-    return resident(request, made(), edge_ids)
-
-
-async def by_owners(
-    request: BulkRequest,
-    pieces: AsyncIterable[tuple[slice, DeviceSample, list[Tensor]]],
-    *,
-    weighted: bool,
-    nested: bool,
-    bound: int | None,
-    edge_ids: bool,
-) -> Bulk:
-    """A bulk that the owners of rows have drawn.
-
-    Args:
-        request: the request.
-        pieces: see `placement.row_owners_cuda.OwnersOnDevice.sample`.
-        weighted: true if the first values are the edges' weights.
-        nested: see `ResidentBulk`, as `bound`.
-        bound: see there.
-        edge_ids: true if the last values are the edges' positions.
-    """
-    made = []
-    async for piece, d, values in pieces:
-        drawn = d.weighing([values[0][x.positions] for x in d.lists]) if weighted else d
-        lists = tuple(replace(x, positions=values[-1][x.positions] if edge_ids else None) for x in drawn.lists)
-        made.append((piece, ResidentBulk(replace(drawn, lists=lists), nested=nested, bound=bound)))
-    return resident(request, made, edge_ids)
-
-
 def one_by_one(
     graph: Graph, request: BulkRequest, samples: Sequence[NeighborSample], to: torch.device, edge_ids: bool = False
 ) -> Bulk:
@@ -270,18 +216,6 @@ def in_trees(
             yield piece, ResidentBulk(drawn, nested=True, bound=bound, until=of, trees=trees)
 
     return resident(request, made(), ids is not None)
-
-
-def layer_wise(request: BulkRequest, pieces: Iterable[tuple[slice, DeviceSample]], edge_ids: bool = False) -> Bulk:
-    """A bulk of a layer-wise sampler.
-
-    Args:
-        request: the minibatches to sample.
-        pieces: ranges of them, each with its samples.
-        edge_ids: see `ResidentMiniBatch`.
-    """
-    made = ((piece, ResidentBulk(d, nested=False, bound=None)) for piece, d in pieces)
-    return resident(request, made, edge_ids)
 
 
 def resident(request: BulkRequest, pieces: Iterable[tuple[slice, ResidentBulk]], edge_ids: bool = False) -> Bulk:
