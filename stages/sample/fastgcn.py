@@ -12,7 +12,7 @@ class FastGCNSampler(LayerwiseSampler):
     u]^2.
 
     W, the blocks and `debias` are those of `LadiesSampler`, with q for p. Drawn nodes may have no edge to the
-    minibatch, so rows may stay empty (`LayerSample.empty_rows` counts them): only their own features reach them. q
+    minibatch, so rows may stay empty: only their own features reach them. q
     costs O(E) once per graph, and a draw O(log V) per node.
     """
 

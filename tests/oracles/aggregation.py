@@ -53,24 +53,15 @@ def spmm(of: WeightedLists, x: Tensor, own: Tensor | None = None) -> Tensor:
     messages = x[src] if coef is None else x[src] * coef.to(x.dtype)[:, None]
     result = x.new_zeros(lists.num_dst, x.shape[1]).index_add(0, dst, messages)
     result = result if row_scale is None else result * row_scale[:, None]
+    if of.beside:
+        return torch.cat([result, x[: lists.num_dst]], dim=1)
     return result if own is None else result + own[:, None] * x[: lists.num_dst]
 
 
 def spmm_backward(of: WeightedLists, grad: Tensor, own: Tensor | None = None) -> Tensor:
     """See `cpu.backend.spmm_backward`."""
-    x = grad.new_zeros(of.lists.num_src, grad.shape[1])
+    x = grad.new_zeros(of.lists.num_src, grad.shape[1] >> of.beside)
     return _gradients(lambda x: spmm(of, x, own), (x,), grad)[0]
-
-
-def spmm_beside(of: WeightedLists, x: Tensor) -> Tensor:
-    """See `cpu.backend.spmm_beside`."""
-    return torch.cat([spmm(of, x), x[: of.lists.num_dst]], dim=1)
-
-
-def spmm_beside_backward(of: WeightedLists, grad: Tensor) -> Tensor:
-    """See `cpu.backend.spmm_beside_backward`."""
-    x = grad.new_zeros(of.lists.num_src, grad.shape[1] // 2)
-    return _gradients(lambda x: spmm_beside(of, x), (x,), grad)[0]
 
 
 def maximum(lists: InLists, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -63,11 +63,6 @@ class LayerSample:
         indptr, indices, weight, at = zip(*blocks)
         return cls(nodes, tuple(node_ends), indptr, indices, weight if weighted else None, at if positions else None)
 
-    @property
-    def empty_rows(self) -> tuple[int, ...]:
-        """Rows without an edge in each hop, nearest the seeds first."""
-        return tuple(int((np.diff(p) == 0).sum()) for p in self.indptr)
-
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
