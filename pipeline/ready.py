@@ -68,6 +68,11 @@ class RunCall:
     config: Job | Mapping[str, Any] | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
+    def with_code(self, own: Mapping[str, Any], callbacks: Any) -> "RunCall":
+        """The call with code of the user's own, by the names of the arguments of `run`, and from its options."""
+        found, options = split_code(own, self.options, self.config)
+        return replace(self, code=own_code(**found, callbacks=callbacks), options=options)
+
 
 def ready_to_run(call: RunCall, emit: Emit) -> Ready:
     """Open the data, and refuse impossible jobs before anything is written."""
@@ -273,12 +278,8 @@ def dry_run(
         StoreError: the run cannot be resumed.
     """
     own = {"loss": loss, "optimizer": optimizer, "scheduler": scheduler, "metrics": metrics}
-    own, options = split_code(own, options, config)
-    code = own_code(**own, callbacks=callbacks)
-    call = RunCall(
-        dataset, system, model, code, out=out, resume=resume, samples=samples, config=config, options=options
-    )
-    ready = ready_to_run(call, emit)
+    call = RunCall(dataset, system, model, out=out, resume=resume, samples=samples, config=config, options=options)
+    ready = ready_to_run(call.with_code(own, callbacks), emit)
     for text in ready.notes:
         emit(Note(text))
     job, prepared = ready.job, ready.prepared

@@ -23,7 +23,6 @@ from ..storage.stored.learned_nodes import write_nodes
 from .config.load import Job
 from .config.named_code import allowing
 from .config.systems import System
-from .custom.own_code import own_code, split_code
 from .machine.deadline import checkpoints_in
 from .ready import RunCall, ready_to_run
 from .report.model_card import CARD, data_section, model_card
@@ -124,11 +123,8 @@ def run(
         RunError: the run failed; it can be resumed.
     """
     own = {"loss": loss, "optimizer": optimizer, "scheduler": scheduler, "metrics": metrics}
-    own, options = split_code(own, options, config)
-    code = own_code(**own, callbacks=callbacks)
-    call = RunCall(
-        dataset, system, model, code, out=out, resume=resume, samples=samples, config=config, options=options
-    )
+    call = RunCall(dataset, system, model, out=out, resume=resume, samples=samples, config=config, options=options)
+    call = call.with_code(own, callbacks)
     with allowing(allow_code), console_events(emit, verbose) as tell:
         return _run(call, Control(tell, stop, save))
 
