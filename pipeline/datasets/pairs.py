@@ -139,12 +139,11 @@ def as_pairs(pairs: Any, dataset: Dataset, what: str, relation: IdArray | None =
         fix = ": transpose it" if rows.ndim == 2 and rows.shape[0] == 2 else ""
         raise InputError(f"{what} has shape {list(rows.shape)}; expected pairs [n, 2]{fix}")
     kinds, offsets = _kinds_of_ends(dataset, relation)
-    kinds = np.broadcast_to(kinds, rows.shape)
     if rows.dtype.kind in "UOiu" and dataset.node_names is not None:
         names, given, rows = NodeNames.from_values(dataset.node_names), rows, np.empty(rows.shape, np.int64)
         try:
             for kind in np.unique(kinds):
-                own, nodes = kinds == kind, range(*offsets[kind : kind + 2].tolist())
+                own, nodes = np.broadcast_to(kinds == kind, rows.shape), range(*offsets[kind : kind + 2].tolist())
                 rows[own] = names.between(nodes).meant(given[own])
         except InputError as e:
             raise InputError(f"{what}: {e}") from None
@@ -161,7 +160,8 @@ def as_pairs(pairs: Any, dataset: Dataset, what: str, relation: IdArray | None =
     outside = ((rows < 0) | (rows >= counts)).any(1)
     if outside.any():
         first = int(outside.argmax())
-        wanted = " and ".join(dict.fromkeys(f"[0, {count})" for count in counts[first]))
+        own = np.broadcast_to(counts, rows.shape)[first]
+        wanted = " and ".join(dict.fromkeys(f"[0, {count})" for count in own))
         raise InputError(
             f"{what} has the pair {tuple(rows[first].tolist())} with an end that is no node; expected {wanted}"
         )
