@@ -2,9 +2,11 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from .errors import InputError, one_of
@@ -153,6 +155,24 @@ def imported(module: str, name: str, package: str) -> Callable[[], Any]:
     return lambda: getattr(import_module(module, package), name)
 
 
+@contextmanager
+def importing(said: Callable[[str], str]) -> Iterator[None]:
+    """Context in which modules are found as ``python -m`` would, in this folder or among installed packages; an error
+    is an InputError that is `said` of its reason."""
+    sys.path.insert(0, "")
+    try:
+        yield
+    except Exception as e:
+        raise InputError(said(f"{type(e).__name__}: {' '.join(str(e).split())[:200]}")) from e
+    finally:
+        sys.path.remove("")
+
+
+def object_in(module: str, name: str) -> Any:
+    """An object of a module by its name, whose parts dots divide."""
+    return attrgetter(name)(import_module(module))
+
+
 def found_by_name(name: str, kind: str) -> Any:
     """An object by its name MODULE:NAME, or MODULE.NAME, found as ``python -m`` would: in this folder or among
     installed packages.
@@ -169,17 +189,6 @@ def found_by_name(name: str, kind: str) -> Any:
         module, _, inner = name.rpartition(".")
     if not (module and inner):
         raise InputError(f"{kind} is '{name}'; expected MODULE:NAME, such as my.code:{kind}, or the object itself")
-    sys.path.insert(0, "")
-    try:
-        found: Any = import_module(module)
-        for part in inner.split("."):
-            found = getattr(found, part)
-    except Exception as e:
-        reason = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
-        raise InputError(
-            f"{kind} is '{name}', which cannot be imported ({reason}); expected MODULE:NAME of a module in this folder "
-            "or installed"
-        ) from e
-    finally:
-        sys.path.remove("")
-    return found
+    wanted = "expected MODULE:NAME of a module in this folder or installed"
+    with importing(lambda reason: f"{kind} is '{name}', which cannot be imported ({reason}); {wanted}"):
+        return object_in(module, inner)

@@ -1,12 +1,11 @@
 """A user's own module and code, named as MODULE:NAME on the command line and in calls."""
 
-import sys
-from importlib import import_module
 from typing import Any
 
 from torch import nn
 
 from ...storage.errors import InputError
+from ...storage.registry import importing, object_in
 from .model_argument import as_record_or_module
 
 FORM = "MODULE:NAME, such as my.models:Own, with a class or function that makes the model without arguments"
@@ -21,17 +20,9 @@ def module_named(spec: str) -> nn.Module:
     module, colon, name = spec.partition(":")
     if not (module and colon and name):
         raise InputError(f"--model is '{spec}'; expected {FORM}")
-    sys.path.insert(0, "")
-    try:
-        found: Any = import_module(module)
-        for part in name.split("."):
-            found = getattr(found, part)
+    with importing(lambda reason: f"--model {spec} cannot be made ({reason}); expected {FORM}"):
+        found = object_in(module, name)
         made = found if isinstance(found, nn.Module) else found()
-    except Exception as e:
-        reason = f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
-        raise InputError(f"--model {spec} cannot be made ({reason}); expected {FORM}") from e
-    finally:
-        sys.path.remove("")
     module = as_record_or_module(made)
     if not isinstance(module, nn.Module):
         raise InputError(

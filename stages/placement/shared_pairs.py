@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...storage.dataset import IdArray
-from ...storage.links.pairs import PairArray, PairLabels, Pairs
+from ...storage.links.pairs import PairArray, PairLabels, Pairs, places_in
 from ..comm.base import Group
 from ..neighbourhood.full_batch import View
 from ..neighbourhood.halo import Exchange
@@ -43,10 +43,10 @@ class SharedPairs:
         ends, names = pairs.table[numbers, :2], owned[order]
         mine = np.isin(ends[:, 1], owned)
         ends, numbers, rows = ends[mine], numbers[mine], len(seeds_of(pairs, owned))
-        source, destination = (_places(names, column) for column in ends.T)
+        source, destination = (places_in(names, column) for column in ends.T)
         asked = np.unique(ends[source < 0, 0])
         message = group.all_to_all([torch.from_numpy(asked)] * group.size, "graph")
-        here = [_places(names, ids.numpy()) for ids in message]
+        here = [places_in(names, ids.numpy()) for ids in message]
         here[group.rank] = np.full(len(asked), -1)
         told = group.all_to_all([torch.from_numpy(places >= 0) for places in here], "graph")
         come = [np.flatnonzero(has.numpy()) for has in told]
@@ -70,12 +70,3 @@ class SharedPairs:
 def seeds_of(pairs: Pairs, owned: IdArray) -> IdArray:
     """int64, positions in `owned` of the nodes that are ends of train edges, whoever trains on these."""
     return np.flatnonzero(np.isin(owned, np.unique(pairs.table[pairs.sets["train"], :2]))).astype(np.int64)
-
-
-def _places(names: IdArray, ids: IdArray) -> IdArray:
-    """The position of each id in `names`; -1 where it is not."""
-    order = np.argsort(names)
-    ascending = names[order]
-    at = np.searchsorted(ascending, ids)
-    found = np.append(ascending, -1)[at] == ids
-    return np.where(found, np.append(order, -1)[at], -1)

@@ -89,17 +89,9 @@ class SeenPairs:
             nodes: int64 [N], global ids of the seen nodes, in the order of their numbers.
             num_own: how many of them, the first ones, are the rank's own.
         """
-        order = np.argsort(nodes)
-        ids = nodes[order]
-
-        def here(ends: PairArray) -> PairArray:
-            at = np.searchsorted(ids, ends)
-            there = np.append(ids, -1)[at] == ends
-            return np.where(there, np.append(order, -1)[at], -1)
-
-        ends = here(pairs.table[:, :2])
+        ends = places_in(nodes, pairs.table[:, :2])
         numbers = pairs.sets["train"]
-        train, given = ends[numbers], here(given_negatives(pairs.table, "train"))
+        train, given = ends[numbers], places_in(nodes, given_negatives(pairs.table, "train"))
         seen = [np.unique(column[column >= 0]) for column in ends.T]
         mine = (train[:, 0] >= 0) & (train[:, 1] >= 0) & (train[:, 1] < num_own)
         labels = when_present(lambda of: of.take(numbers[mine]), pairs.labels)
@@ -223,3 +215,12 @@ def contains(ascending: PairArray, keys: PairArray) -> Mask:
     if not len(ascending):
         return np.zeros(keys.shape, bool)
     return ascending[np.minimum(np.searchsorted(ascending, keys), len(ascending) - 1)] == keys
+
+
+def places_in(names: IdArray, ids: IdArray) -> IdArray:
+    """The position of each id in `names`, which are distinct; -1 where it is not."""
+    order = np.argsort(names)
+    ascending = names[order]
+    at = np.searchsorted(ascending, ids)
+    found = np.append(ascending, -1)[at] == ids
+    return np.where(found, np.append(order, -1)[at], -1)
