@@ -99,7 +99,7 @@ def build(section: str, registry: Registry[Any], table: Mapping[str, Any]) -> An
         if isinstance(value, str) and len(value) > LONGEST_OPTION:
             raise InputError(f"configuration key '{section}.{key}' is {quoted(value)}; expected a word")
     try:
-        return _adapter(kind).validate_python(options)
+        return adapter_of(kind).validate_python(options)
     except ValidationError as e:
         first = e.errors()[0]
         cause = first.get("ctx", {}).get("error")
@@ -113,7 +113,8 @@ def build(section: str, registry: Registry[Any], table: Mapping[str, Any]) -> An
 
 
 @cache
-def _adapter(kind: type) -> TypeAdapter[Any]:
+def adapter_of(kind: type) -> TypeAdapter[Any]:
+    """What validates values of a type, made once: that takes longer than to validate one."""
     return TypeAdapter(kind)
 
 

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic import Field, FiniteFloat, ValidationError
 from typing_extensions import TypedDict
 
 from ...storage.dataset import Task
@@ -20,6 +20,7 @@ from ...storage.plural import counted
 from ...storage.store.regular import file_bytes
 from ...storage.stored.data_card import CARD, MOST_COLUMNS, TREATED, described
 from ..config.plain_values import quoted
+from ..config.records import adapter_of
 from ..telemetry.main_metric import main_metric_of
 from ..telemetry.run_log import RunLog, read_events
 from .run_folder import LEARNED, METRICS, MODEL, NODES, RESULT, write_atomically
@@ -117,7 +118,7 @@ def read_result(run: Path) -> dict[str, Any] | None:
     Raises:
         StoreError: the file is damaged, or of another schema version.
     """
-    path = run / RESULT
+    path, again = run / RESULT, f"write it again by `millrace run --resume --out {run}`"
     try:
         result = json.loads(file_bytes(path))
     except FileNotFoundError:
@@ -125,9 +126,7 @@ def read_result(run: Path) -> dict[str, Any] | None:
     except PermissionError:
         raise StoreError(f"{path}: {NOT_READABLE}") from None
     except (OSError, ValueError, RecursionError) as e:
-        raise StoreError(
-            f"{path} is damaged ({first_line(e)}); write it again by `millrace run --resume --out {run}`"
-        ) from None
+        raise StoreError(f"{path} is damaged ({first_line(e)}); {again}") from None
     seen = result.get("schema_version") if isinstance(result, dict) else None
     if seen != SCHEMA_VERSION:
         raise StoreError(
@@ -135,8 +134,7 @@ def read_result(run: Path) -> dict[str, Any] | None:
             "the version that wrote it"
         )
     if (key := _misshapen(result)) is not None:
-        message = f"{path} holds {key} = {quoted(result[key])}, which no run writes"
-        raise StoreError(f"{message}; write it again by `millrace run --resume --out {run}`")
+        raise StoreError(f"{path} holds {key} = {quoted(result[key])}, which no run writes; {again}")
     return result
 
 
@@ -163,7 +161,7 @@ def _misshapen(result: dict[str, object]) -> str | None:
     for key, kind in get_type_hints(Result, include_extras=True).items():
         if key in result:
             try:
-                TypeAdapter(kind, config=ConfigDict(strict=True)).validate_python(result[key])
+                adapter_of(kind).validate_python(result[key], strict=True)
             except ValidationError:
                 return key
     return None
