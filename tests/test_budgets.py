@@ -68,7 +68,7 @@ BUDGETS: dict[str, float] = {
     # Runs of several epochs were killed in 1 and 2 GiB: waiting minibatches take an eighth of what is left, a graph
     # without room lies in a file if a disk has room for it, and rows ahead take no more than there is: 28. So were
     # runs on 20 GB of features in 1 GiB: labels lie in a file too, and degrees are not held three times: 7.
-    "lines_code": 64_509,
+    "lines_code": 64_501,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 33.6,
     "none_checks_of_types": 5,
@@ -77,7 +77,7 @@ BUDGETS: dict[str, float] = {
     "isinstance_on_policies": 10,
     "see_only_docstrings": 0,
     "any_annotations": 1589,
-    "optional_arguments": 791,
+    "optional_arguments": 789,
     "hasattr": 44,
     "calls_over_6_positional": 0,
     "max_positional_args_at_a_call": 6,

@@ -1,8 +1,7 @@
 """Minibatches that stay on the device that sampled them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from ..kernels.minibatch_cuda.bulk import ResidentBulk
 from ..kernels.runtime.device_memory import to_device
 from ..kernels.sampling.device_graph import number_on_device
 from ..kernels.sampling.device_samples import DeviceEdges, DeviceList, DeviceSample, Rows, leading, prefix_sums
-from ..kernels.sampling.device_times import NodesInTrees, TimedSample
 from ..kernels.sampling.samples import NeighborSample
 from .base import Sampler
 
@@ -187,35 +185,6 @@ def one_by_one(
     )
     made = ResidentBulk(drawn, nested=True, bound=None)
     return resident(request, [(slice(0, len(samples)), made)], edge_ids)
-
-
-def in_trees(
-    request: BulkRequest,
-    pieces: Iterable[tuple[slice, TimedSample]],
-    until: Callable[[NodesInTrees], Tensor],
-    ids: Callable[[Tensor], Tensor] | None,
-    bound: int | None,
-) -> Bulk:
-    """A bulk of minibatches whose nodes are in trees.
-
-    Args:
-        request: the minibatches to sample.
-        pieces: ranges of them, each with its samples.
-        until: returns the degrees of all nodes until the moments of their trees.
-        ids: maps positions of edges in the order of time to those in the graph's arrays; None: blocks keep none.
-        bound: see `ResidentBulk`.
-    """
-
-    def made() -> Iterator[tuple[slice, ResidentBulk]]:
-        for piece, d in pieces:
-            (x,) = d.lists
-            positions = None if ids is None or x.positions is None else ids(x.positions)
-            drawn = DeviceSample(d.rows, d.node_ends, (replace(x, positions=positions),), d.edge_ends)
-            # Of the sample nothing else may wait with the bulk.
-            of, trees = partial(until, d.in_trees), (d.in_trees.tree, d.in_trees.moments)
-            yield piece, ResidentBulk(drawn, nested=True, bound=bound, until=of, trees=trees)
-
-    return resident(request, made(), ids is not None)
 
 
 def resident(request: BulkRequest, pieces: Iterable[tuple[slice, ResidentBulk]], edge_ids: bool = False) -> Bulk:

@@ -1,7 +1,8 @@
 """Samples before a moment: in-edges in the order of time, so that those until a moment are a prefix of their row."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
@@ -10,7 +11,7 @@ from ...storage.array_kinds import Float64Array, FloatArray, IdArray, NumberArra
 from ...storage.errors import InputError
 from ...storage.graph import ALWAYS, Graph
 from ...storage.minibatch import Bulk, MiniBatch, nested_blocks
-from ...storage.optional import taken
+from ...storage.optional import taken, when_present
 from ..assignment import BulkRequest
 from ..kernels.row_block.relation_rows import RelationRows
 from ..kernels.row_block.segments import draw_segments, ends_until
@@ -383,9 +384,11 @@ class TemporalSampler:
     def sample_on_device(self, graph: Graph, request: BulkRequest, workspace: Any = None) -> Bulk:
         """See `Sampler.sample_on_device`. Raises what `sample` raises."""
         from ..kernels import sampling_backend
+        from ..kernels.minibatch_cuda.bulk import ResidentBulk
         from ..kernels.sampling.device_graph import number_on_device
+        from ..kernels.sampling.device_samples import DeviceSample
         from ..kernels.sampling.device_times import TimedDraws
-        from .resident import in_trees
+        from .resident import resident
 
         timed, moments = self._timed(graph, request)
         kernels, times, keys = sampling_backend("cuda"), timed.on_device(), request.keys(self.num_layers)
@@ -402,8 +405,18 @@ class TemporalSampler:
         def ids(positions: "Tensor") -> "Tensor":
             return kernels.look_up(times.beside("order", timed.order), positions)
 
-        bound = None if min(self.fanout) < 0 else max(self.fanout) * times.most_rows
-        return in_trees(request, pieces, timed.degree_on_device, ids if self.edge_ids else None, bound)
+        def made() -> Iterator[tuple[slice, ResidentBulk]]:
+            bound = None if min(self.fanout) < 0 else max(self.fanout) * times.most_rows
+            for piece, d in pieces:
+                lists = tuple(
+                    replace(x, positions=when_present(ids, x.positions) if self.edge_ids else None) for x in d.lists
+                )
+                drawn = DeviceSample(d.rows, d.node_ends, lists, d.edge_ends)
+                # Of the sample nothing else may wait with the bulk.
+                of, trees = partial(timed.degree_on_device, d.in_trees), (d.in_trees.tree, d.in_trees.moments)
+                yield piece, ResidentBulk(drawn, nested=True, bound=bound, until=of, trees=trees)
+
+        return resident(request, made(), self.edge_ids)
 
     def sample_by_owners(self, owners: Owners, request: BulkRequest) -> Bulk:
         """See `Sampler.sample_by_owners`. Raises InputError: rows are drawn from a whole graph."""
