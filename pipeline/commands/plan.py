@@ -1,5 +1,7 @@
 """`millrace plan`: predict memory, bytes and time of each system, and recommend one."""
 
+import math
+
 from ...storage.errors import InputError
 from ...storage.optional import present_items
 from .shared.flags import MODEL, AllowCodeFlag, Flag, Flags, JobFile, JsonFlag, Options, SetFlag, only, with_flags
@@ -53,6 +55,9 @@ def plan(
         over = link_named(options.link)
     elif "bandwidth" in given:
         over = Link(options.bandwidth * 1e9 / 8, options.latency / 1e3)
+    for gib in (options.memory, options.device_memory):
+        if gib is not None and not math.isfinite(gib):
+            raise InputError(f"the memory is {gib:g} GiB; expected a number, as of 1.5 GiB")
     room, device_room = (None if gib is None else round(gib * 2**30) for gib in (options.memory, options.device_memory))
     cluster = Cluster(options.hosts, room, over, device_room)
     with Terminal() as terminal:

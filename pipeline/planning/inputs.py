@@ -103,7 +103,7 @@ class Cluster:
         if not 1 <= whole_number("hosts", self.hosts) <= ranks:
             raise InputError(f"hosts is {self.hosts} for {counted(ranks, 'rank')}; expected from 1 to {ranks}")
         for of, size in (("a rank", self.memory_bytes), ("a rank's GPU", self.device_bytes)):
-            if size is not None and not (isinstance(size, Real) and size > 0):
+            if size is not None and not (isinstance(size, Real) and 0 < size < math.inf):
                 raise InputError(f"the memory of {of} is {size!r} bytes; expected more than 0")
         if self.link and not self.link.is_sound:
             raise InputError(f"the link is {self.link}; expected a bandwidth above 0 and a latency of at least 0")

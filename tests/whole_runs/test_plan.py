@@ -376,6 +376,8 @@ def test_a_stand_in_is_as_dense_and_no_larger() -> None:
         (("--bandwidth", "1"), "--bandwidth and --latency go together"),
         (("--bandwidth", "0", "--latency", "1"), "expected a bandwidth above 0"),
         (("--memory", "-1"), "expected more than 0"),
+        (("--memory", "nan"), "the memory is nan GiB; expected a number, as of 1.5 GiB"),
+        (("--device-memory", "inf"), "the memory is inf GiB; expected a number, as of 1.5 GiB"),
         (("--set", "bulk.algorithm=1.5d"), "bulk.algorithm is '1.5d': plan does not predict that"),
         (("--set", "bulk.local_seeds=true"), "bulk.local_seeds is True: plan does not predict that"),
         (("--set", "retexo.local_steps=3"), "retexo.local_steps is 3"),
