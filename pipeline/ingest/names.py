@@ -13,7 +13,7 @@ import pyarrow.compute
 from ...storage.array_kinds import IdArray
 from ...storage.graph import starts_of
 from ...storage.node_names import NodeNames
-from ..datasets.cleaning.node_ids import as_ids, check_id_column, given_ids, renumbered, repeated, with_gaps
+from ..datasets.cleaning.node_ids import as_ids, check_every_id, given_ids, renumbered, repeated, with_gaps
 from ..datasets.cleaning.options import ReadOptions
 from ..datasets.cleaning.raw import AnyArray
 from ..datasets.readers.csv_file import is_text_read
@@ -119,7 +119,7 @@ def number_nodes(folder: Path, table: Table, key: str, text: bool, options: Read
             nulls += column.null_count
             if not nulls:
                 yield column
-        check_id_column(what, pa.int64(), nulls, is_text_read(table.source, key))
+        check_every_id(what, nulls, is_text_read(table.source, key))
 
     if text:
         _index_names(folder, columns(), what)

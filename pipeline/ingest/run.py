@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from ...storage import fingerprint as fingerprints
 from ...storage.dataset import SPLITS
@@ -220,13 +219,12 @@ class Ingest:
         faults = Faults()
         for t in self.source.nodes:
             named, columns = self.typed or self.of_types[t.type].is_named, list[EndColumn]()
-            kind = pa.string() if self.opened.ids_are_text[t.type] else pa.int64()
             for own, seen in zip(self.tables, self.seen):
                 for side in own.table.source.sides_at(t):
                     what = f"{own.table.called}.{own.columns.ends[side]}"
                     from_csv = is_text_read(own.table.source, own.columns.ends[side])
                     nulls, unknown, first = (seen[key][side] for key in ("nulls", "unknown", "first_unknown"))
-                    columns.append(EndColumn(what, kind, nulls, from_csv, unknown * named, first))
+                    columns.append(EndColumn(what, nulls, from_csv, unknown * named, first))
             faults += faults_of_ends(columns, t.of_type)
         self.notes += described.dropped_notes(
             [(own.table.called, seen["dropped"]) for own, seen in zip(self.tables, self.seen)]

@@ -35,11 +35,15 @@ def given_ids(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(pc.equal(column, ""), None, column) if is_text(column.type) else column
 
 
-def check_id_column(what: str, kind: pa.DataType, nulls: int, from_csv: bool) -> None:
-    """Raise InputError unless a column holds ids, one in every row."""
+def check_id_kind(what: str, kind: pa.DataType) -> None:
+    """Raise InputError unless a column holds ids."""
     if not (pa.types.is_integer(kind) or is_text(kind)):
         how = ": write them as int64, by .astype('int64') in pandas" if pa.types.is_floating(kind) else ""
         raise InputError(f"column {what} is {kind}; expected ids: whole numbers or text{how}")
+
+
+def check_every_id(what: str, nulls: int, from_csv: bool) -> None:
+    """Raise InputError unless a column has an id in every row."""
     if nulls:
         quoted = " (NA and null are nulls in CSV unless quoted)" if from_csv else " or empty texts"
         raise InputError(f"column {what} holds {nulls} nulls{quoted}; expected an id in every row: drop those rows")
@@ -50,7 +54,6 @@ class EndColumn(NamedTuple):
 
     what: str
     """Its name in messages."""
-    kind: pa.DataType
     nulls: int
     from_csv: bool
     unknown: int
@@ -64,7 +67,7 @@ def faults_of_ends(columns: Sequence[EndColumn], of_type: str) -> Faults:
     faults = Faults()
     for column in columns:
         with faults.noted(), about(of_type):
-            check_id_column(column.what, column.kind, column.nulls, column.from_csv)
+            check_every_id(column.what, column.nulls, column.from_csv)
     for column in columns if not faults else ():
         with faults.noted(), about(of_type):
             if column.unknown:

@@ -14,13 +14,12 @@ from ....storage.errors import InputError, one_of
 from ....storage.plural import counted, were
 from ..cleaning.class_names import MOST_VALUES
 from ..cleaning.clean import check_no_target
-from ..cleaning.node_ids import check_id_column, check_one_kind, is_text
+from ..cleaning.node_ids import check_id_kind, check_one_kind, is_text
 from ..cleaning.options import COLUMNS, ReadOptions
 from ..cleaning.typed import OF_NODES, check_followed
 from ..schema.columns import Columns
 from ..schema.roles import Schema, schema_of
 from ..schema.source import GraphTables, Problems, SourceTable, quoted
-from .csv_file import is_text_read
 from .foreign.kinds import first_line_of, separator_of
 from .parquet import are_numbers
 from .parquet_rapids import gpus_to_read
@@ -175,8 +174,8 @@ def are_text(columns: Ends) -> bool:
     """True if nodes are called by text in these columns of ids, False if by whole numbers. Raises InputError: some are,
     or a column is neither."""
     kinds = {what: table.schema.field(name).type for what, table, name in columns}
-    for what, table, name in columns:
-        check_id_column(what, kinds[what], 0, is_text_read(table.source, name))
+    for what, kind in kinds.items():
+        check_id_kind(what, kind)
     if all(table.are_numbers(name) or pa.types.is_integer(kinds[what]) for what, table, name in columns):
         return False
     check_one_kind(kinds)

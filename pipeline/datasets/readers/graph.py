@@ -100,7 +100,7 @@ class _Nodes:
         if (key := self.columns.id) is None:
             return
         given, what = node_ids.given_ids(self.read.rows[key]), f"nodes.{key}"
-        node_ids.check_id_column(what, given.type, given.null_count, is_text_read(self.read.source, key))
+        node_ids.check_every_id(what, given.null_count, is_text_read(self.read.source, key))
         ids = node_ids.as_ids(given, text, what)
         if text:
             self.names = node_ids.as_names(ids, what)
@@ -132,7 +132,7 @@ class _Reading:
 
     def raw(self) -> Raw:
         """The graph."""
-        edges, given = dict[Any, RawEdges](), dict[str, Any]()
+        edges = dict[Any, RawEdges]()
         own, (read, columns) = next(iter(self.nodes.values())), self.edges[0]
         if self._by.on_gpu and (found := self._in_order(own, read)) is not None:
             edges = {None: found}
@@ -156,10 +156,9 @@ class _Reading:
                 x, time = own.ordered(x), own.ordered(time)
                 names = feature_names(rows, columns.features, 0 if x is None else x.shape[1])
                 nodes[kind] = RawNodes(x, tuple(names), time, own.names, count=rows.num_rows)
-        given |= {"hint": self.source.hint, "notes": tuple(self.notes), "read": self.schema.record()}
-        given["faults"] = self.faults
-        given["add_reverse"] = self.schema.source.is_typed and self.options.direction == "undirected"
-        return Raw(self.source.name, edges, labels, nodes, target, split=sets_of(bits), **given)
+        given = dict[str, Any](hint=self.source.hint, notes=tuple(self.notes), read=self.schema.record())
+        given["add_reverse"] = self.source.is_typed and self.options.direction == "undirected"
+        return Raw(self.source.name, edges, labels, nodes, target, sets_of(bits), faults=self.faults, **given)
 
     def _in_order(self, own: _Nodes, edges: ReadTable) -> RawEdges | None:
         """The edges as GPUs sort them; None if the CPU has to report a defect."""
@@ -200,7 +199,7 @@ class _Reading:
         is_error = self.options.dangling_edges == "error" and not (t is None and own.names is None)
         count, quote = int(outside.sum()) if is_error else 0, "'" if node_ids.is_text(ids.type) else ""
         first = f"{quote}{ids[int(np.argmax(outside))]}{quote}" if count else None
-        return node_ids.EndColumn(what, ids.type, given.null_count, is_text_read(read.source, name), count, first)
+        return node_ids.EndColumn(what, given.null_count, is_text_read(read.source, name), count, first)
 
     def _edges_of(self, k: int) -> RawEdges:
         """The edges of a table."""
