@@ -17,6 +17,7 @@ from millrace.pipeline.telemetry.run_log import RunLog
 from millrace.stages.partition.quality import PartCounts, PartitionQuality
 from millrace.storage.errors import InputError, StoreError
 from millrace.tests.contracts.command import command
+from millrace.tests.contracts.pictures import draw_only
 
 DATA = "sbm:nodes=60,classes=3,degree=4,features=4,train=0.5"
 
@@ -30,6 +31,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_report_of_the_current_folder(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run)
+    draw_only(monkeypatch)
     code, _, said = command("report", ".")
     assert code == 0, said
     assert (run / "report" / "report.html").is_file()
@@ -69,6 +71,7 @@ def test_a_pipe_in_place_of_any_file_of_a_run_does_not_hang(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    draw_only(monkeypatch)  # files are read before
     for name in with_pipes(run):
         code, _, said = command(*(word.format(name) for word in words.split()))
         # What does not read the file does without it.

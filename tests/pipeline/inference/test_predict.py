@@ -22,6 +22,7 @@ from millrace.pipeline.inference.recommend import Recommendations
 from millrace.storage.errors import InputError
 from millrace.tests.contracts.accuracies import accuracy
 from millrace.tests.contracts.command import command
+from millrace.tests.contracts.pictures import draw_only
 
 CONVERT = pyarrow.csv.ConvertOptions(
     column_types={"labels": pa.string()}, strings_can_be_null=True, quoted_strings_can_be_null=False
@@ -407,7 +408,7 @@ def test_data_that_have_changed_since_are_told(tmp_path):
     assert told not in command("evaluate", tmp_path / "run", "--dataset", path)[2]
 
 
-def test_nodes_without_a_label_and_the_report_of_a_result(tmp_path):
+def test_nodes_without_a_label_and_the_report_of_a_result(tmp_path, monkeypatch):
     labels = np.arange(40) % 3
     labels[::4] = -1
     chain = sp.coo_array((np.ones(39), (np.arange(39), np.arange(1, 40))), (40, 40))
@@ -422,6 +423,7 @@ def test_nodes_without_a_label_and_the_report_of_a_result(tmp_path):
     with pytest.raises(InputError, match=r"nodes is 'unlabelled', but .* has no labels of nodes"):
         mr.embed(links, nodes="unlabelled")
     pytest.importorskip("matplotlib")
+    draw_only(monkeypatch)
     assert mr.report(run, tmp_path / "page").path.is_file()
     assert mr.report([mr.load(run)], tmp_path / "again").path.is_file()
     with pytest.raises(InputError, match="runs is of type int; expected the folder of a run, its result"):
