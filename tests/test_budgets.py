@@ -70,7 +70,7 @@ BUDGETS: dict[str, float] = {
     # runs on 20 GB of features in 1 GiB: labels lie in a file too, and degrees are not held three times: 7.
     "lines_code": 64_501,
     # Goal: 35. A ratio: code that goes raises it.
-    "none_checks_per_kloc": 33.6,
+    "none_checks_per_kloc": 33.4,
     "none_checks_of_types": 5,
     # Several of these rose with the same features, by functions that were not looked at one by one; they fall next.
     "functions_over_6_params": 42,
