@@ -57,6 +57,7 @@ class LaborSampler(NodeWiseBulks):
     batch_dependency: int = 1
     """See `NeighborSampler.batch_dependency`."""
     name: ClassVar[str] = "labor"
+    kernel_name: ClassVar[str] = "labor"
     draws_relations_on_device: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -87,6 +87,7 @@ class NeighborSampler(NodeWiseBulks):
     "Cooperative Minibatching in Graph Neural Networks" (2023), section 3.2, with numbers that change at once where
     theirs change gradually."""
     name: ClassVar[str] = "neighbor"
+    kernel_name: ClassVar[str] = "neighbor"
     draws_relations_on_device: ClassVar[bool] = True
     draws_by_owners_on_device: ClassVar[bool] = True
 

@@ -1,7 +1,7 @@
 """Bulks of the samplers that draw row by row, wherever rows lie: on the host, on a device, or with other ranks."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 
 class NodeWiseBulks(NodeWise, Protocol):
-    """Base of samplers whose kernels have the sampler's name: ``neighbor``, and ``neighbor_pieces`` on devices."""
+    """Base of samplers that give what their kernels are asked for."""
+
+    kernel_name: ClassVar[str]
+    """Their name: ``neighbor``, and ``neighbor_pieces`` on devices. A sampler that derives from one has its kernels."""
 
     def draws(self, graph: Graph, request: BulkRequest, workspace: Any) -> NodeWiseDraws:
         """What kernels of the sampler's name are asked for."""
@@ -33,7 +36,7 @@ class NodeWiseBulks(NodeWise, Protocol):
     def sample(self, graph: Graph, request: BulkRequest, kernel: Any, workspace: Any = None) -> Bulk:
         """See `Sampler.sample`. Raises what `check` and, for the kernel ``cuda``, `check_kernel` raise."""
         self.check(graph)
-        samples = getattr(kernel, self.name)(graph, self.draws(graph, request, workspace))
+        samples = getattr(kernel, self.kernel_name)(graph, self.draws(graph, request, workspace))
         made: list[Any] = [None] * len(samples)
         keeps_ids, nested = self.keeps_ids(graph), self.expand == "new"
 
@@ -74,7 +77,7 @@ class NodeWiseBulks(NodeWise, Protocol):
         check_kernel(self, "cuda")
         self.check(graph)
         kernels, typed = sampling_backend("cuda"), not graph.types.is_single
-        pieces = getattr(kernels, f"{self.name}_pieces")(graph, self.draws(graph, request, workspace))
+        pieces = getattr(kernels, f"{self.kernel_name}_pieces")(graph, self.draws(graph, request, workspace))
 
         def weigh(made: "DeviceSample") -> list[Tensor]:
             if not typed:
