@@ -142,7 +142,7 @@ def as_pairs(pairs: Any, dataset: Dataset, what: str, relation: IdArray | None =
     if rows.dtype.kind in "UOiu" and dataset.node_names is not None:
         names, given, rows = NodeNames.from_values(dataset.node_names), rows, np.empty(rows.shape, np.int64)
         try:
-            for kind in np.unique(kinds):
+            for kind in kinds.flat[np.sort(np.unique(kinds, return_index=True)[1])]:  # sources first
                 own, nodes = np.broadcast_to(kinds == kind, rows.shape), range(*offsets[kind : kind + 2].tolist())
                 rows[own] = names.between(nodes).meant(given[own])
         except InputError as e:
