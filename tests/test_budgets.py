@@ -68,7 +68,7 @@ BUDGETS: dict[str, float] = {
     # Runs of several epochs were killed in 1 and 2 GiB: waiting minibatches take an eighth of what is left, a graph
     # without room lies in a file if a disk has room for it, and rows ahead take no more than there is: 28. So were
     # runs on 20 GB of features in 1 GiB: labels lie in a file too, and degrees are not held three times: 7.
-    "lines_code": 64_501,
+    "lines_code": 64_504,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 33.4,
     "none_checks_of_types": 5,
