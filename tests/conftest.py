@@ -1,6 +1,5 @@
 """Fixtures and settings shared by test files."""
 
-import functools
 import gc
 import os
 import sys
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import typer.main
 from hypothesis import settings
 
 from millrace.pipeline.cluster import rank_server
@@ -40,9 +38,6 @@ torch.set_num_threads(1)
 
 # Tests make few cycles, and each collection looks at all that torch, numba and pytest have made.
 gc.set_threshold(20_000, 50, 100)
-
-# Flags of all commands are read once, not at each call.
-typer.main.get_command = functools.cache(typer.main.get_command)
 
 # Nothing that ends later, among the processes and files that another test counts.
 rank_server.LINGER_S = 0.0

@@ -6,7 +6,6 @@ that.
 """
 
 import ctypes
-import functools
 import gc
 import importlib.util
 import os
@@ -16,9 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-import typer.main
 
-from millrace.pipeline import cli
 from millrace.pipeline.cluster import rank_server
 from millrace.pipeline.setup.result import versions
 from millrace.stages.kernels.runtime.jit import prepare_numba
@@ -79,8 +76,6 @@ prepare_numba()
 common_kernels.compile_all() if COMPILES in os.environ else common_kernels.load()
 entry_points_by_group()
 versions()
-typer.main.get_command = functools.cache(typer.main.get_command)
-typer.main.get_command(cli.app)
 # See tests/conftest.py.
 if os.environ.get("TRITON_INTERPRET") == "1":
     with suppress(ImportError):
