@@ -142,8 +142,7 @@ def predict_links(
             scores[at] = score_pairs(of_relation(decoder, one.place), rows, ends.positions[at])
             names[at] = None if one.place is None else one.name
     relations = names.astype(np.str_) if types.predicts_several else None
-    own = own_ids(wanted, data, given.relation)
-    return LinkScores(own, scores.cpu().numpy(), relations, ends_called(wanted, data))
+    return LinkScores(own_ids(wanted, data, given.relation), scores.cpu().numpy(), relations, ends_called(wanted, data))
 
 
 def for_pairs(trained: TrainedRun, data: Dataset) -> Dataset:

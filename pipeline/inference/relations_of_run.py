@@ -101,7 +101,7 @@ def asked(types: GraphTypes, relation: Relation | None, folder: Path) -> Asked:
         InputError: the run predicts several, and none is named; or others.
     """
     if types.is_single and relation is not None:
-        raise InputError(f"relation is {relation!r}, but {folder} has one type of edges; leave it out")
+        raise InputError(f"relation is given, but {folder} has one type of edges; leave it out")
     if types.predicts_several and relation is None:
         some = listed([types.relations[r][1] for r in types.predicted])
         raise InputError(f"{folder} predicts links of several relations; say which, as relation: {some}")
@@ -123,7 +123,8 @@ def relations_asked(types: GraphTypes, relation: Any, count: int, folder: Path) 
     Raises:
         InputError: see `asked`; or numbers differ.
     """
-    of_each = isinstance(relation, Sequence | np.ndarray) and not isinstance(relation, str)
+    relation = relation.tolist() if isinstance(relation, np.ndarray) else relation
+    of_each = isinstance(relation, Sequence) and not isinstance(relation, str)
     if types.is_single or not of_each or tuple(relation) in types.relations:
         one = asked(types, relation, folder)
         return when_present(lambda _: np.full(count, one.types.one_predicted), one.place)

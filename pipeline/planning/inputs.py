@@ -104,7 +104,7 @@ class Cluster:
             raise InputError(f"hosts is {self.hosts} for {counted(ranks, 'rank')}; expected from 1 to {ranks}")
         for of, size in (("a rank", self.memory_bytes), ("a rank's GPU", self.device_bytes)):
             if size is not None and not (isinstance(size, Real) and 0 < size < math.inf):
-                raise InputError(f"the memory of {of} is {size!r} bytes; expected more than 0")
+                raise InputError(f"the memory of {of} is {size!r} bytes; expected a finite number above 0")
         if self.link and not self.link.is_sound:
             raise InputError(f"the link is {self.link}; expected a bandwidth above 0 and a latency of at least 0")
         if self.hosts > 1 and not self.link:

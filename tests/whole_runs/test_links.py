@@ -236,6 +236,8 @@ def test_pairs_are_scored_and_written(result, links, tmp_path):
     assert np.array_equal(mr.predict_links(result.out, tmp_path / "pairs.npy").scores, found.scores)
     with pytest.raises(InputError, match=r"use mr\.predict_links"):
         mr.predict(run)
+    with pytest.raises(InputError, match=r"relation is given, but .* has one type of edges; leave it out"):
+        mr.predict_links(run, pairs, relation=["likes"] * len(pairs))
     nodes = mr.run("sbm:nodes=60", epochs=1, fanout=[2], out=tmp_path / "nodes", verbose=False)
     with pytest.raises(InputError, match=r"the task of .* is multiclass"):
         mr.predict_links(nodes, pairs)

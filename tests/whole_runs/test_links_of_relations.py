@@ -181,7 +181,7 @@ def test_pairs_are_scored_by_their_relations(result, links, tmp_path):
     for (u, v), name, score in zip(asked, names, found.scores):
         wanted = decoder(rows[[STARTS[name][0] + u]], rows[[STARTS[name][1] + v]], NAMES.index(name))
         assert score == pytest.approx(float(wanted), abs=1e-9)
-    all_of = mr.predict_links(run, asked, relation=("user", "likes", "item"))
+    all_of = mr.predict_links(run, asked, relation=np.array(["user", "likes", "item"]))
     assert all_of.scores[0] == pytest.approx(found.scores[0], abs=1e-12) and set(all_of.relations) == {"likes"}
     best = mr.recommend(run, 4, relation="sells", nodes=[0, 7])
     with torch.no_grad():
@@ -218,6 +218,7 @@ def test_pairs_are_scored_by_their_relations(result, links, tmp_path):
         (lambda run: mr.predict_links(run, [[0, 1]], relation="no"), "there is no relation 'no'"),
         (lambda run: mr.predict_links(run, [[0, 1]], relation=5), "there is no relation '5'"),
         (lambda run: mr.predict_links(run, [[0, 1]], relation=[None]), "relation is None; expected its name"),
+        (lambda run: mr.predict_links(run, [[0, 1]], relation=np.array([["likes", "x"]])), "no relation 'likes,x'"),
         (lambda run: mr.recommend(run, 2, relation={"likes"}), "relation is {'likes'}; expected its name"),
         (lambda run: mr.predict_links(run, [[0, 1]], relation=["likes"] * 2), "relation has 2 names for 1 pairs"),
         (lambda run: mr.predict_links(run, [[0, 500]], relation="likes"), r"\(0, 500\) with an end that is no node"),

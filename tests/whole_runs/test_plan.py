@@ -375,7 +375,7 @@ def test_a_stand_in_is_as_dense_and_no_larger() -> None:
         (("--link", "wam"), "link is 'wam'; expected one of data centre, wan, edge, proximity; did you mean 'wan'?"),
         (("--bandwidth", "1"), "--bandwidth and --latency go together"),
         (("--bandwidth", "0", "--latency", "1"), "expected a bandwidth above 0"),
-        (("--memory", "-1"), "expected more than 0"),
+        (("--memory", "-1"), "expected a finite number above 0"),
         (("--memory", "nan"), "the memory is nan GiB; expected a number, as of 1.5 GiB"),
         (("--device-memory", "inf"), "the memory is inf GiB; expected a number, as of 1.5 GiB"),
         (("--set", "bulk.algorithm=1.5d"), "bulk.algorithm is '1.5d': plan does not predict that"),
@@ -383,7 +383,7 @@ def test_a_stand_in_is_as_dense_and_no_larger() -> None:
         (("--set", "retexo.local_steps=3"), "retexo.local_steps is 3"),
         (("--ranks", "2", "--set", "model.norm=batch"), "use another norm, or one rank"),
         (("--device-memory", "9"), 'the memory of a GPU is given, but device is "cpu"; leave it out'),
-        (("--device-memory", "0"), "the memory of a rank's GPU is 0 bytes; expected more than 0"),
+        (("--device-memory", "0"), "the memory of a rank's GPU is 0 bytes; expected a finite number above 0"),
         (("--fanout", "2,2", "--layers", "3"), "give one number per layer"),
     ],
 )
