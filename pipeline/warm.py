@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..stages.kernels.runtime.threads import own_cores
+from .machine.deadline import temporary_folder
 
 GRAPH = "sbm:nodes=200,classes=3,degree=6,features=8"
 TYPED = "hsbm:nodes=60,classes=2,degree=3,features=8"
@@ -122,7 +122,7 @@ def run_trial(trial: Trial) -> Warmed:
         rows = ArrayFeatures(np.ones((dataset.graph.num_edges, 2), np.float32))
         dataset = replace(dataset, graph=replace(dataset.graph, edge_features=rows))
     with (
-        tempfile.TemporaryDirectory(prefix="millrace-warm-") as folder,
+        temporary_folder("millrace-warm-") as folder,
         event.install_listener("numba:compile", compiled),
     ):
         run(dataset, out=Path(folder, "run"), verbose=False, **{**TINY, **trial.config})

@@ -1,6 +1,7 @@
 """`millrace warm` compiles what runs need, and says where it is kept."""
 
 import json
+import tempfile
 
 import pytest
 from typer.testing import CliRunner
@@ -12,6 +13,7 @@ from millrace.pipeline.setup.configure import configure
 from millrace.stages.learned.optimizers import OPTIMIZERS
 from millrace.stages.models import MODELS
 from millrace.stages.sample import SAMPLERS
+from millrace.storage.store.committed_folder import HELD
 from millrace.tests.contracts.fresh_python import run_python
 
 
@@ -23,12 +25,17 @@ def test_each_model_sampler_and_system_is_tried():
     assert {job.learned.optimizer for job in jobs if job.learned.width} == set(OPTIMIZERS)
 
 
-def test_a_trial_on_each_kind_of_graph_runs():
-    """None raises."""
+def test_a_trial_on_each_kind_of_graph_runs(tmp_path, monkeypatch):
+    """None raises, and what a killed one left is removed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = tmp_path / "millrace-warm-killed"
+    left.mkdir()
+    (left / HELD).touch()
     kinds = {(t.weighted, t.edge_features, t.typed, t.timed): t for t in warm.trials("float64")}
     assert len(kinds) == 5
     for trial in kinds.values():
         warm.run_trial(trial)
+    assert not list(tmp_path.glob("millrace-warm-*"))
 
 
 TWICE = """
