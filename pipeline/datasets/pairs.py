@@ -53,7 +53,7 @@ class PairTable:
 
     def __len__(self) -> int:
         """n."""
-        return len(np.atleast_1d(self.ends))
+        return len(np.atleast_1d(self.ends)) if self.ends.size else 0  # [2, 0] are none, as in `as_pairs`
 
     def take(self, rows: AnyArray) -> "PairTable":
         """Some pairs."""
@@ -65,8 +65,8 @@ class PairTable:
 
     def rows(self, dataset: Dataset) -> PairArray:
         """int64, `nodes`, and where several relations are predicted a third column with the relation's number."""
-        nodes, several = self.nodes(dataset), dataset.graph.types.predicts_several
-        return np.insert(nodes, 2, self.relation, axis=1) if several and self.relation is not None else nodes
+        nodes, of = self.nodes(dataset), self.relation if dataset.graph.types.predicts_several else None
+        return nodes if of is None else np.insert(nodes, 2, of[: len(nodes)], axis=1)
 
     def times(self, graph: Graph) -> NumberArray | None:
         """[n], see `times_like`."""
@@ -217,7 +217,7 @@ def sets_of(pairs: Mapping[str, Any] | str | Path, dataset: Dataset) -> SetsAndT
     `ReadOptions.pairs` for its form), or from arrays by `SETS` and `TIMES`. Where several relations are predicted
     [n, 3], with the relation's number, relation by relation. Raises InputError: the file cannot be read, or a pair has
     an end that is no node."""
-    given = _sets_of_arrays(pairs, dataset) if isinstance(pairs, Mapping) else _sets_of_file(expanded(pairs), dataset)
+    given = _sets_of_file(pairs, dataset) if isinstance(pairs, str | Path) else _sets_of_arrays(pairs, dataset)
     sets, times = defaultdict[str, list[PairArray]](list), defaultdict[str, list[NumberArray]](list)
     for name, table in given:
         sets[name].append(table.rows(dataset))
@@ -225,15 +225,15 @@ def sets_of(pairs: Mapping[str, Any] | str | Path, dataset: Dataset) -> SetsAndT
     found = {name: np.concatenate(own) for name, own in sets.items()}
     moments = {name: np.concatenate(own) for name, own in times.items() if own and name in SPLITS}
     if "train" not in found and not any(map(len, found.values())):
-        where = "pairs" if isinstance(pairs, Mapping) else pairs
+        where = pairs if isinstance(pairs, str | Path) else "pairs"
         raise InputError(f"{where} holds no pair; expected some, or leave pairs out: edges are split then")
     return found, moments
 
 
-def _sets_of_file(path: Path, dataset: Dataset) -> Iterator[tuple[str, PairTable]]:
+def _sets_of_file(file: str | Path, dataset: Dataset) -> Iterator[tuple[str, PairTable]]:
     """The sets of a file, by their names."""
+    path, types = expanded(file), dataset.graph.types
     require_file(path)
-    types = dataset.graph.types
     if path.suffix == ".npz":
         if types.predicts_several:
             raise InputError(f"{path} names no relations, but pairs are of several; expected a table with relation")

@@ -164,6 +164,7 @@ def test_reverses_are_found_whatever_their_number(kg):
         ),
         (NAMES, {n: {"lives_in": [[0, 1]]} for n in ("val", "val_negatives")}, r"\(0, 1\) of person,lives_in,city is"),
         (NAMES, {"train": {"lives_in": np.empty((0, 2), int)}}, "the train set has no pairs"),
+        (NAMES, {"train": {"lives_in": np.empty((2, 0), int)}}, "the train set has no pairs"),
     ],
 )
 def test_what_does_not_go_together_is_refused(kg, relation, pairs, said):

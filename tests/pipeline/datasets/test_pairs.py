@@ -48,6 +48,7 @@ BAD = [
     ({"train": [[0.5, 1.5]]}, "expected whole numbers"),
     ({"train": []}, "the train set has no pairs"),
     ({}, "pairs holds no pair"),
+    ([(0, 1)], r"pairs has '\(0, 1\)'; expected some of train, val, test"),
     ({"val": []}, "pairs holds no pair"),
     ({"train": [[0, 1]], "test": [[1, 0]]}, r"the pair \(1, 0\) is in the train and the test set"),
     (
