@@ -105,10 +105,9 @@ def _opened(path: str, job: Job) -> dict[str, object]:
             left[what] = f"not settled: {e}"
             read = replace(job.read, direction="directed") if what == "direction" else replace(job.read, task="link")
             job = job.model_copy(update={"read": read})
-    if "labels" in left:
-        record = {key: value for key, value in record.items() if key not in OF_LABELS}
     roles = _roles(path, job)
-    if "labels" in left:  # not that of the stand-in by which they are left out
+    if "labels" in left:  # not those of the stand-in by which they are left out
+        record = {key: value for key, value in record.items() if key not in OF_LABELS}
         roles = {k: v.replace("(the task is link)", "(the labels are not settled)") for k, v in roles.items()}
     return record | left | roles
 

@@ -37,7 +37,7 @@ def reading(path: object, expected: str = "", seen: str = "cannot be read") -> I
 def in_utf8(path: object, error: Exception) -> str:
     """A command that writes a file of text in UTF-8, if an error says that it is not; else empty."""
     is_text = isinstance(error, UnicodeDecodeError) or "UTF8" in str(error)
-    if not (is_text and isinstance(path, Path)) or path.suffix.lower() not in (".csv", ".tsv", ".txt", ".edges"):
+    if not (is_text and isinstance(path, Path) and path.suffix.lower() in (".csv", ".tsv", ".txt", ".edges", ".net")):
         return ""
     with path.open("rb") as file:
         begin, name = file.read(2), shlex.quote(str(path))

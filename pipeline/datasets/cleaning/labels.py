@@ -8,7 +8,7 @@ import numpy as np
 
 from ....storage.array_kinds import Float32Array, IdArray, Mask
 from ....storage.dataset import MATRIX_TASKS, Dataset, Task, counted_outputs, is_labelled
-from ....storage.errors import InputError
+from ....storage.errors import InputError, NoLabelsError
 from ....storage.plural import are, counted, were
 from .class_names import Numbered, numbered_text, without_ignored
 from .options import ReadOptions
@@ -119,13 +119,15 @@ def clean_labels(
 
 
 def _check_classes(y: IdArray, options: ReadOptions, notes: list[str], unit: str) -> None:
-    """Note that all labels are of one class. Raises InputError for labels of which nearly each is another."""
+    """Note that all labels are of one class. Raises InputError for labels of which nearly each is another:
+    NoLabelsError for those of nodes."""
     used, found = np.count_nonzero(np.bincount(y[y >= 0])), int((y >= 0).sum())
     if options.task is None and found >= FEWEST_NAMES and used >= NAMES_SHARE * found:
-        raise InputError(
+        kind, link = (NoLabelsError, "task=link to predict edges, ") if unit == "node" else (InputError, "")
+        raise kind(
             f"the labels of {found} {unit}s are {used} classes, so they are names or ids, and nothing could be learnt; "
-            "set label_columns to the column of the class, task=regression if they are targets, or task=multiclass to "
-            "read them all the same"
+            f"set label_columns=COLUMN for that of the class, {link}task=regression if they are targets, or "
+            "task=multiclass to read them all the same"
         )
     if used == 1:
         notes.append(f"All labelled {unit}s are of one class, so every prediction is right, and nothing is learnt.")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy.typing as npt
 
 from ....storage.dataset import Task
-from ....storage.errors import InputError
+from ....storage.errors import InputError, UnsettledError
 from ....storage.node_names import NodeNames
 from ....storage.typed.graph_types import RelationType
 from .options import Direction
@@ -65,11 +65,12 @@ class Faults(list[InputError]):
 
 
 def refuse(faults: Sequence[InputError]) -> None:
-    """Raise one InputError for all faults, if there are any."""
+    """Raise one InputError for all faults, if there are any: that of the last, the labels', if all are choices."""
     if len(faults) == 1:
         raise faults[0]
     if faults:
-        raise InputError(f"{len(faults)} problems: {'; '.join(f'({i}) {e}' for i, e in enumerate(faults, 1))}")
+        kind = type(faults[-1]) if all(isinstance(e, UnsettledError) for e in faults) else InputError
+        raise kind(f"{len(faults)} problems: {'; '.join(f'({i}) {e}' for i, e in enumerate(faults, 1))}")
 
 
 @dataclass(frozen=True)

@@ -192,7 +192,7 @@ READERS: Registry[Reader] = Registry(
         _of_path("property-graph", _imported("foreign.property_graph.read"), "a folder of Neo4j's or Neptune's CSV"),
         _of_path("dgl", _imported("foreign.declared.read_dgl")),
         _of_path("citations", _imported("foreign.published.read_citations")),
-        replace(_of_path("openke", _read_openke), is_clean=True),
+        replace(_of_path("openke", _read_openke), is_clean=True, takes=("overlapping_splits",)),
         _of_path("mtx", _of_arrays(read_mtx), "", ".mtx", ".mtx.gz", columns=("split",)),
         _of_path("mat", _of_arrays(read_mat), "a .mtx or .mat file", ".mat", columns=("split",)),
         replace(

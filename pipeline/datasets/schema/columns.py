@@ -128,9 +128,9 @@ class Assignment:
         self.roles.setdefault(column, (role, why))
 
     def free(self) -> list[str]:
-        """Columns without a role that no key makes features."""
+        """Columns without a role that no key makes features, nor the format leaves unread."""
         named = () if self.features in (None, ("*",)) else self.features or ()
-        return [n for n in self.names if n not in self.roles and n not in named]
+        return [n for n in self.names if n not in (*self.roles, *named, *self.stated("not read"))]
 
     def stated(self, role: Role) -> list[str]:
         """Columns to which the format itself gives a role."""
@@ -280,7 +280,8 @@ class Assignment:
     def result(self, **found: Any) -> Columns:
         """The columns; those without a role are not read."""
         for n in self.names:
-            self.give(n, "not read", "no key or word gives it a role")
+            why = "the format says so" if self.table.roles.get(n) == "not read" else "no key or word gives it a role"
+            self.give(n, "not read", why)
         return Columns(self.table.title, notes=tuple(self.notes), roles={n: self.roles[n] for n in self.names}, **found)
 
     # -- nodes

@@ -208,7 +208,8 @@ def _add_missing_label(
         spare = few_values(spare, rows)
     named = [n for n in spare if not words.LIKE_LABELS.isdisjoint(words.fold(n).split("_"))]
     likely = (named or (spare if rows is not None else []))[:2]
-    text = no_column(source.path, columns.table, "label", list(columns.roles))
+    shown = [n for n in columns.roles if source.tables[i].roles.get(n) != "not read"]
+    text = no_column(source.path, columns.table, "label", shown)
     text += ": set read.label_columns to the column of the classes or targets, or read.task=link to predict edges"
     if any("label" in head.names for t, head in zip(source.tables, heads) if t.kind == "edges"):
         text += ". Edges have one: set read.labels_of=edges to predict it"
@@ -257,7 +258,7 @@ def target_of(labels: Mapping[str, Sequence[str]], options: "ReadOptions") -> st
         return wanted
     if not labelled:
         columns = ", ".join(options.names("label_columns") or ("label",))
-        raise NoLabelsError(f"no nodes-TYPE has the column {columns}; give the labels of the node type to predict")
+        raise NoLabelsError(f"no nodes-TYPE has the column {columns}; set label_columns=COLUMN and target=TYPE")
     if len(labelled) > 1:
         raise NoLabelsError(f"the node types {', '.join(labelled)} have labels; set target={labelled[0]}, or another")
     return labelled[0]

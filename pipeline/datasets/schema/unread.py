@@ -38,22 +38,22 @@ def unread_ids(
     swept = nodes.swept if nodes.id is None else ()
     candidates = [c for c in (*nodes.unread, *swept) if c and _may_be_ids(kinds.field(c).type)]
     used = _sample(ends) if candidates else []
-    total = sum(map(len, used))
+    total, held = sum(map(len, used)), list[tuple[int, str]]()
     for column in candidates if total else ():
         values = _distinct(rows, column)
         found = 0 if values is None else _found(values, used)
         by_id = _found_by_id(nodes, rows, used) if found else 0
         is_worse = found < by_id or (found == by_id and 2 * found <= total)
-        if found <= FEW * total or is_worse or _is_same(rows, nodes.id, column):
-            continue
-        other = "read.id=none to number them by their rows"
-        if nodes.id is not None:
-            other = f"read.id={nodes.id} to keep that column"
+        if found > FEW * total and not is_worse and not _is_same(rows, nodes.id, column):
+            held.append((found, column))
+    if held:
+        found, column = max(held, key=lambda of: of[0])
+        other = "none to number them by their rows" if nodes.id is None else f"{nodes.id} to keep that column"
         share = "all" if found == total else "most" if 2 * found > total else "more"
         state = "a feature (feature_columns=*)" if column in swept else "not read"
         return column, (
             f"the column '{column}' of {nodes.table} is {state}, but has {share} ids that edges use and hardly a value "
-            f"twice; set read.id={column} to number nodes by it, or {other}"
+            f"twice; set read.id={column} to number nodes by it, or read.id={other}"
         )
     return None
 

@@ -48,6 +48,21 @@ def test_several_node_types_with_labels_are_shown(tmp_path):
     assert "set read.target=" in record["labels"]
 
 
+@pytest.mark.parametrize("sets", [(), ("read.label_columns=Label",), ("read.direction=undirected",)])
+def test_names_in_the_column_of_labels_are_shown(tmp_path, sets):
+    """As Gephi exports a graph: Id and Label of each node."""
+    (tmp_path / "edges.csv").write_text("Source,Target,Weight\n" + "".join(f"{i},{i + 1},2\n" for i in range(19)))
+    (tmp_path / "nodes.csv").write_text("Id,Label\n" + "".join(f"{i},Person {i}\n" for i in range(20)))
+    table = {"read": dict(each.removeprefix("read.").split("=") for each in sets)}
+    record = describe(str(tmp_path), None, resolve(table) if sets else None)
+    assert record["nodes"] == 20 and record["edge weights"]
+    assert record["edges"] == (38 if "read.direction=undirected" in sets else 19)
+    assert "they are names or ids" in record["labels"] and "read.task=link" in record["labels"]
+    assert ("direction" in record) == ("read.direction=undirected" not in sets) and "classes" not in record
+    with pytest.raises(InputError, match="they are names or ids"):
+        mr.open_dataset(tmp_path)
+
+
 def test_arrays_without_labels_are_shown(tmp_path):
     np.savez(tmp_path / "a.npz", edge_index=np.array([[0, 1], [1, 2]]))
     record = describe(str(tmp_path / "a.npz"), None)

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from .....storage.errors import NOT_READABLE, InputError, MissingExtraError, first_line, install
-from ...cleaning.arrow import reading
+from ...cleaning.arrow import in_utf8, reading
 from ...cleaning.node_ids import in_one_kind
 from ...cleaning.raw import Hint
 from ...schema.source import GraphTables, Request, Role, SourceTable
@@ -34,9 +34,8 @@ def read_network(path: Path, request: Request) -> GraphTables:
     """The tables of a file of JSON, or of one that NetworkX reads. Nodes are called as NetworkX calls them: in GML and
     Pajek by their labels, if these differ. Raises MissingExtraError: NetworkX is not installed; InputError: the file is
     damaged, or holds several graphs."""
-    name = request.called(path)
     if path.name.lower().endswith(JSON):
-        return read_json(path, name)
+        return read_json(path, request.called(path))
     try:
         import networkx as nx
     except ImportError:
@@ -55,25 +54,26 @@ def read_network(path: Path, request: Request) -> GraphTables:
             graph = nx.read_multiline_adjlist(path, create_using=nx.MultiDiGraph)
         if not hasattr(graph, "nodes"):
             raise InputError(f"it holds {len(graph)} graphs; expected one")
-        nodes = {node: dict(attributes) for node, attributes in graph.nodes(data=True)}
+        nodes = {} if reader == "read_edgelist" else {node: dict(of) for node, of in graph.nodes(data=True)}
         edges = [(source, target, dict(attributes)) for source, target, attributes in graph.edges(data=True)]
     except Exception as e:  # damage makes NetworkX's parsers raise errors of many kinds
         if isinstance(e, PermissionError):
             raise InputError(f"{path}: {NOT_READABLE}") from e
         said = f"{path} cannot be read by networkx.{reader} ({first_line(e)[:200]})"
-        raise InputError(f"{said}; expected a {reader.removeprefix('read_')} file") from e
-    way = "directed" if graph.is_directed() else "undirected"
-    hint = None if kind else Hint(way, f"the graph in {path.name} is")
-    return graph_tables(name, path, {} if reader == "read_edgelist" else nodes, edges, hint, DISPLAY.get(reader, ()))
+        raise InputError(f"{said}; {in_utf8(path, e) or f'expected a {reader[5:]} file'}") from e
+    hint = None if kind else Hint("directed" if graph.is_directed() else "undirected", f"the graph in {path.name} is")
+    return graph_tables(request.called(path), path, nodes, edges, hint, DISPLAY.get(reader, ()))
 
 
 def _read_gml(nx: Any, path: Path) -> Any:
+    """A GML file, in which edges may repeat, as in Adamic's polblogs, without a word on it."""
+    data = re.sub(rb"(?m)^(\s*graph\s*\[)", rb"\1 multigraph 1 ", _bytes_of(path), count=1)
     try:
-        return nx.read_gml(path)
+        return nx.read_gml(io.BytesIO(data))
     except nx.NetworkXError as e:
         if "label" not in str(e):
             raise
-    return nx.read_gml(path, label="id")  # labels are missing, or are not distinct
+    return nx.read_gml(io.BytesIO(data), label="id")  # labels are missing, or are not distinct
 
 
 def _bytes_of(path: Path) -> bytes:

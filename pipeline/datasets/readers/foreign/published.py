@@ -59,10 +59,8 @@ def openke_triples(folder: Path) -> dict[str, npt.NDArray[np.object_]]:
     """Triples [n, 3] of names, head, relation and tail, by set. OpenKE's files have head, tail and relation by number.
     Raises InputError: a file is cut off, or a number has no name."""
     entity, relation = (_names(folder / f"{what}2id.txt") for what in ("entity", "relation"))
-    found = {}
-    for part, file in SETS.items():
-        if not (path := folder / file).exists():
-            continue
+    found, paths = {}, {part: path for part, file in SETS.items() if (path := folder / file).exists()}
+    for part, path in paths.items():
         with reading(path, TRIPLES):
             claimed = int(path.open().readline())
             rows = np.loadtxt(path, np.int64, skiprows=1, ndmin=2).reshape(-1, 3)

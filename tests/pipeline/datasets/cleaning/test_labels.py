@@ -139,7 +139,7 @@ def test_names_are_no_classes():
     with pytest.raises(InputError, match="the labels of 40 nodes are 40 classes, so they are names or ids"):
         settled_labels(GivenLabels(names), ReadOptions(), [])
     nearly = np.array([f"Person {max(i, 2)}" for i in range(40)])
-    with pytest.raises(InputError, match="set label_columns to the column of the class"):
+    with pytest.raises(InputError, match="set label_columns=COLUMN for that of the class, task=link to predict edges"):
         settled_labels(GivenLabels(nearly), ReadOptions(), [])
     with pytest.raises(InputError, match="task=regression if they are targets"):
         settled_labels(GivenLabels(np.arange(40)), ReadOptions(), [])

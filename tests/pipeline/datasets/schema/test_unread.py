@@ -59,6 +59,14 @@ def test_two_columns_of_ids(tmp_path):
     refused(write(tmp_path / "g", nodes), r"the column 'new_no' .* set read\.id=new_no .*, or read\.id=id to keep")
 
 
+def test_of_columns_with_ids_the_one_with_most_is_proposed(tmp_path):
+    nodes = "id,views,new_no,age,label\n10,1,2,30,a\n11,7,0,41,b\n12,0,1,52,a\n13,8,3,63,b\n"
+    refused(
+        write(tmp_path / "g", nodes),
+        r"the column 'new_no' of nodes is not read, but has all ids .* set read\.id=new_no",
+    )
+
+
 def test_what_says_the_same_as_the_ids_or_repeats_is_left(tmp_path):
     rows = "key,age,label\n0,30,a\n1,41,b\n2,52,a\n3,63,b\n"
     same(write(tmp_path / "rows", rows), tmp_path, mr.ReadOptions(**DIRECTED), split="fraction:0.5,0.2")

@@ -120,6 +120,28 @@ def test_labels_of_gml_are_names(tmp_path, distinct):
     assert names_of(dataset) == (["a", "b", "c"] if distinct else ["0", "1", "2"])
 
 
+@pytest.mark.parametrize("is_directed", [True, False])
+def test_edges_of_gml_may_repeat_without_a_word_on_it(tmp_path, is_directed):
+    nodes = " ".join(f'node [ id {i} label "{"abc"[i]}" ]' for i in range(3))
+    edges = " ".join(f"edge [ source {a} target {b} ]" for a, b in ((0, 1), (1, 2), (0, 1)))
+    (tmp_path / "g.gml").write_text(f'Creator "graph [ x"\ngraph\n[\n directed {int(is_directed)} {nodes} {edges} ]')
+    options = mr.ReadOptions(task="link")
+    dataset = mr.open_dataset(tmp_path / "g.gml", options=options, split="fraction:1,0")
+    back = [] if is_directed else [("b", "a"), ("c", "b")]
+    assert edges_of(dataset) == sorted([("a", "b"), ("b", "c"), *back])
+    assert "1 duplicate edge was merged." in dataset.notes
+
+
+def test_labels_of_gexf_are_no_classes(tmp_path):
+    graph = nx.path_graph(12)
+    nx.set_node_attributes(graph, {v: "xy"[v % 2] for v in graph}, "label")
+    nx.write_gexf(graph, tmp_path / "g.gexf")
+    with pytest.raises(mr.InputError, match=r"nodes has no column 'label'; it holds id: set read\.label_columns"):
+        mr.open_dataset(tmp_path / "g.gexf")
+    named = mr.open_dataset(tmp_path / "g.gexf", options=mr.ReadOptions(label_columns="label"))
+    assert named.class_names == ("x", "y")
+
+
 JSON = {
     "networkx": nx.node_link_data(_graph(), edges="links"),
     "edges": nx.node_link_data(_graph(), edges="edges"),

@@ -48,6 +48,11 @@ def test_neptune(tmp_path):
     assert dataset.class_names == ("NA", "x")  # text, no missing value
 
 
+def test_types_are_no_classes(tmp_path):
+    with pytest.raises(mr.InputError, match="no nodes-TYPE has the column label; set label_columns=COLUMN and target="):
+        mr.open_dataset(_written(tmp_path, NEPTUNE))
+
+
 @pytest.mark.parametrize("numbers", [True, False])
 def test_one_label_and_type_are_a_plain_graph(tmp_path, numbers):
     a, b = ("10", "20") if numbers else ("ann", "bob")

@@ -84,6 +84,14 @@ def test_openke(tmp_path):
     np.testing.assert_array_equal(dataset.pair_table, plain.pair_table)
 
 
+def test_a_pair_of_openke_in_two_sets_is_left_in_the_first_where_that_is_asked(tmp_path):
+    folder = _openke(tmp_path, test="2\n2 0 1\n1 3 1\n")
+    with pytest.raises(mr.InputError, match="set overlapping_splits=first"):
+        mr.open_dataset(folder)
+    dataset = mr.open_dataset(folder, options=mr.ReadOptions(overlapping_splits="first"))
+    assert (len(dataset.split.val), len(dataset.split.test)) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
