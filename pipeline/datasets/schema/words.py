@@ -38,7 +38,7 @@ _PART_OF = {word: part for part, words in PARTS.items() for word in words}
 _SHORT = {"tr": "train", "trn": "train", "fit": "train", "va": "val", "vl": "val", "te": "test", "tst": "test"}
 _SHORT |= {"holdout": "test", "hold_out": "test", "held_out": "test", "heldout": "test"}
 _ENDS = (
-    (("src", "source"), ("dst", "dest", "destination", "target")),
+    (("src", "source", "origin"), ("dst", "dest", "destination", "target", "tgt")),
     (("from",), ("to",)),
     (("start",), ("end",)),
     (("head",), ("tail",)),
@@ -47,6 +47,7 @@ _ENDS = (
     (("u",), ("v",)),
     (("node1", "node_1", "id1", "id_1"), ("node2", "node_2", "id2", "id_2")),
 )
+_KIND = re.compile(r"([a-z_]{3,}?)(?:_(?:id|idx|index))?")
 _BEHIND = re.compile(r"(?:_(?:node|vertex))?(?:_(?:id|ids|idx|index|key|name))?")
 
 
@@ -119,11 +120,11 @@ def likely_ends(names: Sequence[str]) -> list[str]:
 
 
 def kinds_of_ends(ends: Sequence[str]) -> list[str]:
-    """Two kinds of nodes that the names of two columns of ends tell, such as ``user`` and ``movie``; else none."""
-    kinds = [
-        m[1] for n in ends if end_words([n]) == ([], []) and (m := re.fullmatch(r"(.+)_(?:id|idx|index)", fold(n)))
-    ]
-    return kinds if len({*kinds}) == 2 else []
+    """Two kinds of nodes that the names of two columns of ends tell, such as ``user`` and ``movie``; else none, as for
+    ``from_user`` and ``to_user``, which share a word."""
+    found = [_KIND.fullmatch(fold(n)) for n in ends if end_words([n]) == ([], [])]
+    kinds = [m[1] for m in found if m]
+    return kinds if len(kinds) == 2 and {*kinds[0].split("_")}.isdisjoint(kinds[1].split("_")) else []
 
 
 def _called(names: Sequence[str], words: Sequence[str]) -> Iterator[tuple[str, str]]:

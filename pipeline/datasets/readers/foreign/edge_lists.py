@@ -104,11 +104,11 @@ def layout_of(path: Path) -> Layout:
         or any(all(map(NUMBER.fullmatch, row[:2])) for row in split[1:])
         or any(all(map(NUMBER.fullmatch, column[1:])) for column in named if split[1:])
     )
-    names = tuple(first) if has_header else _named_in(comments, width)
+    # A header that calls two columns alike names none.
+    names = tuple(first) if has_header and len({*first}) == width else _named_in(comments, width)
     konect = next((found for line in comments if (found := _KONECT.match(line))), None)
-    hint = _hint_of(comments, konect)
     bipartite = konect is not None and konect[1] == "bip"
-    return Layout(separator, width, names, has_header, hint, bipartite, konect=konect is not None)
+    return Layout(separator, width, names, has_header, _hint_of(comments, konect), bipartite, konect=konect is not None)
 
 
 def _plain(name: str) -> str:

@@ -47,7 +47,8 @@ def read_network(path: Path, request: Request) -> GraphTables:
         if reader == "read_pajek":  # NetworkX takes the lines of all further sections for edges of the first
             sections = {*re.findall(rb"(?m)^\s*[*](?!network|vertices)(\w+(?:\s*:\d+)?)", _bytes_of(path).lower())}
             if len(sections) > 1 or not all(re.match(rb"(?:arcs|edges|matrix)\b", name) for name in sections):
-                raise InputError(f"it has *{', *'.join(sorted(map(bytes.decode, sections)))}; expected *Arcs alone")
+                told = ", *".join(sorted(map(bytes.decode, sections)))
+                raise InputError(f"it has *{told}; expected *Arcs alone: Pajek's Transform, Edges -> Arcs, makes them")
         own = {"read_gml": _read_gml, "read_gexf": _read_gexf}.get(reader)
         graph: Any = getattr(nx, reader)(path, **kind) if own is None else own(nx, path)
         if reader == "read_adjlist" and any("{" in node for node in graph):
@@ -137,8 +138,7 @@ def _table(path: Path, fixed: Mapping[str, list[Any]], rows: list[Mapping[str, A
 def read_json(path: Path, name: str) -> GraphTables:
     """The tables of a JSON file of nodes and links, as NetworkX, D3, Cytoscape, Graphology and the JSON Graph Format
     write them. Raises InputError: it is no JSON, or holds no nodes and links."""
-    expected = "an object with nodes and links"
-    with reading(path, expected, "is no JSON"):
+    with reading(path, "an object with nodes and links", "is no JSON"):
         record: Any = json.loads(_bytes_of(path))
     if is_graphstorm(record):
         return read_graphstorm(record, path, name)

@@ -53,6 +53,8 @@ def test_an_id_of_the_node_type():
         (["source", "source_id", "target_id"], [("source_id", "target_id")]),
         (["source", "target", "source_id", "target_id"], [("source", "target"), ("source_id", "target_id")]),
         (["src", "to"], [("src", "to")]),
+        (["src", "tgt"], [("src", "tgt")]),
+        (["origin", "destination", "count"], [("origin", "destination")]),
         (["subject", "predicate", "object"], [("subject", "object")]),
         (["src", "dst", "source", "target"], [("src", "dst")]),
         (["ann", "bob"], []),
@@ -100,3 +102,21 @@ def test_labels_and_features():
     assert words.numbered_features(["x10", "x2", "feature_1", "x"]) == ("feature_1", "x2", "x10")
     assert words.is_text_first("accountId", "nodes") and not words.is_text_first("age", "nodes")
     assert words.is_text_first("toNode", "edges") and not words.is_text_first("weight", "edges")
+
+
+@pytest.mark.parametrize(
+    ("ends", "kinds"),
+    [
+        ("user item", "user item"),
+        ("userId movie_id", "user movie"),
+        ("userID artistID", "user artist"),
+        ("source target", ""),
+        ("origin destination", ""),
+        ("from-person to-person", ""),
+        ("from_user_id to_user_id", ""),
+        ("person1 person2", ""),
+        ("a b", ""),
+    ],
+)
+def test_kinds_of_ends(ends, kinds):
+    assert words.kinds_of_ends(ends.split()) == kinds.split()

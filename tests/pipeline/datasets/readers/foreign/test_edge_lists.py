@@ -189,3 +189,11 @@ def test_any_numbers(tmp_path_factory, pairs, separator, comment):
     path.write_text(_text(pairs, separator, comment))
     (edges,) = edge_list(path).edges
     assert [tuple(row.values()) for row in edges.rows.to_pylist()] == pairs
+
+
+@pytest.mark.parametrize("header", ["node_id node_id weight", "src dst dst"])
+def test_a_header_that_calls_two_columns_alike_names_none(tmp_path, header):
+    (tmp_path / "g.txt").write_text("\t".join(header.split()) + "\n7\t9\t2\n9\t11\t3\n")
+    options = mr.ReadOptions(task="link", direction="directed")
+    dataset = mr.open_dataset(tmp_path / "g.txt", options=options, split="fraction:1,0")
+    assert dataset.num_nodes == 3 and dataset.graph.edge_weight.tolist() == [2, 3]

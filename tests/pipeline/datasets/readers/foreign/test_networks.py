@@ -78,7 +78,7 @@ def test_sections_of_pajek(tmp_path, more):
     dataset = mr.open_dataset(tmp_path / "g.net", options=mr.ReadOptions(task="link"), split="fraction:1,0")
     assert edges_of(dataset) == [("a", "b"), ("b", "c")]
     (tmp_path / "g.net").write_text(text + more)
-    with pytest.raises(mr.InputError, match=r"it has \*arcs, \*\w+( :2)?; expected \*Arcs alone"):
+    with pytest.raises(mr.InputError, match=r"it has \*arcs, \*\w+( :2)?; expected \*Arcs alone: Pajek's Transform"):
         mr.open_dataset(tmp_path / "g.net", options=mr.ReadOptions(task="link"))
 
 
@@ -186,7 +186,10 @@ def test_json(tmp_path, form):
 
 BAD = {
     "no json": ("{", "is no JSON"),
-    "list": ("[1]", "is no graph: expected an object with lists of nodes and links, as objects; it holds a list"),
+    "list": (
+        "[1]",
+        "is no graph: expected an object with lists of nodes and links, as objects; it holds a list",
+    ),
     "other": ('{"a": 1}', "it holds a"),
     "no ids": ('{"nodes": [{}, {}], "links": [{"source": "a", "target": "b"}]}', "nodes have no id"),
     "twice": ('{"nodes": [{"id": 1}, {"id": 1}], "links": []}', "two nodes are called '?1"),
