@@ -12,7 +12,7 @@ from .array_kinds import FloatArray, IdArray, IntArray
 from .errors import InputError, StoreError, first_line
 from .ledger import Ledger
 from .store.narrow import FeatureDtype, row_width, stored_dtype, stored_width, widen
-from .store.npy import advise
+from .store.npy import advise, mapped_file
 from .store.regular import opened_file
 from .store.row_file import Reads, RowFile
 from .store.store import Store, open_store, write_store
@@ -84,7 +84,7 @@ class MappedFeatures(ArrayFeatures):
     def __init__(self, path: Path, narrow: bool = False) -> None:
         try:
             opened_file(path).close()
-            rows = np.load(path, mmap_mode="r", allow_pickle=False)
+            rows = mapped_file(path)
         except FileNotFoundError:
             raise InputError(f"{path} does not exist; expected an .npy file of features [V, F]") from None
         except Exception as e:  # for a damaged header, NumPy passes on whatever Python's parser raises
@@ -93,7 +93,7 @@ class MappedFeatures(ArrayFeatures):
         self.path = Path(path)
         advise(rows, mmap.MADV_RANDOM)
         row_bytes = rows.itemsize * rows.shape[1] if rows.flags.c_contiguous else 0
-        self._file = RowFile(self.path, int(getattr(rows, "offset", 0)), row_bytes, len(rows))
+        self._file = RowFile(self.path, rows.offset, row_bytes, len(rows))
 
     @property
     def reads(self) -> Reads:

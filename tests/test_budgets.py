@@ -68,7 +68,9 @@ BUDGETS: dict[str, float] = {
     # Runs of several epochs were killed in 1 and 2 GiB: waiting minibatches take an eighth of what is left, a graph
     # without room lies in a file if a disk has room for it, and rows ahead take no more than there is: 28. So were
     # runs on 20 GB of features in 1 GiB: labels lie in a file too, and degrees are not held three times: 7.
-    "lines_code": 64_504,
+    # Rows larger than the machine's memory ended in ENOMEM where they were mapped, and maps of stores compiled kernels
+    # of their own: 20.
+    "lines_code": 64_524,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 33.4,
     "none_checks_of_types": 5,
@@ -76,7 +78,7 @@ BUDGETS: dict[str, float] = {
     "functions_over_6_params": 42,
     "isinstance_on_policies": 10,
     "see_only_docstrings": 0,
-    "any_annotations": 1589,
+    "any_annotations": 1586,
     "optional_arguments": 789,
     "hasattr": 44,
     "calls_over_6_positional": 0,

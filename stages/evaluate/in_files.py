@@ -24,7 +24,7 @@ from ...storage.graph import Graph, index_dtype, row_ranges
 from ...storage.lazy_dataset import LazyGraph
 from ...storage.optional import present, when_present
 from ...storage.store.bytes_left import fits_in_memory
-from ...storage.store.npy import HEADER_BYTES, make_npy, put_npy
+from ...storage.store.npy import HEADER_BYTES, make_npy, mapped_file, put_npy
 from ...storage.store.row_file import RowFile
 from ...storage.typed.graph_types import SINGLE, GraphTypes
 from ..memory.arena import give_back
@@ -313,9 +313,9 @@ def _write(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike, pieces: Ite
 
 
 def _mapped(path: Path) -> AnyArray:
-    """An ``.npy`` file's array, read when it is used. Copy-on-write: what is written to it stays in this process."""
+    """An ``.npy`` file's array, read when it is used."""
     try:
-        return np.asarray(np.load(path, mmap_mode="c"))
+        return np.asarray(mapped_file(path))
     except ValueError:
         return np.load(path)  # nothing can be mapped of an empty array
 

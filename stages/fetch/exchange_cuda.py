@@ -157,7 +157,7 @@ class UnitsOnDevice(Units):
         """Start fetching the rows of its minibatches."""
         start = time.perf_counter()
         with torch.cuda.stream(self._stream):
-            bulks = {key: to_resident(m, self._device, positions=True) for key, m in unit.minibatches.items()}
+            bulks = {key: to_resident(m, self._device) for key, m in unit.minibatches.items()}
             ids, positions = self._united(bulks)
             got, edges, done = self._owned.collect(ids), None, None
             if self._of_edges is not None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...storage.array_kinds import IdArray
 from ...storage.features import FeatureStore, in_place
 from ...storage.graph import Graph
 from ...storage.minibatch import MiniBatch
@@ -128,7 +129,7 @@ class DeviceRows(RowSource):
         wait_for_copies(device)
 
     def take(self, work: MiniBatch) -> Taken:
-        bulk, q = to_resident(work, self._to, positions=True)
+        bulk, q = to_resident(work, self._to)
         bulk.await_here()
         nodes = bulk.nodes_of(q)
         h = LazyRows(self._base, nodes) if self._near else self._gather_rows(bulk, q)
@@ -197,13 +198,12 @@ def device_edges(placement: Placement, rows: Callable[[Tensor], Tensor] | None) 
     return EdgesOnDevice(placement.graph.types, relations, rows, placement.weights_of)
 
 
-def to_resident(work: MiniBatch, device: torch.device, positions: bool = False) -> tuple[ResidentBulk, int]:
-    """The minibatch on the device: a bulk, and its position there. A minibatch sampled on the host is copied, with the
-    positions of its edges if they are needed."""
+def to_resident(work: MiniBatch, device: torch.device) -> tuple[ResidentBulk, int]:
+    """The minibatch on the device: a bulk, and its position there. A minibatch sampled on the host is copied."""
     if isinstance(work, ResidentMiniBatch):
         return work.bulk, work.q
 
-    def count(n: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def count(n: int) -> IdArray:
         return np.array([n], np.int64)
 
     blocks = work.blocks[::-1]  # nearest the seeds first
@@ -212,7 +212,7 @@ def to_resident(work: MiniBatch, device: torch.device, positions: bool = False) 
         DeviceList(
             to_device(b.indptr.astype(np.int32, copy=False), device),
             to_device(b.indices, device),
-            to_device(b.edge_id.astype(np.int64, copy=False), device) if positions and b.edge_id is not None else None,
+            to_device(b.edge_id.astype(np.int64, copy=False), device) if b.edge_id is not None else None,
             count(b.num_dst),
             count(b.num_edges),
             weight=None if b.weight is None else to_device(b.weight, device),

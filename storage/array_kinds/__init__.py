@@ -7,6 +7,8 @@ import numpy.typing as npt
 
 AnyArray = npt.NDArray[Any]
 FloatArray = npt.NDArray[np.floating]
+FileArray = np.memmap[Any, Any]
+"""A map of a file."""
 Float32Array = npt.NDArray[np.float32]
 Float64Array = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.int64]

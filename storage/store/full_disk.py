@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..array_kinds import FileArray
 from ..errors import RunError
 from .own_files import new_file
 
@@ -67,7 +67,7 @@ def whole_file(path: Path) -> Iterator[Path]:
         aside.unlink(missing_ok=True)
 
 
-def new_npy(path: Path, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> np.memmap[Any, Any]:
+def new_npy(path: Path, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> FileArray:
     """A new ``.npy`` file as a map to write to.
 
     Raises:

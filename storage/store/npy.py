@@ -5,16 +5,18 @@ The manifest's entry of such an array says ``"npy": true``; its file is ``NAME.n
 
 import io
 import mmap
+import platform
 import struct
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ..array_kinds import AnyArray, ValueArray
+from ..array_kinds import AnyArray, FileArray, ValueArray
 from ..errors import StoreError
 from .regular import opened_file
 from .row_file import RowFile
@@ -22,6 +24,9 @@ from .row_file import RowFile
 HEADER_BYTES = 4096
 PIECE_BYTES = 16 << 20
 """About this much is copied at a time."""
+NORESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") else 0
+"""``MAP_NORESERVE``, which Python has no name for before 3.13: Linux else takes a file larger than the machine's memory
+for a claim to that much of it."""
 
 
 def npy_header(dtype: npt.DTypeLike, shape: tuple[int, ...]) -> bytes:
@@ -84,7 +89,7 @@ def advise(array: AnyArray, how: int) -> None:
 
 
 def _map_of(array: ValueArray) -> mmap.mmap | None:
-    base: Any = array
+    base: object = array
     while isinstance(base, np.ndarray):
         base = base.base
     return base if isinstance(base, mmap.mmap) else None
@@ -110,8 +115,34 @@ def row_pieces(shape: tuple[int, ...], itemsize: int) -> Iterator[slice]:
         yield slice(first, min(first + step, shape[0]))
 
 
+def mapped(
+    path: Path | BinaryIO, dtype: npt.DTypeLike, shape: tuple[int, ...], first: int = 0, order: Literal["C", "F"] = "C"
+) -> FileArray:
+    """The numbers of a file from byte `first` on, which the system pages in as they are touched, once for all
+    processes. What is written to them stays in this process, as in memory: kernels and torch take them as such.
+
+    Raises:
+        OSError: the limit of address space is below the file's size, or its file system does not map files.
+    """
+    begin = max(0, first - 1) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY  # an empty map is an error
+    size = first - begin + np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
+    with open(path, "rb") if isinstance(path, Path) else nullcontext(path) as file:
+        flags, access = mmap.MAP_PRIVATE | NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+        pages = mmap.mmap(file.fileno(), size, flags, access, offset=begin)
+    new: Any = np.ndarray.__new__
+    found = new(np.memmap, shape, dtype, pages, first - begin, order=order)
+    found.filename, found.offset = path if isinstance(path, Path) else None, first  # for `file_of`
+    return found
+
+
+def mapped_file(path: Path) -> FileArray:
+    """The array of any ``.npy`` file, see `mapped`. Raises ValueError or OSError: it is none, or is empty."""
+    seen = np.load(path, mmap_mode="r", allow_pickle=False)
+    return mapped(path, seen.dtype, seen.shape, seen.offset, "C" if seen.flags.c_contiguous else "F")
+
+
 def mapped_npy(folder: Path, name: str, entry: Mapping[str, Any]) -> AnyArray:
-    """The array of a file, read-only: the operating system pages it in as it is touched, once for all processes.
+    """The array of a file, see `mapped`.
 
     Raises:
         StoreError: the file is missing, or not as the manifest's entry says.
@@ -132,7 +163,7 @@ def mapped_npy(folder: Path, name: str, entry: Mapping[str, Any]) -> AnyArray:
     if wanted == first:
         return np.empty(shape, dtype)
     try:
-        return np.memmap(file, dtype, "r", first, shape).view(np.ndarray)
+        return mapped(file, dtype, shape, first).view(np.ndarray)
     except OSError as e:
         raise StoreError(
             f"{file} cannot be mapped ({e.strerror}): the limit of address space (ulimit -v) is below its size, or its "

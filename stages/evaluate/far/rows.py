@@ -14,6 +14,7 @@ from torch import Tensor
 from ....storage.array_kinds import AnyArray, IntArray, ValueArray
 from ....storage.errors import RunError
 from ....storage.store.bytes_left import fits_in_memory
+from ....storage.store.npy import mapped
 from ....storage.store.row_file import RowFile
 from ...comm.base import Group
 
@@ -158,8 +159,7 @@ class HostSink:
             return self.array
         with self.file as file:
             self._written(file.flush)
-            # Copy-on-write, since torch warns of arrays that cannot be written to.
-            return np.asarray(np.memmap(file, self.dtype, "c", shape=self.shape))
+            return np.asarray(mapped(file, self.dtype, self.shape))
 
 
 class StoredRows:

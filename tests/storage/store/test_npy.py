@@ -1,6 +1,8 @@
 """Arrays in files of their own: written in pieces and mapped as they are, and refused when the file is another."""
 
 import errno
+import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -14,8 +16,10 @@ from millrace.storage.store.npy import (
     file_of,
     is_map,
     make_npy,
+    mapped_file,
     mapped_npy,
     npy_bytes,
+    npy_header,
     put_npy,
     row_pieces,
 )
@@ -41,7 +45,9 @@ def test_what_is_written_in_pieces_is_mapped(tmp_path, shape, dtype, monkeypatch
         np.testing.assert_array_equal(store.piece(name, slice(3, 7)), array[3:7])
     assert not is_map(store.read("a"))
     if array.size:
-        assert is_map(found) and is_map(found[:1]) and not found.flags.writeable
+        assert is_map(found) and is_map(found[:1]) and found.flags.writeable
+        found.reshape(-1)[0] += 1
+        np.testing.assert_array_equal(np.load(tmp_path / "a.npy"), array)
         assert found.ctypes.data % 4096 == 0, "rows of a power of two lie in as few pages as they can"
 
 
@@ -85,7 +91,7 @@ def test_another_file_is_refused(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr(np, "memmap", full)
+    monkeypatch.setattr(npy, "mapped", full)
     with pytest.raises(StoreError, match=r"cannot be mapped \(Cannot allocate memory\): .* \(ulimit -v\)"):
         mapped_npy(tmp_path, "a", entry)
 
@@ -103,3 +109,16 @@ def test_the_file_of_a_map_reads_its_rows(tmp_path):
     assert file_of(array) is None
     (tmp_path / "a.npy").unlink()
     assert file_of(mapped) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the machine's memory")
+def test_a_file_larger_than_the_machines_memory_is_mapped(tmp_path):
+    """Where it may be written to, the system otherwise takes it for a claim to that much memory."""
+    rows = 2 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // (8 << 20)
+    with open(tmp_path / "a.npy", "wb") as file:
+        file.write(npy_header(np.int64, (rows, 1 << 20)))
+        file.truncate(npy_bytes(np.int64, (rows, 1 << 20)))  # without blocks on the disk
+    found = mapped_file(tmp_path / "a.npy")
+    found[-1, -1] = 1
+    assert found.shape == (rows, 1 << 20) and mapped_file(tmp_path / "a.npy")[-1, -1] == 0
+    assert file_of(np.asarray(found)[1:]).first == found.offset + (8 << 20)
