@@ -13,7 +13,6 @@ from .errors import InputError, StoreError, first_line
 from .ledger import Ledger
 from .store.narrow import FeatureDtype, row_width, stored_dtype, stored_width, widen
 from .store.npy import advise, mapped_file
-from .store.regular import opened_file
 from .store.row_file import Reads, RowFile
 from .store.store import Store, open_store, write_store
 
@@ -83,7 +82,6 @@ class MappedFeatures(ArrayFeatures):
 
     def __init__(self, path: Path, narrow: bool = False) -> None:
         try:
-            opened_file(path).close()
             rows = mapped_file(path)
         except FileNotFoundError:
             raise InputError(f"{path} does not exist; expected an .npy file of features [V, F]") from None

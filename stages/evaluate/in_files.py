@@ -314,10 +314,7 @@ def _write(path: Path, shape: tuple[int, ...], dtype: npt.DTypeLike, pieces: Ite
 
 def _mapped(path: Path) -> AnyArray:
     """An ``.npy`` file's array, read when it is used."""
-    try:
-        return np.asarray(mapped_file(path))
-    except ValueError:
-        return np.load(path)  # nothing can be mapped of an empty array
+    return np.asarray(mapped_file(path))
 
 
 def _stored(path: Path) -> ArrayFeatures:

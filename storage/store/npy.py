@@ -24,9 +24,9 @@ from .row_file import RowFile
 HEADER_BYTES = 4096
 PIECE_BYTES = 16 << 20
 """About this much is copied at a time."""
-NORESERVE = 0x4000 if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") else 0
-"""``MAP_NORESERVE``, which Python has no name for before 3.13: Linux else takes a file larger than the machine's memory
-for a claim to that much of it."""
+PRIVATE = mmap.MAP_PRIVATE | (0x4000 if sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64") else 0)
+"""With ``MAP_NORESERVE``, which Python has no name for before 3.13: Linux else takes a file larger than the machine's
+memory for a claim to that much of it."""
 
 
 def npy_header(dtype: npt.DTypeLike, shape: tuple[int, ...]) -> bytes:
@@ -127,8 +127,7 @@ def mapped(
     begin = max(0, first - 1) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY  # an empty map is an error
     size = first - begin + np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
     with open(path, "rb") if isinstance(path, Path) else nullcontext(path) as file:
-        flags, access = mmap.MAP_PRIVATE | NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
-        pages = mmap.mmap(file.fileno(), size, flags, access, offset=begin)
+        pages = mmap.mmap(file.fileno(), size, PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE, offset=begin)
     new: Any = np.ndarray.__new__
     found = new(np.memmap, shape, dtype, pages, first - begin, order=order)
     found.filename, found.offset = path if isinstance(path, Path) else None, first  # for `file_of`
@@ -136,9 +135,11 @@ def mapped(
 
 
 def mapped_file(path: Path) -> FileArray:
-    """The array of any ``.npy`` file, see `mapped`. Raises ValueError or OSError: it is none, or is empty."""
-    seen = np.load(path, mmap_mode="r", allow_pickle=False)
-    return mapped(path, seen.dtype, seen.shape, seen.offset, "C" if seen.flags.c_contiguous else "F")
+    """The array of an ``.npy`` file of format 1.0, see `mapped`. Raises ValueError or OSError: it is none."""
+    with opened_file(path) as file:
+        if (form := _form(file)) is None:
+            raise ValueError("it does not begin as one")
+        return mapped(path, form[2], form[0], file.tell(), "F" if form[1] else "C")
 
 
 def mapped_npy(folder: Path, name: str, entry: Mapping[str, Any]) -> AnyArray:
@@ -171,7 +172,7 @@ def mapped_npy(folder: Path, name: str, entry: Mapping[str, Any]) -> AnyArray:
         ) from None
 
 
-def _form(file: BinaryIO) -> object:
+def _form(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]] | None:
     """Shape, order and dtype that the header of an ``.npy`` file of format 1.0 tells; None if it is none."""
     try:
         if np.lib.format.read_magic(file) != (1, 0):

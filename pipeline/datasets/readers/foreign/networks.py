@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -44,12 +45,7 @@ def read_network(path: Path, request: Request) -> GraphTables:
     # Edges of a list may repeat, and their direction is not known.
     kind = {"create_using": nx.MultiDiGraph} if reader.endswith("list") else {}
     try:
-        if reader == "read_pajek":  # NetworkX takes the lines of all further sections for edges of the first
-            sections = {*re.findall(rb"(?m)^\s*[*](?!network|vertices)(\w+(?:\s*:\d+)?)", _bytes_of(path).lower())}
-            if len(sections) > 1 or not all(re.match(rb"(?:arcs|edges|matrix)\b", name) for name in sections):
-                told = ", *".join(sorted(map(bytes.decode, sections)))
-                raise InputError(f"it has *{told}; expected *Arcs alone: Pajek's Transform, Edges -> Arcs, makes them")
-        own = {"read_gml": _read_gml, "read_gexf": _read_gexf}.get(reader)
+        own = {"read_gml": _read_gml, "read_gexf": _read_gexf, "read_pajek": _read_pajek}.get(reader)
         graph: Any = getattr(nx, reader)(path, **kind) if own is None else own(nx, path)
         if reader == "read_adjlist" and any("{" in node for node in graph):
             graph = nx.read_multiline_adjlist(path, create_using=nx.MultiDiGraph)
@@ -66,7 +62,20 @@ def read_network(path: Path, request: Request) -> GraphTables:
     return graph_tables(request.called(path), path, nodes, edges, hint, DISPLAY.get(reader, ()))
 
 
-def _read_gml(nx: Any, path: Path) -> Any:
+def _read_pajek(nx: ModuleType, path: Path) -> Any:
+    """A Pajek file with one section of edges that has any: NetworkX takes all further lines for edges of the first."""
+    heading = rb"(?mi)^[ \t]*[*](?!network|vertices)"
+    data = re.sub(heading + rb"[^\r\n]*[\r\n]+(?=\s*(?:[*]|\Z))", b"", _bytes_of(path))
+    if re.search(rb"(?mi)^[ \t]*[*]vertices[ \t]+\d+[ \t]+\d", data):
+        raise InputError("its vertices are of two kinds; expected one: take the second number of *Vertices out")
+    sections = {*re.findall(heading + rb"(\w+(?:\s*:\d+)?)", data.lower())}
+    if len(sections) > 1 or not all(re.match(rb"(?:arcs|edges|matrix)\b", name) for name in sections):
+        told = ", *".join(sorted(map(bytes.decode, sections)))
+        raise InputError(f"it has *{told}; expected *Arcs alone: Pajek's Transform, Edges -> Arcs, makes them")
+    return nx.read_pajek(io.BytesIO(data))
+
+
+def _read_gml(nx: ModuleType, path: Path) -> Any:
     """A GML file, in which edges may repeat, as in Adamic's polblogs, without a word on it."""
     data = re.sub(rb"(?m)^(\s*graph\s*\[)", rb"\1 multigraph 1 ", _bytes_of(path), count=1)
     try:
@@ -82,7 +91,7 @@ def _bytes_of(path: Path) -> bytes:
         return bytes(file.read())
 
 
-def _read_gexf(nx: Any, path: Path) -> Any:
+def _read_gexf(nx: ModuleType, path: Path) -> Any:
     """A GEXF file of any version, with the namespaces of the last one that NetworkX knows, and its format of times."""
     data = re.sub(rb"<graph\b(?![^>]*timeformat)", rb'<graph timeformat="double"', _bytes_of(path), count=1)
     for key, name in ((b"xmlns", b"1.2draft"), (b"xmlns:viz", b"1.2draft/viz")):
