@@ -249,7 +249,7 @@ TYPED = {"model": {"name": "rgcn", "hidden": 8, "layers": 2, "dropout": 0.1}, "e
 @pytest.fixture(scope="module")
 def typed(tmp_path_factory):
     """Pairs of a relation, and the run of processors."""
-    links = mr.link_dataset(mr.open_dataset("hsbm:nodes=60,classes=3,degree=4,features=6"), relation="likes", seed=3)
+    links = mr.link_dataset(mr.open_dataset("hsbm:nodes=40,classes=3,degree=4,features=6"), relation="likes", seed=3)
     return links, trained(links, tmp_path_factory.mktemp("typed") / "run", "cpu", **TYPED)
 
 
@@ -261,24 +261,33 @@ def test_types(typed, tmp_path, options, no_draws_on_the_host):
     assert agree(links, tmp_path, host=host, **TYPED, **options).get("kernel", "cuda") == "cuda"
 
 
-@pytest.mark.parametrize("options", PLACES, ids=str)
-def test_several_relations(tmp_path, options, no_draws_on_the_host):
-    """Decoders have a row for each, negatives are of its types, and rankings are within it."""
-    data = mr.open_dataset("hsbm:nodes=60,classes=3,degree=4,features=6")
+SEVERAL = {**TYPED, "link": {**JOB["link"], "decoder": "complex"}}
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory):
+    """Pairs of two relations, and the run of processors."""
+    data = mr.open_dataset("hsbm:nodes=40,classes=3,degree=4,features=6")
     links = mr.link_dataset(data, relation=["sells", "likes"], seed=3)
-    more = {**TYPED, **options, "link": {**JOB["link"], "decoder": "complex"}, "epochs": 1}
-    host = trained(links, tmp_path / "cpu", "cpu", **more)
+    return links, trained(links, tmp_path_factory.mktemp("several") / "run", "cpu", **SEVERAL)
+
+
+@pytest.mark.parametrize("options", PLACES, ids=str)
+def test_several_relations(several, tmp_path, options, no_draws_on_the_host):
+    """Decoders have a row for each, negatives are of its types, and rankings are within it."""
+    links, host = several
     no_draws_on_the_host()
-    assert agree(links, tmp_path, host=host, **more).get("kernel", "cuda") == "cuda"
+    assert agree(links, tmp_path, host=host, **SEVERAL, **options).get("kernel", "cuda") == "cuda"
     found = mr.load(tmp_path / "cuda").result.per_relation
     assert found.keys() == host[0].per_relation.keys()
     for name, values in found.items():
         assert values == pytest.approx(host[0].per_relation[name], rel=1e-9)
 
 
-def test_links_of_a_relation_by_labor(typed, tmp_path):
+def test_links_of_a_relation_by_labor(tmp_path):
+    links = mr.link_dataset(mr.open_dataset("hsbm:nodes=30,classes=3,degree=4,features=6"), relation="likes", seed=3)
     sampler = {"name": "labor", "fanout": [2, 3]}
-    assert agree(typed[0], tmp_path, **TYPED, sampler=sampler).get("kernel", "cuda") == "cuda"
+    assert agree(links, tmp_path, **TYPED, sampler=sampler).get("kernel", "cuda") == "cuda"
 
 
 @pytest.fixture(scope="module")
