@@ -78,7 +78,7 @@ def test_ranks_own_rows_of_nodes_and_edges(tmp_path: Path, monkeypatch: pytest.M
 def test_samplers(tmp_path: Path, sampler: dict[str, Any], kernel: str) -> None:
     """By default the device draws where it can; minibatches and parameters are those of the host."""
     dataset = typed_dataset(degree=20, edge_features=True)
-    job = {**JOB, "sampler": sampler, "epochs": 2}
+    job = {**JOB, "sampler": sampler}
     here = mr.run(dataset, out=tmp_path / "cpu", verbose=False, config=job)
     there = mr.run(dataset, out=tmp_path / "cuda", verbose=False, config={**job, **THERE})
     # A kernel is recorded unless the device chose its own.
