@@ -65,7 +65,7 @@ def read_network(path: Path, request: Request) -> GraphTables:
 def _read_pajek(nx: ModuleType, path: Path) -> Any:
     """A Pajek file with one section of edges that has any: NetworkX takes all further lines for edges of the first."""
     heading = rb"(?mi)^[ \t]*[*](?!network|vertices)"
-    data = re.sub(heading + rb"[^\r\n]*[\r\n]+(?=\s*(?:[*]|\Z))", b"", _bytes_of(path))
+    data = re.sub(heading + rb"[^\r\n]*(?:[\r\n]+(?=\s*[*])|\s*\Z)", b"", _bytes_of(path))
     if re.search(rb"(?mi)^[ \t]*[*]vertices[ \t]+\d+[ \t]+\d", data):
         raise InputError("its vertices are of two kinds; expected one: take the second number of *Vertices out")
     sections = {*re.findall(heading + rb"(\w+(?:\s*:\d+)?)", data.lower())}
