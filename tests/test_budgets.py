@@ -69,8 +69,8 @@ BUDGETS: dict[str, float] = {
     # without room lies in a file if a disk has room for it, and rows ahead take no more than there is: 28. So were
     # runs on 20 GB of features in 1 GiB: labels lie in a file too, and degrees are not held three times: 7.
     # Rows larger than the machine's memory ended in ENOMEM where they were mapped, and maps of stores compiled kernels
-    # of their own: 22.
-    "lines_code": 64_526,
+    # of their own: 22. Addresses in a file were mapped as Python objects: 2.
+    "lines_code": 64_528,
     # Goal: 35. A ratio: code that goes raises it.
     "none_checks_per_kloc": 33.4,
     "none_checks_of_types": 5,

@@ -65,8 +65,8 @@ class PairTable:
 
     def rows(self, dataset: Dataset) -> PairArray:
         """int64, `nodes`, and where several relations are predicted a third column with the relation's number."""
-        nodes, of = self.nodes(dataset), self.relation if dataset.graph.types.predicts_several else None
-        return nodes if of is None else np.insert(nodes, 2, of[: len(nodes)], axis=1)
+        nodes, several = self.nodes(dataset), dataset.graph.types.predicts_several
+        return np.insert(nodes, 2, self.relation, axis=1) if several and self.relation is not None else nodes
 
     def times(self, graph: Graph) -> NumberArray | None:
         """[n], see `times_like`."""
@@ -318,6 +318,7 @@ def _of_arrays(arrays: Mapping[str, Any], what: str, types: GraphTypes) -> Itera
         raise InputError(f"{what}{alone[0]} is there without {alone[0].removesuffix('_time')}; give both")
     for name in [name for name in arrays if name in SETS]:
         ends, time = host(arrays[name]), when_present(np.asarray, arrays.get(f"{name}_time"))
+        ends = ends if ends.size else np.empty((0, 2), np.int64)  # none may have the form [2, 0]
         yield name, PairTable(f"{what}{name}", ends, np.full(ends.shape[:1], (*types.predicted, 0)[0]), time)
 
 

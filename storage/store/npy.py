@@ -122,8 +122,11 @@ def mapped(
     processes. What is written to them stays in this process, as in memory: kernels and torch take them as such.
 
     Raises:
+        ValueError: they are Python objects, whose addresses a file must not tell, or the file is too short.
         OSError: the limit of address space is below the file's size, or its file system does not map files.
     """
+    if np.dtype(dtype).hasobject:
+        raise ValueError("it holds Python objects; expected numbers")
     begin = max(0, first - 1) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY  # an empty map is an error
     size = first - begin + np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
     with open(path, "rb") if isinstance(path, Path) else nullcontext(path) as file:
@@ -135,10 +138,10 @@ def mapped(
 
 
 def mapped_file(path: Path) -> FileArray:
-    """The array of an ``.npy`` file of format 1.0, see `mapped`. Raises ValueError or OSError: it is none."""
+    """The array of an ``.npy`` file, see `mapped`. Raises ValueError or OSError: it is none."""
     with opened_file(path) as file:
         if (form := _form(file)) is None:
-            raise ValueError("it does not begin as one")
+            raise ValueError("it begins with another header")
         return mapped(path, form[2], form[0], file.tell(), "F" if form[1] else "C")
 
 
@@ -159,7 +162,7 @@ def mapped_npy(folder: Path, name: str, entry: Mapping[str, Any]) -> AnyArray:
     wanted = (first if form else HEADER_BYTES) + dtype.itemsize * int(np.prod(shape, dtype=np.int64))
     if seen != wanted:
         raise StoreError(f"{file} has {seen} bytes; expected {wanted} bytes: make the store again")
-    if form != (shape, False, dtype):
+    if form != (shape, False, dtype) or dtype.hasobject:
         raise StoreError(f"{file} does not begin as an .npy file of {dtype}{list(shape)}; make the store again")
     if wanted == first:
         return np.empty(shape, dtype)
@@ -173,11 +176,10 @@ def mapped_npy(folder: Path, name: str, entry: Mapping[str, Any]) -> AnyArray:
 
 
 def _form(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]] | None:
-    """Shape, order and dtype that the header of an ``.npy`` file of format 1.0 tells; None if it is none."""
+    """Shape, order and dtype that the header of an ``.npy`` file of format 1.0 or 2.0 tells; None if it is none."""
     try:
-        if np.lib.format.read_magic(file) != (1, 0):
-            return None
-        return np.lib.format.read_array_header_1_0(file)
+        is_long = {(1, 0): False, (2, 0): True}[np.lib.format.read_magic(file)]
+        return (np.lib.format.read_array_header_2_0 if is_long else np.lib.format.read_array_header_1_0)(file)
     except OSError:
         raise
     except Exception:  # for a damaged header, NumPy passes on whatever Python's parser raises

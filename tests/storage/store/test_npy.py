@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from millrace.storage.errors import StoreError
+from millrace.storage.features import MappedFeatures
 from millrace.storage.store import npy
 from millrace.storage.store.arrays import write_arrays
 from millrace.storage.store.npy import (
@@ -122,3 +123,25 @@ def test_a_file_larger_than_the_machines_memory_is_mapped(tmp_path):
     found[-1, -1] = 1
     assert found.shape == (rows, 1 << 20) and mapped_file(tmp_path / "a.npy")[-1, -1] == 0
     assert file_of(np.asarray(found)[1:]).first == found.offset + (8 << 20)
+
+
+def test_objects_are_not_mapped(tmp_path):
+    """The file would say where in memory they lie."""
+    header = npy_header(np.uint64, (2,)).replace(b"'<u8'", b"'|O' ")
+    (tmp_path / "a.npy").write_bytes(header + bytes(16))
+    with pytest.raises(ValueError, match="it holds Python objects; expected numbers"):
+        mapped_file(tmp_path / "a.npy")
+    with pytest.raises(StoreError, match=r"does not begin as an \.npy file of object\[2\]"):
+        mapped_npy(tmp_path, "a", {"shape": [2], "dtype": "object"})
+    with pytest.raises(StoreError, match="it holds Python objects"):
+        MappedFeatures(tmp_path / "a.npy", narrow=True)
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_files_of_other_writers_are_mapped(tmp_path, version, order):
+    array = np.arange(12, dtype=np.float32).reshape(4, 3, order=order)
+    with open(tmp_path / "a.npy", "wb") as file:
+        np.lib.format.write_array(file, array, version)
+    np.testing.assert_array_equal(mapped_file(tmp_path / "a.npy"), array)
+    np.testing.assert_array_equal(MappedFeatures(tmp_path / "a.npy").gather(np.array([3, 0])), array[[3, 0]])

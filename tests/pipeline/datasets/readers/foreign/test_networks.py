@@ -200,10 +200,7 @@ def test_json(tmp_path, form):
 
 BAD = {
     "no json": ("{", "is no JSON"),
-    "list": (
-        "[1]",
-        "is no graph: expected an object with lists of nodes and links, as objects; it holds a list",
-    ),
+    "list": ("[1]", "is no graph: expected an object with lists of nodes and links, as objects; it holds a list"),
     "other": ('{"a": 1}', "it holds a"),
     "no ids": ('{"nodes": [{}, {}], "links": [{"source": "a", "target": "b"}]}', "nodes have no id"),
     "twice": ('{"nodes": [{"id": 1}, {"id": 1}], "links": []}', "two nodes are called '?1"),
